@@ -1,0 +1,77 @@
+"""What a sandbox can see: mounts, and those that Python with this course needs."""
+
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What the sandbox sees at ``target``.
+
+    The file or directory ``source``, or a file that holds ``text``, or else an empty directory,
+    in which further mounts may lie. Read only, unless a source is ``writable``: opened by root,
+    the sandbox's user becomes its owner. There is no quota on it.
+    """
+
+    target: str | Path
+    source: str | Path | None = None
+    text: str | None = None
+    writable: bool = False
+
+
+def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> list[Mount]:
+    """Return what this Python, its packages and ``course_lib`` need, and then ``extra``.
+
+    Of the directory that an editable install points to, only the package ``course_lib`` is seen:
+    no assignment, no hidden case, no gradebook.
+
+    Args:
+        masked: modules of ``course_lib``, such as ``"course_lib.sharding"``, that raise
+            ImportError when imported. No compiled copy of them is seen either.
+        extra: further mounts.
+
+    Raises:
+        ValueError: there is no such module to mask.
+    """
+    prefixes = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    prefixes |= {prefix.resolve() for prefix in prefixes}  # bin/python may be a link across
+    mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
+    spec = PathFinder.find_spec("course_lib")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("course_lib is not installed; pip install -e . installs it")
+    package = Path(spec.submodule_search_locations[0]).absolute()
+    if package.parent not in {Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")}:
+        # Hidden by name, because it may lie inside what is mounted above, such as /usr.
+        mounts.append(Mount(package.parent))
+    for name in masked:
+        path = package.parent.joinpath(*name.split("."))
+        if package not in path.parents or not (path.is_dir() or path.with_suffix(".py").is_file()):
+            raise ValueError(f"there is no module {name!r} to mask")
+    return [*mounts, *_package(package, "course_lib", masked), *extra]
+
+
+def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[Mount]:
+    """Mount the package in ``directory``, entry by entry where it holds a masked module.
+
+    A mask bound over a file would come off when the file is replaced outside, as editors do, and
+    ``__pycache__`` holds copies.
+    """
+    if not any(name.startswith(f"{package}.") for name in masked):
+        yield Mount(directory, directory)
+        return
+    yield Mount(directory)
+    for entry in sorted(directory.iterdir()):
+        name = f"{package}.{entry.name.partition('.')[0]}"
+        if name in masked or entry.name == "__pycache__" or entry.name.startswith("."):
+            continue
+        yield from _package(entry, name, masked) if entry.is_dir() else [Mount(entry, entry)]
+    for name in masked:
+        parent, _, module = name.rpartition(".")
+        if parent == package:
+            told = f"{name} is what this assignment asks you to write; it is not available"
+            code = f"raise ImportError({told + ' while grading'!r}, name={name!r})\n"
+            yield Mount(directory / f"{module}.py", text=code)

@@ -1,0 +1,89 @@
+"""What it costs that every operation is recorded: metered ranks beside plain ones.
+
+    python benchmarks/metering.py [--rounds 9] [--write]
+
+Both kinds are measured in turn, round by round, in one process; the ratio is taken within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import Ranks
+
+SIZES = {"4 B": (1, 300), "4 MiB": (1 << 20, 20)}
+"""Name → (float32 elements, all_reduces in a row)."""
+
+
+def seconds_per_all_reduce(elements: int, repeats: int) -> float:
+    """Return the mean time of one all_reduce on this rank, after a warm-up."""
+    tensor = torch.zeros(elements)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(tensor)
+    return (time.perf_counter() - start) / repeats
+
+
+def compare(world_size: int, rounds: int) -> list[str]:
+    """Return one table row per size."""
+    rows = []
+    with (
+        Ranks(world_size, on="cpu") as metered,
+        Ranks(world_size, on="cpu", metered=False) as plain,
+    ):
+        for name, (elements, repeats) in SIZES.items():
+            times: list[tuple[float, float]] = []
+            for _ in range(rounds):
+                with_meter = max(metered.run(seconds_per_all_reduce, elements, repeats))
+                without = max(plain.run(seconds_per_all_reduce, elements, repeats))
+                times.append((with_meter, without))
+            ours, theirs = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
+            ratios = sorted(a / b for a, b in times)
+            rows.append(
+                f"| {world_size} | {name} | {ours:.0f} | {theirs:.0f} | "
+                f"{statistics.median(ratios):.2f} | {ratios[0]:.2f} – {ratios[-1]:.2f} |"
+            )
+    return rows
+
+
+def main() -> None:
+    """Print the table; with ``--write``, also to ``benchmarks/results/metering.md``."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows = [row for world_size in (2, 4) for row in compare(world_size, options.rounds)]
+    text = "\n".join(
+        [
+            "# What metering costs",
+            "",
+            f"One all_reduce over gloo, float32, medians of {options.rounds} interleaved rounds.",
+            f"{os.cpu_count()} cores, torch {torch.__version__}, "
+            f"Python {platform.python_version()}. Made by `python benchmarks/metering.py`.",
+            "",
+            "| K | size | metered (µs) | plain (µs) | ratio | lowest – highest |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+    print(text)
+    if options.write:
+        path = Path(__file__).parent / "results" / "metering.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

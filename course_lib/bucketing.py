@@ -1,0 +1,142 @@
+"""Buckets: which gradients travel together, and in which order.
+
+One all-reduce per parameter pays the latency once per parameter: a deep network of small layers
+spends most of a step on it. One all-reduce for all of them pays it once, but cannot begin before
+the last gradient is there. Buckets lie between: gradients are put one behind the other into flat
+buffers of at most `bucket_cap_mb`, and a buffer leaves as soon as it is complete, while backward
+goes on.
+
+Backward computes gradients from the last layer to the first, so buckets are filled in the *reverse*
+order of the parameters. The first one is small (`first_bucket_mb`): it is what the network waits
+for before there is anything to do. A buffer holds one dtype, on one device, because a collective
+sums numbers of one kind.
+
+`cost_model.best_bucket_bytes` says which size is best where; PyTorch's 25 MiB suits many networks.
+
+S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+MEGABYTE = 1 << 20
+"""Bytes of what PyTorch's arguments call a megabyte: 2²⁰."""
+
+Kind = tuple[torch.dtype, torch.device]
+"""What one flat buffer can hold one of."""
+
+
+def assign_buckets(
+    tensors: Sequence[Tensor],
+    bucket_cap_mb: float = 25,
+    first_bucket_mb: float = 1,
+    order: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Return the buckets, lists of indices of `tensors`, in the order in which they are complete.
+
+    The tensors are taken in `order` (default: from the last to the first). Each goes into the open
+    bucket of its dtype and device; where it would make that larger than its cap, the bucket is
+    closed and a new one opened. The first bucket of each kind has the cap `first_bucket_mb`, if
+    that is smaller. So no bucket exceeds its cap, unless it holds a single tensor that does: cap 0
+    gives each tensor its own. (PyTorch closes a bucket *after* the cap has been passed.)
+
+    Every index of `order` occurs once, and within a bucket the order is kept. A bucket is complete
+    when its last tensor is there; the buckets are sorted by that. Nothing is allocated: only the
+    tensors' sizes, dtypes and devices count.
+
+    Raises ValueError if a cap is negative.
+    """
+    if bucket_cap_mb < 0 or first_bucket_mb < 0:
+        raise ValueError(
+            f"bucket_cap_mb={bucket_cap_mb} and first_bucket_mb={first_bucket_mb} are sizes in "
+            "MiB, 0 or more"
+        )
+    if order is None:
+        order = range(len(tensors) - 1, -1, -1)
+    cap = bucket_cap_mb * MEGABYTE
+    first_cap = min(cap, first_bucket_mb * MEGABYTE)
+    # kind -> (bucket, its bytes, its cap)
+    still_open: dict[Kind, tuple[list[int], int, float]] = {}
+    buckets: list[list[int]] = []
+    for index in order:
+        tensor = tensors[index]
+        kind = (tensor.dtype, tensor.device)
+        nbytes = tensor.numel() * tensor.element_size()
+        bucket, filled, limit = still_open.get(kind, ([], 0, first_cap))
+        if bucket and filled + nbytes > limit:
+            bucket, filled, limit = [], 0, cap
+        if not bucket:
+            buckets.append(bucket)
+        bucket.append(index)
+        still_open[kind] = (bucket, filled + nbytes, limit)
+    when = {index: position for position, index in enumerate(order)}
+    return sorted(buckets, key=lambda bucket: when[bucket[-1]])
+
+
+Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
+"""`allocate(numel, dtype, device)`: a vector, not initialised."""
+
+
+def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a vector of ordinary memory."""
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
+class Bucket:
+    """The tensors of one bucket, and the flat buffer in which they lie one behind the other.
+
+    Attributes:
+        indices: which of the tensors it holds, in the order in which they lie in the buffer.
+        buffer: shape (sum of their lengths,), of their dtype, on their device.
+        views: for each of them the part of `buffer` that is its place, in its shape.
+        pending: how many of them are still to come.
+
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], indices: Sequence[int], buffer: Tensor | None = None
+    ) -> None:
+        """Lay out `tensors[i]`, i in `indices`, all of one kind, in `buffer`; None allocates it."""
+        members = [tensors[i] for i in indices]
+        self.indices = list(indices)
+        length = sum(member.numel() for member in members)
+        self.buffer = members[0].new_empty(length) if buffer is None else buffer
+        pieces = torch.split(self.buffer, [member.numel() for member in members])
+        self.views = [
+            piece.view(member.shape) for piece, member in zip(pieces, members, strict=True)
+        ]
+        self.pending = len(self.indices)
+
+
+ALIGNMENT = 32
+"""Elements to a multiple of which a bucket begins: GPUs send aligned memory faster."""
+
+
+def allocate_memory(
+    tensors: Sequence[Tensor], allocate: Allocate = allocate_empty
+) -> dict[Kind, Tensor]:
+    """Return for each dtype and device a vector in which any buckets of the `tensors` have room."""
+    lengths: dict[Kind, int] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        lengths[kind] = lengths.get(kind, 0) + tensor.numel() + ALIGNMENT
+    return {kind: allocate(length, *kind) for kind, length in lengths.items()}
+
+
+def lay_out(
+    tensors: Sequence[Tensor], assignment: Sequence[Sequence[int]], memory: Mapping[Kind, Tensor]
+) -> list[Bucket]:
+    """Return the buckets of `assignment`, one behind the other in `memory`.
+
+    So buckets can be made anew without twice the memory; what was in the old ones is then lost.
+    """
+    rest = dict(memory)
+    buckets = []
+    for indices in assignment:
+        kind = (tensors[indices[0]].dtype, tensors[indices[0]].device)
+        length = sum(tensors[i].numel() for i in indices)
+        buckets.append(Bucket(tensors, indices, rest[kind][:length]))
+        rest[kind] = rest[kind][-(-length // ALIGNMENT) * ALIGNMENT :]
+    return buckets

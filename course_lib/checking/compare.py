@@ -1,0 +1,107 @@
+"""Comparing what a rank returned with what is right, in words that help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checking.cases import Wrong
+
+
+def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
+    """Return `value` if it is a tensor of the shape and dtype of `like`, else raise `Wrong`."""
+    if not isinstance(value, Tensor):
+        raise Wrong(f"{what} is {_describe(value)}, expected a tensor of shape {list(like.shape)}")
+    if value.shape != like.shape:
+        raise Wrong(f"{what} has shape {list(value.shape)}, expected {list(like.shape)}")
+    if value.dtype != like.dtype:
+        raise Wrong(f"{what} has dtype {value.dtype}, expected {like.dtype}")
+    return value
+
+
+def expect_close(
+    got: Any,
+    expected: Tensor,
+    what: str,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    lookalikes: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Raise `Wrong` unless ``|got − expected| ≤ atol + rtol·|expected|`` everywhere.
+
+    Args:
+        got: what a rank returned; anything.
+        expected: what is right.
+        what: names the value, with its rank: ``rank 2: weight.grad``.
+        rtol: allowed relative error.
+        atol: allowed absolute error.
+        lookalikes: results of well-known mistakes; the one that `got` equals becomes the hint.
+
+    """
+    tensor = expect_tensor(got, expected, what)
+    if torch.allclose(tensor, expected, rtol=rtol, atol=atol):
+        return
+    error = (tensor.double() - expected.double()).abs()
+    error = torch.where(error.isnan(), torch.inf, error)
+    index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
+    wrong = int((~torch.isclose(tensor, expected, rtol=rtol, atol=atol)).sum())
+    here = tuple(index)
+    message = (
+        f"{what}{index if index else ''}: expected {_number(expected[here])}, "
+        f"got {_number(tensor[here])} ({wrong} of {expected.numel()} elements differ)"
+    )
+    for mistake, value in (lookalikes or {}).items():
+        if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol):
+            raise Wrong(message, f"This equals {mistake}.")
+    raise Wrong(message)
+
+
+def expect_number(
+    got: Any,
+    expected: float,
+    what: str,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    lookalikes: Mapping[str, float] | None = None,
+) -> None:
+    """Raise `Wrong` unless `got` is a number (or a tensor of one element) close to `expected`."""
+    if isinstance(got, Tensor) and got.numel() == 1:
+        got = got.item()
+    if isinstance(got, bool) or not isinstance(got, int | float):
+        raise Wrong(f"{what} is {_describe(got)}, expected the number {expected:.6g}")
+    if abs(got - expected) <= atol + rtol * abs(expected):
+        return
+    message = f"{what}: expected {expected:.6g}, got {got:.6g}"
+    for mistake, value in (lookalikes or {}).items():
+        if abs(got - value) <= atol + rtol * abs(value):
+            raise Wrong(message, f"This equals {mistake}.")
+    raise Wrong(message)
+
+
+def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
+    """Raise `Wrong` unless all ranks hold the very same bits."""
+    for rank, value in enumerate(values):
+        if not (isinstance(value, Tensor) and isinstance(values[0], Tensor)):
+            raise Wrong(f"rank {rank}: {what} is {_describe(value)}, expected a tensor")
+        if not torch.equal(value, values[0]):
+            raise Wrong(
+                f"{what} differs between rank 0 and rank {rank}",
+                "Replicas must hold the same bits after every step, or they drift apart.",
+            )
+
+
+def _number(value: Tensor) -> str:
+    return f"{value.item():.6g}"
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "None (does the function return it, or set it?)"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"{type(value).__name__} {str(value)[:40]!r}"

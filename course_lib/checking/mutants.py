@@ -1,0 +1,62 @@
+"""Marks for an assignment's ``mutants.py``: what must fail, why, and what must pass."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A solution of one task, with what the check must say about it."""
+
+    task: str
+    mistake: str
+    function: Function
+    reason: str | None
+    """Text that the report must contain; ``None`` if the solution is right."""
+
+    @property
+    def source(self) -> str:
+        """The function as a student would hand it in: named like the task, without the mark."""
+        tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
+        definition = tree.body[0]
+        assert isinstance(definition, ast.FunctionDef)
+        definition.decorator_list = []
+        definition.name = self.task
+        return ast.unparse(definition)
+
+
+def fails(reason: str) -> Callable[[Function], Function]:
+    """Mark a wrong solution; the check's report must contain `reason`."""
+
+    def mark(function: Function) -> Function:
+        function.__dict__["fails"] = reason
+        return function
+
+    return mark
+
+
+def passes(function: Function) -> Function:
+    """Mark a right solution that differs from the reference."""
+    function.__dict__["fails"] = None
+    return function
+
+
+def mutants_of(module: ModuleType) -> list[Mutant]:
+    """Return the marked functions of a ``mutants.py``, in their order."""
+    found = []
+    for name, function in vars(module).items():
+        if callable(function) and "fails" in getattr(function, "__dict__", {}):
+            task, separator, mistake = name.partition("__")
+            if not separator:
+                raise ValueError(f"{name}: a mutant is named task__mistake")
+            found.append(Mutant(task, mistake, function, function.__dict__["fails"]))
+    return found

@@ -1,0 +1,83 @@
+"""Comm hooks: what is done with a full bucket of gradients, left open for others to fill in.
+
+`DistributedDataParallel` calls `hook(state, bucket)` when a bucket is complete. The hook starts to
+communicate and returns, at once, a future of the tensor that is to become the averaged gradients.
+Compression, gossip and local SGD are hooks. The signature is PyTorch's, so hooks written for one
+run with the other, and so do those in `torch.distributed.algorithms.ddp_comm_hooks`.
+
+With a hook, the gradients in the bucket are *not* divided by K beforehand: a hook that sums must
+divide. It must issue the same collectives on all ranks; buckets come in the same order everywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Bucket
+
+
+class GradBucket:
+    """What a hook sees of a bucket: the interface of `torch.distributed.GradBucket`."""
+
+    def __init__(self, index: int, bucket: Bucket, params: list[Tensor], is_last: bool) -> None:
+        self._index = index
+        self._bucket = bucket
+        self._params = params
+        self._is_last = is_last
+        self._buffer = bucket.buffer
+
+    def index(self) -> int:
+        """Return the bucket's number; 0 is the first to be complete."""
+        return self._index
+
+    def buffer(self) -> Tensor:
+        """Return the gradients as one vector, which may be overwritten."""
+        return self._buffer
+
+    def set_buffer(self, tensor: Tensor) -> None:
+        """Replace the vector by another one of its length, for what the hook calls next."""
+        self._buffer = tensor
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients one by one, as views into the vector in their parameters' shapes."""
+        return list(self._bucket.views)
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters, in the order of `gradients`."""
+        return list(self._params)
+
+    def is_last(self) -> bool:
+        """Return whether this is the last bucket of the step."""
+        return self._is_last
+
+
+CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
+"""`hook(state, bucket)` → a future of a vector as long as `bucket.buffer()`."""
+
+
+def all_reduce_hook(
+    group: dist.ProcessGroup | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # PyTorch asks for this annotation
+) -> torch.futures.Future[Tensor]:
+    """Average the bucket over `group` (None: all ranks): the hook that changes nothing.
+
+    Its state is the group, as with PyTorch's own hooks.
+    """
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None  # it is None only on ranks outside the group
+    future: torch.futures.Future[Any] = work.get_future()
+    return future.then(lambda done: first_tensor(done.value()))
+
+
+def first_tensor(value: Any) -> Tensor:
+    """Return the tensor a future holds: the future of a collective holds a list with one."""
+    tensor = value[0] if isinstance(value, list | tuple) else value
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"a comm hook's future must hold the reduced vector, a tensor, not {type(value)}"
+        )
+    return tensor

@@ -1,0 +1,228 @@
+"""The cost model: how long a collective takes, from its bytes, the number of ranks and the network.
+
+A message of n bytes takes α + n/β seconds: the `latency` α (s) until its first byte arrives, and
+the time for n bytes to pass at the `bandwidth` β (bytes/s). A rank sends and receives at the same
+time, one message each; ranks do not hinder one another. Of an algorithm it counts how many messages
+follow one another, and how many bytes pass the busiest link one after the other.
+
+`network` is anything with the attributes `latency` and `bandwidth`, such as `Link` below. Times are
+in seconds, sizes in bytes, K = `world_size`, log is to base 2.
+
+Real networks differ: many ranks may share a link, a GPU's links are faster inside a node, adding
+takes time. The model is still what people choose algorithms and bucket sizes by: fit its two
+numbers to measurements (`fit_link`), predict, and compare.
+
+R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994;
+R. Thakur, R. Rabenseifner and W. Gropp, 2005 (see `collectives`); nccl-tests, doc/PERFORMANCE.md.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Network(Protocol):
+    """What the model needs to know of a network."""
+
+    @property
+    def latency(self) -> float:
+        """α, seconds per message."""
+
+    @property
+    def bandwidth(self) -> float:
+        """β, bytes per second, of one rank in each direction."""
+
+
+class Link(NamedTuple):
+    """The two numbers of a network: seconds per message, bytes per second."""
+
+    latency: float
+    bandwidth: float
+
+
+def message_time(nbytes: float, network: Network) -> float:
+    """Return α + n/β, the time of one message of n = `nbytes`."""
+    return network.latency + nbytes / network.bandwidth
+
+
+# --- one to all -----------------------------------------------------------------------------------
+
+
+def naive_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return α + (K-1) n/β: the root sends K - 1 messages through its one link; 0 for K = 1."""
+    return (world_size > 1) * network.latency + (world_size - 1) * nbytes / network.bandwidth
+
+
+def tree_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return ceil(log K) (α + n/β); a `reduce` takes as long.
+
+    Exact if K is a power of two. Otherwise no rank is so far from the root, and a broadcast may end
+    up to that many latencies earlier.
+    """
+    return (world_size - 1).bit_length() * message_time(nbytes, network)
+
+
+def pipelined_broadcast_time(
+    nbytes: float, world_size: int, network: Network, segments: int = 8
+) -> float:
+    """Return (K-1) α + (s + K - 2) n/(sβ) for s = `segments`; 0 for K = 1."""
+    if world_size == 1:
+        return 0.0
+    pieces = segments + world_size - 2
+    return (world_size - 1) * network.latency + pieces * nbytes / segments / network.bandwidth
+
+
+# --- all to all -----------------------------------------------------------------------------------
+
+
+def ring_reduce_scatter_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return (K-1) (α + n/(Kβ)), n being the whole tensor; an all-gather takes as long."""
+    return (world_size - 1) * message_time(nbytes / world_size, network)
+
+
+def central_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2α + 2(K-1) n/β: everything passes the link of one rank, in and out."""
+    return 2 * naive_broadcast_time(nbytes, world_size, network)
+
+
+def tree_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2 ceil(log K) (α + n/β): a reduce and a broadcast."""
+    return 2 * tree_broadcast_time(nbytes, world_size, network)
+
+
+def ring_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2(K-1) (α + n/(Kβ)); for large n it tends to 2n/β, whatever K is."""
+    return 2 * ring_reduce_scatter_time(nbytes, world_size, network)
+
+
+def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2 log(p) α + 2(p-1)/p n/β, with p the largest power of two that is at most K.
+
+    Where p < K, plus 2(α + n/β) for the ranks that give their tensor to others.
+    """
+    steps = world_size.bit_length() - 1
+    power = 1 << steps
+    time = 2 * steps * network.latency + 2 * (power - 1) / power * nbytes / network.bandwidth
+    return time + (2 * message_time(nbytes, network) if power < world_size else 0.0)
+
+
+def hierarchical_all_reduce_time(
+    nbytes: float, ranks_per_node: int, nodes: int, inside: Network, between: Network
+) -> float:
+    """Return the time inside the nodes, 2(L-1)(α₁ + n/(Lβ₁)), and between: a ring of n/L bytes.
+
+    L = `ranks_per_node`. `between` is the network of one rank: where the L ranks of a node share a
+    link of bandwidth β, give β/L.
+    """
+    inner = ring_all_reduce_time(nbytes, ranks_per_node, inside)
+    return inner + ring_all_reduce_time(nbytes / ranks_per_node, nodes, between)
+
+
+ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {
+    "central": central_all_reduce_time,
+    "tree": tree_all_reduce_time,
+    "ring": ring_all_reduce_time,
+    "halving_doubling": halving_doubling_all_reduce_time,
+}
+
+
+def fastest_all_reduce(nbytes: float, world_size: int, network: Network) -> str:
+    """Return the name, a key of `ALL_REDUCE_TIMES`, of the algorithm with the least time."""
+    times = {name: time(nbytes, world_size, network) for name, time in ALL_REDUCE_TIMES.items()}
+    return min(times, key=lambda name: times[name])
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
+    """Return n/t in bytes per second: how fast the tensor was dealt with."""
+    return nbytes / seconds
+
+
+def bus_bandwidth(nbytes: float, seconds: float, world_size: int) -> float:
+    """Return 2(K-1)/K n/t: the bytes per second through each rank's link in an all-reduce.
+
+    Unlike the algorithm bandwidth it can be compared with the hardware's, for any K.
+    """
+    return 2 * (world_size - 1) / world_size * nbytes / seconds
+
+
+# --- buckets --------------------------------------------------------------------------------------
+
+
+def overlapped_time(
+    bucket_bytes: Sequence[float],
+    backward: float,
+    world_size: int,
+    network: Network,
+    all_reduce_time: Callable[[float, int, Network], float] = ring_all_reduce_time,
+) -> float:
+    """Return when backward and all all-reduces are over, in seconds from the start of backward.
+
+    The gradients become ready at an even pace during the `backward` seconds. The buckets, given in
+    the order in which they become ready, are reduced one at a time, each as soon as it is ready and
+    the one before is done. One bucket with everything gives B + t(n): no overlap.
+    """
+    total = sum(bucket_bytes) or 1.0
+    ready = end = 0.0
+    for nbytes in bucket_bytes:
+        ready += backward * nbytes / total
+        end = max(end, ready) + all_reduce_time(nbytes, world_size, network)
+    return max(end, backward)
+
+
+def best_bucket_bytes(
+    nbytes: float, backward: float, world_size: int, network: Network, largest_count: int = 10_000
+) -> float:
+    """Return the size of equal buckets, n/m, for which `overlapped_time` is least with a ring.
+
+    Each of m buckets costs o = 2(K-1) α on top of its bytes, so many are dear; but the first leaves
+    only after B/m seconds, and the last one ends after backward, so few overlap badly:
+
+        T(m) = max(B/m + m o + w,  B + o + w/m)       w = 2(K-1)/K n/β,  B = `backward`
+
+    If communication is what takes long, the first term decides, with its minimum at m = √(B/o).
+    Searches m = 1 … `largest_count`.
+    """
+    overhead = 2 * (world_size - 1) * network.latency
+    wire = 2 * (world_size - 1) / world_size * nbytes / network.bandwidth
+
+    def time(count: int) -> float:
+        return max(backward / count + count * overhead + wire, backward + overhead + wire / count)
+
+    return nbytes / min(range(1, largest_count + 1), key=time)
+
+
+# --- from measurements ----------------------------------------------------------------------------
+
+
+def fit_link(
+    measurements: Sequence[tuple[float, float]], messages: float = 1.0, byte_factor: float = 1.0
+) -> Link:
+    """Return the α and β that explain `measurements`, pairs of (bytes n, seconds t), best.
+
+    Least squares of t = `messages` α + `byte_factor` n/β. For times of single messages the factors
+    are 1; for a ring all-reduce they are 2(K-1) and 2(K-1)/K. Every error counts relative to its t,
+    so that the microseconds of small messages have a say beside the seconds of large ones. If the
+    best α is below zero, it is 0.
+
+    Raises ValueError unless there are two different sizes, all times are positive, and longer
+    messages take longer.
+    """
+    if len({nbytes for nbytes, _ in measurements}) < 2 or any(t <= 0 for _, t in measurements):
+        raise ValueError("a fit needs positive times of messages of at least two different sizes")
+    # Each equation a α + b (1/β) = 1 is t = …, divided by t.
+    rows = [(messages / t, byte_factor * nbytes / t) for nbytes, t in measurements]
+    aa, ab, bb = (math.fsum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    a, b = (math.fsum(r[i] for r in rows) for i in (0, 1))
+    determinant = aa * bb - ab * ab
+    latency = (a * bb - b * ab) / determinant
+    seconds_per_byte = (b * aa - a * ab) / determinant
+    if latency < 0:
+        latency, seconds_per_byte = 0.0, b / bb
+    if seconds_per_byte <= 0:
+        raise ValueError(
+            "longer messages did not take longer: measure larger ones, where bytes outweigh latency"
+        )
+    return Link(latency, 1 / seconds_per_byte)

@@ -1,0 +1,105 @@
+"""Gradient synchronisation: three ways to average gradients over the ranks after backward.
+
+Every rank has computed the gradients g_k of its own shard of the batch. Replicas stay equal if all
+take their step with the mean, 1/K * sum_k g_k. With D parameters in P tensors, b bytes each:
+
+    sync_per_parameter   P all-reduces of a few bytes       P t(latency) + t(D b)
+    sync_flat            1 all-reduce, two more copies      1 t(latency) + t(D b)
+    sync_bucketed        about D b / cap of them
+
+All three are blocking: communication begins when backward is over, and the GPU idles meanwhile.
+`ddp` starts each bucket during backward, and is otherwise the third of them.
+
+The gradients are divided by K *before* the sum: in float16 the sum of K gradients could overflow
+where their mean does not. The all-reduce may be any of `collectives`, such as `ring_all_reduce`.
+
+All ranks must make the same calls on the same tensors, or they would wait for one another. So a
+parameter whose gradient is None on this rank, because the loss does not depend on it, counts as
+zero, and has a gradient afterwards. Parameters that need no gradient (frozen) are left out.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Bucket, assign_buckets
+from course_lib.point_to_point import Group, place_in
+
+AllReduce = Callable[[Tensor, Group], object]
+"""`all_reduce(tensor, group)`: replaces everyone's vector by the sum over the ranks, in place."""
+
+
+def library_all_reduce(tensor: Tensor, group: Group = None) -> None:
+    """Replace everyone's `tensor` by the sum, with the backend's own all-reduce (NCCL, gloo)."""
+    dist.all_reduce(tensor, group=group)
+
+
+@torch.no_grad()
+def sync_per_parameter(
+    params: Iterable[Tensor], group: Group = None, all_reduce: AllReduce = library_all_reduce
+) -> None:
+    """Replace every gradient by its mean over the ranks, one all-reduce per parameter.
+
+    For models of many small tensors it is slow by the latency of each. Raises ValueError on a rank
+    outside `group`.
+    """
+    _, world_size = place_in(group)
+    for param in _trained(params):
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        param.grad.mul_(1 / world_size)
+        all_reduce(param.grad, group)
+
+
+@torch.no_grad()
+def sync_flat(
+    params: Iterable[Tensor], group: Group = None, all_reduce: AllReduce = library_all_reduce
+) -> None:
+    """Replace every gradient by its mean over the ranks, one all-reduce for all of them.
+
+    (One for each dtype and device that occurs.) The gradients are copied behind one another into a
+    vector, and afterwards *are* views into it, so that nothing is copied back. Raises ValueError on
+    a rank outside `group`.
+    """
+    sync_bucketed(params, float("inf"), float("inf"), group, all_reduce)
+
+
+@torch.no_grad()
+def sync_bucketed(
+    params: Iterable[Tensor],
+    bucket_cap_mb: float = 25,
+    first_bucket_mb: float = 1,
+    group: Group = None,
+    all_reduce: AllReduce = library_all_reduce,
+) -> None:
+    """Replace every gradient by its mean over the ranks, one all-reduce per bucket.
+
+    Buckets as `assign_buckets` makes them. Without overlap they only limit the extra memory: a
+    gradient is freed when it has been copied. Raises ValueError on a rank outside `group`, and as
+    `assign_buckets`.
+    """
+    _, world_size = place_in(group)
+    trained = _trained(params)
+    for indices in assign_buckets(trained, bucket_cap_mb, first_bucket_mb):
+        bucket = Bucket(trained, indices)
+        for index, view in zip(indices, bucket.views, strict=True):
+            copy_scaled(trained[index].grad, 1 / world_size, view)
+            trained[index].grad = view
+        all_reduce(bucket.buffer, group)
+
+
+def copy_scaled(gradient: Tensor | None, factor: float, view: Tensor) -> None:
+    """Write factor * gradient to `view`, of its shape and dtype, in one pass; None gives zeros."""
+    if gradient is None:
+        view.zero_()
+    elif factor == 1:
+        view.copy_(gradient)
+    else:
+        torch.mul(gradient, factor, out=view)
+
+
+def _trained(params: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters that need gradients, each once: a tied one is in several modules."""
+    return list(dict.fromkeys(param for param in params if param.requires_grad))

@@ -1,0 +1,104 @@
+"""Point to point: messages between two ranks, of which every collective is made.
+
+`torch.distributed` offers `send` and `recv`, which wait, and `isend` and `irecv`, which return a
+handle to be waited for. Four things have to be right before an algorithm is, and they are here, so
+that the algorithms (`rooted_collectives`, `ring`, `collectives`) need not speak of them:
+
+- **A send waits for its receive.** On GPUs always; with gloo only for large messages, so that a
+  program can pass its tests and hang in production. When all ranks of a ring first `send` and then
+  `recv`, they wait for one another for ever. `exchange` does both at once.
+- **Ranks have two names.** In a process group of the ranks (4, 5, 7), rank 5 is also number 1 of 3.
+  Algorithms count inside the group; roots are given as PyTorch gives them, as global ranks.
+- **Tensors are not always in one piece.** A transposed matrix cannot be sent, nor cut into chunks,
+  as it lies in memory. `flat_in_place` lends a vector and puts the result back.
+- **A handle is waited for once.** With gloo, a second `wait` of a send never returns.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+"""A process group; None stands for all ranks."""
+
+
+def place_in(group: Group) -> tuple[int, int]:
+    """Return `(rank, world_size)`: this rank's number in `group`, and how many members it has.
+
+    Raises ValueError if this rank is not a member, and if there is no process group at all.
+    """
+    if not dist.is_initialized():
+        raise ValueError(
+            "there is no process group: run this on ranks (Ranks(4).run(fn), or torchrun), "
+            "or call torch.distributed.init_process_group(…) first"
+        )
+    if group is None:
+        return dist.get_rank(), dist.get_world_size()
+    if not isinstance(group, dist.ProcessGroup):  # new_group gives a number to the others
+        raise ValueError(
+            f"rank {dist.get_rank()} is not a member of this group: only members may call"
+        )
+    return group.rank(), group.size()
+
+
+def root_in(group: Group, root: int) -> int:
+    """Return the number in `group` of the global rank `root`.
+
+    Raises ValueError if `root` is not a member.
+    """
+    members = dist.get_process_group_ranks(group)
+    if root not in members:
+        raise ValueError(f"the root, rank {root}, is not a member of this group: it has {members}")
+    return members.index(root)
+
+
+@contextmanager
+def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
+    """Lend `tensor`, of any shape and strides, as a vector of shape (numel,) to be written to.
+
+    Where the elements lie in order this is a view, and costs nothing. Where they do not, it is a
+    copy, which is written back at the end. Autograd does not see what is written.
+
+    Raises TypeError if the tensor is sparse.
+    """
+    if tensor.is_sparse:
+        raise TypeError("sparse tensors have no fixed length to cut: send tensor.to_dense()")
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        yield tensor.view(-1)
+        return
+    flat = tensor.contiguous().view(-1)  # flatten() would return a strided vector as it is
+    yield flat
+    tensor.copy_(flat.view(tensor.shape))
+
+
+def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group = None) -> None:
+    """Send `outgoing` to rank `to` and receive `incoming` from rank `source`, at the same time.
+
+    Ranks count inside `group`. Takes α + n/β seconds where sending and receiving do not hinder each
+    other, with n the bytes of the larger message; one after the other they would take twice that.
+    """
+    receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)
+    send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)
+    # NCCL launches the pair as one. Where a backend takes them one by one and in order, the ranks
+    # must not all begin with the same: so those with a higher neighbour send first.
+    first = place_in(group)[0] < to
+    for work in dist.batch_isend_irecv([send, receive] if first else [receive, send]):
+        work.wait()
+
+
+def start_send(tensor: Tensor, to: int, group: Group = None) -> dist.Work:
+    """Begin to send `tensor` to rank `to` of `group`; it may be changed after `.wait()`."""
+    return _started(dist.isend(tensor, group=group, group_dst=to))
+
+
+def start_recv(tensor: Tensor, source: int, group: Group = None) -> dist.Work:
+    """Begin to receive `tensor` from rank `source` of `group`; it is there after `.wait()`."""
+    return _started(dist.irecv(tensor, group=group, group_src=source))
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "members get a handle; place_in refuses the others"
+    return work

@@ -1,0 +1,102 @@
+"""What a collective does to the tensors: plain functions on the tensors of all ranks.
+
+The sum runs in rank order, in float32 for the 16-bit types, and is rounded once; every rank gets
+the same bits. gloo and NCCL add in other orders: results differ from theirs by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda total, part: torch.minimum(total, part, out=total),
+    "max": lambda total, part: torch.maximum(total, part, out=total),
+    "band": torch.Tensor.bitwise_and_,
+    "bor": torch.Tensor.bitwise_or_,
+    "bxor": torch.Tensor.bitwise_xor_,
+}
+
+
+def reduce_tensors(parts: Tensors, op: str) -> torch.Tensor:
+    """Return the reduction of tensors of equal size, flat.
+
+    Raises:
+        NotImplementedError: the operation, or the operation on this dtype, does not exist.
+
+    """
+    dtype = parts[0].dtype
+    exact = dtype.is_floating_point or dtype.is_complex
+    if op not in REDUCTIONS:
+        raise NotImplementedError(f"ReduceOp {op.upper()} is not simulated")
+    if op == "avg" and not exact:
+        raise NotImplementedError(f"ReduceOp.AVG needs a floating-point dtype, got {dtype}")
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+    total = parts[0].reshape(-1).to(wide, copy=True)
+    for part in parts[1:]:
+        REDUCTIONS[op](total, part.reshape(-1).to(wide))
+    if op == "avg":
+        total /= len(parts)
+    return total.to(dtype)
+
+
+@torch.no_grad()
+def apply_collective(
+    kind: str, op: str, root: int, inputs: Sequence[Tensors], outputs: Sequence[Tensors]
+) -> None:
+    """Carry out a collective: read every rank's `inputs`, write every rank's `outputs`.
+
+    Args:
+        kind: for example ``"all_gather"``.
+        op: of a reduction, for example ``"sum"``; else empty.
+        root: of a rooted collective, as a rank of the group.
+        inputs: per rank, the tensors that it puts in. One for every rank of the group where each
+            gets its own (scatter, reduce_scatter, all_to_all).
+        outputs: per rank, the tensors that it gets, in the same way (all_gather, gather).
+
+    Tensors on the ``meta`` device have no values; nothing happens to them.
+    """
+    if any(t.is_meta for side in (inputs, outputs) for tensors in side for t in tensors):
+        return
+    ranks = range(len(inputs))
+    if kind in ("all_reduce", "reduce"):
+        for i in range(len(inputs[0])):
+            total = reduce_tensors([tensors[i] for tensors in inputs], op)
+            for rank in ranks if kind == "all_reduce" else [root]:
+                _write(outputs[rank][i], total)
+    elif kind == "reduce_scatter":
+        totals = [reduce_tensors([tensors[i] for tensors in inputs], op) for i in ranks]
+        for rank in ranks:
+            _write(outputs[rank][0], totals[rank])
+    elif kind == "broadcast":
+        for rank in ranks:
+            for target, value in zip(outputs[rank], inputs[root], strict=True):
+                if rank != root:
+                    _write(target, value)
+    elif kind == "all_gather":
+        for rank in ranks:
+            for source in ranks:
+                _write(outputs[rank][source], inputs[source][0])
+    elif kind == "gather":
+        for rank in ranks:
+            _write(outputs[root][rank], inputs[rank][0])
+    elif kind == "scatter":
+        for rank in ranks:
+            _write(outputs[rank][0], inputs[root][rank])
+    elif kind == "all_to_all":
+        sent = [[tensor.clone() for tensor in tensors] for tensors in inputs]
+        for rank in ranks:
+            for source in ranks:
+                _write(outputs[rank][source], sent[source][rank])
+    elif kind != "barrier":
+        raise NotImplementedError(f"{kind} is not simulated")
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.detach().copy_(source.detach().reshape(target.shape))

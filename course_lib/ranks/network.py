@@ -1,0 +1,184 @@
+"""The network and the devices that simulated ranks run on.
+
+A message of ``n`` bytes that starts at time ``t`` arrives at ``t + latency + n / bandwidth``
+(the α–β model of Hockney, 1994). It occupies its sender's outgoing port from ``t`` to
+``t + n / bandwidth`` and its receiver's incoming port for as long, ``latency`` later. A port
+carries one message at a time, first come, first served; a rank sends and receives at once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+AllReduce = Literal["ring", "tree", "central", "halving-doubling"]
+Broadcast = Literal["tree", "central", "pipelined"]
+
+Port = tuple[str, int]
+"""One end of a link: what it is, and whose: ``("out", 3)``."""
+
+
+class Route(NamedTuple):
+    """The way of a message: its ports, each with the delay (s) at which the first byte is there."""
+
+    ports: tuple[tuple[Port, float], ...]
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """What messages cost.
+
+    Args:
+        latency: α, seconds from the start of a message until its first byte arrives.
+        bandwidth: β, bytes per second of one port, in each direction.
+        topology: ``"switch"``: every rank reaches every other through its one outgoing port.
+            ``"ring"``: links exist between neighbours only; a message to a rank h steps away
+            takes the shorter way round, h latencies, and occupies the h links between.
+        eager_below: messages of fewer bytes leave without waiting for their receive. 0: every
+            send waits for its receive, as with NCCL, so that unsafe programs deadlock always.
+        node_size: ranks per node, for a network of two levels; ``None`` for one level.
+        inside: the network inside a node; `latency` and `bandwidth` then hold between nodes.
+        shared_port: whether the ranks of a node share one port to the other nodes.
+        all_reduce: the algorithm whose time ``dist.all_reduce`` takes.
+        broadcast: the algorithm whose time ``dist.broadcast`` takes.
+        segments: pieces that a pipelined broadcast cuts its tensor into.
+        jitter: a message's time is multiplied by a random number from 1 to 1 + jitter.
+        seed: of the jitter. The same seed gives the same run.
+
+    Raises:
+        ValueError: a number that no network has.
+
+    """
+
+    latency: float
+    bandwidth: float
+    topology: Literal["switch", "ring"] = "switch"
+    eager_below: int = 0
+    node_size: int | None = None
+    inside: Network | None = None
+    shared_port: bool = False
+    all_reduce: AllReduce = "ring"
+    broadcast: Broadcast = "tree"
+    segments: int = 16
+    jitter: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.latency >= 0 and math.isfinite(self.latency)):
+            raise ValueError(f"latency is in seconds, 0 or more, got {self.latency!r}")
+        if not self.bandwidth > 0:
+            raise ValueError(f"bandwidth is in bytes per second, above 0, got {self.bandwidth!r}")
+        if not (self.jitter >= 0 and math.isfinite(self.jitter)):
+            raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
+        if self.eager_below < 0:
+            raise ValueError(f"eager_below is in bytes, 0 or more, got {self.eager_below!r}")
+        if self.segments < 1:
+            raise ValueError(f"segments must be 1 or more, got {self.segments!r}")
+        if (self.node_size is None) != (self.inside is None):
+            raise ValueError("a two-level network needs both node_size=… and inside=Network(…)")
+        if self.node_size is not None and self.node_size < 1:
+            raise ValueError(f"node_size must be 1 or more ranks, got {self.node_size!r}")
+        if self.inside is not None and self.topology != "switch":
+            raise ValueError("between nodes there is a switch; the ring can be inside=…")
+        for name, known in (
+            ("topology", ("switch", "ring")),
+            ("all_reduce", ("ring", "tree", "central", "halving-doubling")),
+            ("broadcast", ("tree", "central", "pipelined")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+
+    def time(self, nbytes: int) -> float:
+        """Return α + n/β, the seconds of one message of `nbytes` on a free link."""
+        return self.latency + nbytes / self.bandwidth
+
+    def route(self, source: int, target: int, world_size: int) -> Route:
+        """Return the way from rank `source` to rank `target`."""
+        if self.inside is not None and self.node_size is not None:
+            nodes = source // self.node_size, target // self.node_size
+            if nodes[0] == nodes[1]:
+                first = nodes[0] * self.node_size
+                size = min(self.node_size, world_size - first)
+                way = self.inside.route(source - first, target - first, size)
+                ports = tuple((((f"{kind} inside", at + first)), o) for (kind, at), o in way.ports)
+                return way._replace(ports=ports)
+            if self.shared_port:
+                source, target = nodes
+                return self._through_switch("node out", source, "node in", target)
+        if self.topology == "ring":
+            return self._around_ring(source, target, world_size)
+        return self._through_switch("out", source, "in", target)
+
+    def _through_switch(self, out: str, source: int, into: str, target: int) -> Route:
+        ports = (((out, source), 0.0), ((into, target), self.latency))
+        return Route(ports, self.latency, self.bandwidth)
+
+    def _around_ring(self, source: int, target: int, world_size: int) -> Route:
+        right = (target - source) % world_size
+        step = 1 if right <= world_size - right else -1
+        hops = min(right, world_size - right)
+        side = "right" if step == 1 else "left"
+        ports = tuple(
+            ((side, (source + i * step) % world_size), i * self.latency) for i in range(hops)
+        )
+        return Route(ports, hops * self.latency, self.bandwidth)
+
+    def stretch(self, source: int, target: int, count: int) -> float:
+        """Return the factor by which jitter stretches message `count` from source to target."""
+        if not self.jitter:
+            return 1.0
+        return 1.0 + self.jitter * random.Random(f"{self.seed} {source} {target} {count}").random()
+
+
+@dataclass(frozen=True)
+class Device:
+    """What computation costs.
+
+    Args:
+        flops: floating-point operations per second of one rank's device.
+        memory_bandwidth: bytes per second; an operator takes the longer of its arithmetic and
+            its memory traffic (the roofline). Infinite: traffic is free.
+        slowdown: rank → factor by which its computation takes longer: a straggler is ``{3: 2.0}``.
+        jitter: each computation's time is multiplied by a random number from 1 to 1 + jitter.
+        seed: of the jitter.
+
+    Raises:
+        ValueError: a number that no device has.
+
+    """
+
+    flops: float = math.inf
+    memory_bandwidth: float = math.inf
+    slowdown: Mapping[int, float] = field(default_factory=dict)
+    jitter: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.flops > 0:
+            raise ValueError(f"flops is in operations per second, above 0, got {self.flops!r}")
+        if not self.memory_bandwidth > 0:
+            raise ValueError(
+                f"memory_bandwidth is in bytes per second, above 0, got {self.memory_bandwidth!r}"
+            )
+        if any(not factor > 0 for factor in self.slowdown.values()):
+            raise ValueError(f"a slowdown is a factor above 0, got {dict(self.slowdown)!r}")
+        if not (self.jitter >= 0 and math.isfinite(self.jitter)):
+            raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
+
+    def time(self, flops: float, nbytes: float = 0.0) -> float:
+        """Return the seconds that `flops` operations on `nbytes` of memory traffic take."""
+        return max(flops / self.flops, nbytes / self.memory_bandwidth)
+
+    def stretch(self, rank: int, count: int) -> float:
+        """Return the factor by which computation number `count` of `rank` takes longer."""
+        factor = self.slowdown.get(rank, 1.0)
+        if self.jitter:
+            factor *= 1.0 + self.jitter * random.Random(f"{self.seed} {rank} {count}").random()
+        return factor

@@ -1,0 +1,184 @@
+"""What the ranks print and display, on its way to the notebook.
+
+Lines stream as they come. A line that several ranks print is shown once: the first one waits a
+tenth of a second for the others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+_CHUNK = 1 << 16
+_WINDOW = 0.1
+"""Seconds that a line waits for the same line of the other ranks."""
+_DISPLAY_WINDOW = 0.5
+"""Likewise for what is displayed: a figure takes longer to draw, and rank 0's comes first."""
+MAX_LINES = 2000
+"""Lines of one call that are shown; of the rest, the last few."""
+LAST_LINES = 10
+
+Item = str | dict[str, Any]
+"""A line of text, or a bundle of one displayed object in several formats."""
+
+
+def label(ranks: Sequence[int]) -> str:
+    """Return ``[rank 2]``, ``[ranks 0-3]`` or ``[ranks 0, 2]``."""
+    if len(ranks) == 1:
+        return f"[rank {ranks[0]}]"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"[ranks {ranks[0]}-{ranks[-1]}]"
+    return f"[ranks {', '.join(map(str, ranks))}]"
+
+
+class Printer:
+    """Puts the output of all ranks into one order, and folds what is the same."""
+
+    def __init__(self, world_size: int) -> None:
+        self._queues: list[deque[tuple[float, Item]]] = [deque() for _ in range(world_size)]
+        self._shown = 0
+        self._hidden = 0
+        self._last: deque[tuple[int, Item]] = deque(maxlen=LAST_LINES)
+
+    def add(self, rank: int, item: Item) -> None:
+        """Take one line or display of a rank."""
+        if self._shown >= MAX_LINES:
+            self._hidden += 1
+            self._last.append((rank, item))
+        else:
+            self._queues[rank].append((time.monotonic(), item))
+
+    def release(self, everything: bool = False) -> None:
+        """Show what no longer has to wait for other ranks."""
+        while heads := {r: queue[0] for r, queue in enumerate(self._queues) if queue}:
+            now = time.monotonic()
+            if self._shown >= MAX_LINES:
+                for rank in heads:
+                    self.add(rank, self._queues[rank].popleft()[1])
+                continue
+            groups: list[tuple[Item, list[int]]] = []
+            for rank, (_, item) in heads.items():
+                same = next((ranks for other, ranks in groups if other == item), None)
+                if same is None:
+                    groups.append((item, [rank]))
+                else:
+                    same.append(rank)
+            all_there = len(heads) == len(self._queues)
+            largest = max(len(ranks) for _, ranks in groups)
+            ready = [
+                (item, ranks)
+                for item, ranks in groups
+                if everything
+                or len(ranks) == len(self._queues)
+                or now - min(heads[rank][0] for rank in ranks) > _patience(item)
+                # Others still come to what most ranks say; what few say need not wait for it.
+                or (all_there and (len(ranks) < largest or largest == 1))
+            ]
+            if not ready:
+                return
+            if all_there and largest > 1:
+                ready = [each for each in ready if len(each[1]) < largest] or ready[:1]
+            for item, ranks in ready:
+                for rank in ranks:
+                    self._queues[rank].popleft()
+                self._show(label(ranks), item)
+        sys.stdout.flush()
+
+    def end_call(self) -> None:
+        """Show the rest, at the end of a call."""
+        self.release(everything=True)
+        if self._hidden:
+            left = self._hidden - len(self._last)
+            if left:
+                print(f"… {left} more lines are not shown; the last ones:")
+            for rank, item in self._last:
+                self._show(label([rank]), item)
+        self._shown = self._hidden = 0
+        self._last.clear()
+        sys.stdout.flush()
+
+    def _show(self, who: str, item: Item) -> None:
+        self._shown += 1
+        if isinstance(item, str):
+            print(f"{who} {item}")
+        else:
+            show_bundle(who, item)
+
+
+def _patience(item: Item) -> float:
+    return _WINDOW if isinstance(item, str) else max(_WINDOW, _DISPLAY_WINDOW)
+
+
+def show_bundle(who: str, bundle: dict[str, Any]) -> None:
+    """Display a bundle under a label: rich in a notebook, else as text."""
+    plain = str(bundle.get("text/plain", ""))
+    if in_notebook() and set(bundle) - {"text/plain"}:
+        from IPython.display import display
+
+        print(who)
+        sys.stdout.flush()
+        display(bundle, raw=True)
+    else:
+        print(f"{who} {plain}" if "\n" not in plain else f"{who}\n{plain}")
+
+
+def in_notebook() -> bool:
+    """Return whether output goes to a Jupyter kernel, which shows more than text."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class RankOutput:
+    """The reading end of a rank's output pipe."""
+
+    def __init__(self, rank: int, fd: int, printer: Printer) -> None:
+        os.set_blocking(fd, False)
+        self._rank = rank
+        self._fd = fd
+        self._printer = printer
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """Return the pipe's descriptor, for a selector."""
+        return self._fd
+
+    def forward(self) -> bool:
+        """Pass on the whole lines that are there; return whether more may come."""
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _CHUNK:  # a line without end
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._add(line)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Pass on everything that was written so far, also a line that has not ended."""
+        for _ in range(4):  # a pipe holds one chunk; a thread may go on printing for ever
+            with suppress(OSError):
+                self.forward()
+        if self._rest:
+            self._add(self._rest)
+            self._rest = b""
+
+    def _add(self, line: bytes) -> None:
+        # A progress bar writes over its line: what stands there last is the line.
+        text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+        self._printer.add(self._rank, text)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        with suppress(OSError):
+            os.close(self._fd)

@@ -1,0 +1,77 @@
+"""Where the ranks run: one GPU each, GPUs shared, or the CPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+_SHARING_NCCL = (2, 30)
+"""NCCL refuses two ranks on one GPU before this release."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A device for every rank, and how they talk."""
+
+    devices: tuple[str, ...]
+    backend: str
+    """``gloo`` or ``nccl``."""
+    why: str
+    """One sentence for a person."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What the ranks need set."""
+
+    @property
+    def threads(self) -> int:
+        """Threads per rank: the cores of this machine, shared out."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return max(1, cores // len(self.devices))
+
+
+def place(world_size: int, on: str) -> Placement:
+    """Return where `world_size` ranks run with ``on="auto"``, ``"cpu"`` or ``"gpu"``.
+
+    Raises:
+        ValueError: no such place, or ``"gpu"`` and there is none.
+
+    """
+    if on not in ("auto", "cpu", "gpu"):
+        raise ValueError(f'on must be "auto", "cpu", "gpu" or "simulated", got {on!r}')
+    gpus = 0 if on == "cpu" else torch.cuda.device_count()
+    if gpus >= world_size:
+        devices = tuple(f"cuda:{rank}" for rank in range(world_size))
+        return Placement(devices, "nccl", "one GPU per rank, NCCL")
+    if on == "gpu":
+        return share(world_size, gpus, nccl_version())
+    cpus = ("cpu",) * world_size
+    if on == "cpu" or gpus == 0:
+        return Placement(cpus, "gloo", "CPU processes, gloo")
+    gpus_seen = f"{gpus} GPU{'s' * (gpus > 1)} for {world_size} ranks"
+    return Placement(cpus, "gloo", f'{gpus_seen}, so CPU processes, gloo; on="gpu" shares')
+
+
+def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
+    """Return how `world_size` ranks share fewer `gpus`, given the version of NCCL."""
+    if gpus == 0:
+        raise ValueError(
+            'on="gpu" needs a GPU, and PyTorch sees none here. '
+            'Use on="auto" or on="cpu" to run on the CPU.'
+        )
+    devices = tuple(f"cuda:{rank % gpus}" for rank in range(world_size))
+    told = ".".join(map(str, nccl))
+    shared = f"{world_size} ranks share {gpus} GPU{'s' * (gpus > 1)}"
+    if nccl >= _SHARING_NCCL:
+        why = f"{shared}; NCCL {told} allows it"
+        return Placement(devices, "nccl", why, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+    why = f"{shared}; NCCL {told or 'is absent,'} does not allow it, so gloo through the CPU"
+    return Placement(devices, "gloo", why)
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of NCCL that PyTorch has; empty if it has none."""
+    try:
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return ()

@@ -1,0 +1,106 @@
+"""What the board shows, as plain values: one `RankView` per rank, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+
+class State(IntEnum):
+    """What a rank is doing."""
+
+    STARTING = 0
+    IDLE = 1
+    RUNNING = 2
+    BLOCKED = 3
+    FINISHED = 4
+    RAISED = 5
+
+
+class Wait(IntEnum):
+    """What a blocked rank waits in."""
+
+    NOTHING = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECV = 3
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """One process group as one rank sees it: its members and how many collectives it entered."""
+
+    members: tuple[int, ...]
+    entered: int
+    read_latest: Callable[[], dict[int, tuple[str, str]]] = dict
+
+    @cached_property
+    def latest(self) -> dict[int, tuple[str, str]]:
+        """Sequence number → (signature, line of code), for the latest collectives.
+
+        Read from the board on first use: most looks at it need only the counters.
+        """
+        return self.read_latest()
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Messages that match one another: one direction, peer, tag and process group."""
+
+    sends: bool
+    """True on the rank that sends, False on the rank that receives."""
+    peer: int
+    tag: int
+    group: int
+
+    # As one word: direction, 6 bits of peer, 24 of tag, 33 of group key.
+    MAX_TAG = (1 << 24) - 1
+
+    def word(self) -> int:
+        """Return the channel as one non-zero 64-bit word."""
+        return self.sends << 63 | self.peer << 57 | self.tag << 33 | self.group
+
+    @classmethod
+    def of(cls, word: int) -> Channel:
+        """Return the channel that a word stands for."""
+        return cls(
+            bool(word >> 63), word >> 57 & 63, word >> 33 & cls.MAX_TAG, word & ((1 << 33) - 1)
+        )
+
+    def other_end(self, rank: int) -> Channel:
+        """Return how the peer names this channel of `rank`."""
+        return Channel(not self.sends, rank, self.tag, self.group)
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank's part of the board at one moment."""
+
+    rank: int
+    state: State
+    changes: int
+    """How often this part has changed: equal twice means that nothing happened in between."""
+    wait: Wait
+    group: int
+    seq: int
+    channel: Channel | None
+    since: float
+    """When the state began, in seconds of the machine's monotonic clock."""
+    pending: int
+    """Operations that were launched and are not over."""
+    text: str
+    where: str
+    channels: Mapping[Channel, int]
+    """Messages started so far, by channel."""
+    groups: Mapping[int, GroupView]
+
+    @property
+    def peer(self) -> int:
+        """The other rank of the message that this rank waits for."""
+        return self.channel.peer if self.channel is not None else 0
+
+    def count(self, channel: Channel) -> int:
+        """Return how many messages this rank has started on `channel`."""
+        return self.channels.get(channel, 0)

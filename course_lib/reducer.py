@@ -1,0 +1,282 @@
+"""The reducer: averages gradients during backward, bucket by bucket.
+
+Backward computes the last layer's gradients first. While it computes those of earlier layers, the
+network would idle; so each bucket's all-reduce starts the moment its last gradient is there:
+
+    backward    |  g₄  |  g₃  |  g₂  |  g₁  |
+    network            |  all-reduce g₄ g₃ |  all-reduce g₂ g₁ |
+
+A hook on every parameter reports that its gradient is ready. Three things make it right:
+
+- **The hook gets the parameter, not its gradient** (`register_post_accumulate_grad_hook`). Sending
+  what it gets would average the weights and leave the gradients as they are.
+- **Buckets leave in one order, the same on all ranks**, even where they are completed in another: a
+  bucket waits for those before it. All-reduces are matched by their order alone.
+- **The gradient becomes a view into its bucket.** It is copied there once, scaled by 1/K on the
+  way, and what backward allocated is freed; afterwards the average is where the optimizer looks.
+
+S. Li et al., VLDB 2020, section 3.2.
+"""
+
+import enum
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Allocate, Bucket, allocate_memory, assign_buckets, lay_out
+from course_lib.comm_hooks import CommHook, GradBucket, first_tensor
+from course_lib.communication_stream import CommunicationStream
+from course_lib.gradient_sync import copy_scaled
+from course_lib.module_states import broadcast_tensors
+from course_lib.point_to_point import Group, place_in
+
+
+class State(enum.Enum):
+    """Between a forward and the end of its synchronisation."""
+
+    LOCAL = "gradients stay on this rank"
+    EXPECTING = "the next backward will be synchronised"
+    DONE = "gradients are averaged"
+
+
+class Reducer:
+    """Averages the gradients of `named_params`, pairs of (name, parameter), during backward.
+
+    `prepare` before a forward whose backward is to be synchronised, `stay_local` before any other;
+    `finish` is called by backward itself when it ends. All of `named_params` need gradients.
+    """
+
+    def __init__(
+        self,
+        named_params: Sequence[tuple[str, Tensor]],
+        bucket_cap_mb: float,
+        first_bucket_mb: float,
+        group: Group,
+        find_unused: bool,
+        allocate: Allocate,
+    ) -> None:
+        self.names = [name for name, _ in named_params]
+        self.params = [param for _, param in named_params]
+        self.group = group
+        _, self.world_size = place_in(group)
+        self.divisor = self.world_size
+        self.find_unused = find_unused
+        self.hook: tuple[Any, CommHook] | None = None
+        self._caps = (bucket_cap_mb, first_bucket_mb)
+        self._stream = CommunicationStream(self.params[0].device)
+        self._state = State.LOCAL
+        self._in_backward = False
+        self._synchronised = False  # ever
+        self._order: list[int] = []  # indices, as their gradients became ready
+        # With unused parameters the order says little, and differs from step to step.
+        self._rebuild_pending = not find_unused
+        self._memory = allocate_memory(self.params, allocate)
+        self._use_buckets(list(range(len(self.params) - 1, -1, -1)))
+        for index, param in enumerate(self.params):
+            hook = _weak_hook(self, index)
+            param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _use_buckets(self, order: Sequence[int]) -> None:
+        assignment = assign_buckets(self.params, *self._caps, order)
+        self._buckets = lay_out(self.params, assignment, self._memory)
+        self._place = {
+            index: (bucket, view)
+            for bucket in self._buckets
+            for index, view in zip(bucket.indices, bucket.views, strict=True)
+        }
+        self._waits: list[Callable[[], object]] = []
+
+    # --- before a forward -------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Expect a backward to be synchronised.
+
+        Once, after the first, the buckets are made anew in the order in which the gradients were
+        ready on rank 0. Raises RuntimeError if an exception ended the last backward half-way.
+        """
+        if self._in_backward:
+            raise self._error(
+                "the last backward() did not end, so some buckets were sent and others not",
+                "After an exception in backward, build the model and its wrapper anew.",
+            )
+        if self._rebuild_pending and self._synchronised:
+            self._rebuild_pending = False
+            self._rebuild()
+        self._reset()
+        self._state = State.EXPECTING
+
+    def stay_local(self) -> None:
+        """Expect a backward whose gradients only add up on this rank."""
+        if not self._in_backward:
+            self._state = State.LOCAL
+
+    def _reset(self) -> None:
+        self._order.clear()
+        self._waits.clear()
+        for bucket in self._buckets:
+            bucket.pending = len(bucket.indices)
+
+    def _rebuild(self) -> None:
+        default = list(range(len(self.params) - 1, -1, -1))
+        seen = self._order if len(self._order) == len(self.params) else default
+        order = torch.tensor(seen, device=self.params[0].device)
+        broadcast_tensors([order], 0, self.group)
+        indices = order.tolist()
+        if indices != default:
+            for param in self.params:  # what was not cleared lies where others will be
+                param.grad = None if param.grad is None else param.grad.clone()
+            self._use_buckets(indices)
+
+    # --- during backward --------------------------------------------------------------------------
+
+    def on_gradient(self, index: int) -> None:
+        """Take over the gradient of parameter `index`, which is ready."""
+        if self._state is State.LOCAL:
+            return
+        if self._state is State.DONE:
+            raise self._error(
+                f"backward() reached '{self.names[index]}' a second time after one forward, when "
+                "its gradient had been averaged already",
+                "Call the wrapped model before each backward(), and not its .module. To add up "
+                "gradients, put all but the last forward and backward in `with model.no_sync():`.",
+            )
+        if not self._in_backward:
+            self._in_backward = True
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.finish)
+        self._take(index)
+        self._launch_complete()
+
+    def _take(self, index: int) -> None:
+        """Copy the gradient into its bucket, which it is from now on a view of."""
+        param, (bucket, view) = self.params[index], self._place[index]
+        gradient = param.grad
+        if gradient is not None:
+            self._check(index, gradient, view)
+            gradient = gradient.detach()
+        copy_scaled(gradient, 1.0 if self.hook else 1 / self.divisor, view)
+        if gradient is not None:
+            param.grad = view
+        self._order.append(index)
+        bucket.pending -= 1
+
+    def _check(self, index: int, gradient: Tensor, view: Tensor) -> None:
+        if gradient.is_sparse:
+            raise self._error(
+                f"the gradient of '{self.names[index]}' is sparse",
+                "Buckets are dense: use nn.Embedding(…, sparse=False).",
+            )
+        if gradient.dtype != view.dtype or gradient.shape != view.shape:
+            raise self._error(
+                f"'{self.names[index]}' has a gradient of {tuple(gradient.shape)} "
+                f"{gradient.dtype}, but was {tuple(view.shape)} {view.dtype} when it was wrapped",
+                "Change dtype or shape first (model.half(), say), and wrap the model then.",
+            )
+
+    def _launch_complete(self) -> None:
+        """Launch the buckets that are complete, as far as none before them is missing."""
+        while len(self._waits) < len(self._buckets):
+            bucket = self._buckets[len(self._waits)]
+            if bucket.pending:
+                return
+            with self._stream.after_current():
+                self._waits.append(self._launch(bucket))
+
+    def _launch(self, bucket: Bucket) -> Callable[[], object]:
+        """Start to reduce the bucket; return a function that waits until it is reduced."""
+        if self.hook is None:
+            work = dist.all_reduce(bucket.buffer, group=self.group, async_op=True)
+            assert work is not None  # it is None only on ranks outside the group
+            return lambda: work.wait()
+        number = len(self._waits)
+        params = [self.params[i] for i in bucket.indices]
+        state, hook = self.hook
+        last = number == len(self._buckets) - 1
+        future = hook(state, GradBucket(number, bucket, params, last))
+
+        def wait() -> None:
+            reduced = first_tensor(future.wait()).detach()
+            if reduced.data_ptr() != bucket.buffer.data_ptr():
+                bucket.buffer.copy_(reduced.view(-1))
+
+        return wait
+
+    # --- at its end -------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Launch what has not been launched, and wait for all of it.
+
+        On a GPU it is the stream that waits, not the host. Does nothing if no synchronisation is
+        due. Raises RuntimeError if parameters got no gradient, unless `find_unused`.
+        """
+        if self._state is not State.EXPECTING:
+            return
+        missing = sorted(set(range(len(self.params))) - set(self._order))
+        if missing and not self.find_unused:
+            raise self._unused(missing)
+        for index in missing:
+            self._take(index)
+        users = self._launch_rest_and_wait(set(missing))
+        for index in missing:
+            if users[index]:
+                self.params[index].grad = self._place[index][1]
+
+    def contribute_zeros(self) -> None:
+        """Take part in one synchronisation of the others, without a gradient of one's own."""
+        self.prepare()
+        for bucket in self._buckets:
+            bucket.buffer.zero_()
+            bucket.pending = 0
+        self._launch_rest_and_wait(set(range(len(self.params))))
+
+    def _launch_rest_and_wait(self, missing: set[int]) -> list[int]:
+        """Return, for `find_unused`, how many ranks have a gradient of each parameter.
+
+        A parameter that no rank used must not get a gradient of zeros: an optimizer with momentum
+        or weight decay would move it.
+        """
+        self._launch_complete()
+        users = [int(index not in missing) for index in range(len(self.params))]
+        with self._stream.after_current():
+            if self.find_unused:  # after all buckets, where it has the same place on every rank
+                counts = torch.tensor(users, device=self.params[0].device)
+                dist.all_reduce(counts, group=self.group)
+                if missing:  # reading it makes the host wait for the GPU
+                    users = counts.tolist()
+            for wait in self._waits:
+                wait()
+        self._stream.join_current()
+        self._in_backward = False
+        self._state = State.DONE
+        self._synchronised = True
+        return users
+
+    # --- errors -----------------------------------------------------------------------------------
+
+    def _unused(self, missing: Sequence[int]) -> RuntimeError:
+        names = ", ".join(f"'{self.names[i]}'" for i in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return self._error(
+            f"backward() gave no gradient to {names}{more}",
+            "If the loss is not to depend on them, wrap the model with find_unused_parameters=True "
+            "(zeros are averaged in their place), or freeze them before wrapping it.",
+        )
+
+    def _error(self, what: str, advice: str) -> RuntimeError:
+        return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}")
+
+
+def _weak_hook(reducer: Reducer, index: int) -> Callable[[Tensor], None]:
+    """Return a hook that does not keep the reducer alive: parameters may outlive their wrapper."""
+    weak = weakref.ref(reducer)
+
+    def hook(param: Tensor) -> None:
+        alive = weak()
+        if alive is not None:
+            alive.on_gradient(index)
+
+    return hook

@@ -1,0 +1,181 @@
+"""Mini-batch SGD: the algorithm that the rest of the course spreads over K GPUs.
+
+The model w is to minimise the mean loss over N examples, F(w) = 1/N * sum_i f_i(w). Gradient
+descent needs all N gradients for one step. Mini-batch SGD takes a batch of B examples and steps
+along *their* mean gradient, with learning rate α:
+
+    g_B = 1/B * sum_{i in batch} ∇f_i(w)          w ← w - α * g_B
+
+On average over the draw of the batch, g_B is the full gradient ∇F(w); what varies is by how much a
+single draw misses it. With σ² = 1/N * sum_i |∇f_i - ∇F|², the spread of single gradients, a batch
+drawn *without replacement* misses by
+
+    E |g_B - ∇F|² = σ²/B * (N - B)/(N - 1)
+
+(W. G. Cochran, "Sampling Techniques", 3rd ed., 1977, theorem 2.2). The first factor is the reason
+to pay for large batches: B times the work, a B-th of the variance. The second is the finite
+population correction: it is close to 1 while B << N, and 0 at B = N, where nothing is left to
+chance. Drawing *with* replacement would give σ²/B only.
+
+The sum over the batch is also what makes data parallelism possible: it can be cut into K partial
+sums, computed on K GPUs, and added up. The step stays the same (`replicas`, and onwards).
+
+H. Robbins and S. Monro, "A Stochastic Approximation Method", 1951; L. Bottou, F. E. Curtis and
+J. Nocedal, "Optimization Methods for Large-Scale Machine Learning", 2018.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""`loss_fn(prediction, target)`: a scalar, the *mean* over the examples of the batch."""
+
+
+def minibatches(
+    n: int,
+    batch_size: int,
+    generator: torch.Generator | None = None,
+    drop_last: bool = False,
+    device: torch.device | str | None = None,
+) -> Iterator[Tensor]:
+    """Yield one epoch of batches: index tensors, int64 of shape (batch_size,).
+
+    One fresh permutation of 0 … n-1 is cut into consecutive pieces. So within an epoch sampling is
+    without replacement and every index occurs exactly once. If batch_size does not divide n, the
+    last batch is shorter, or left out with `drop_last=True`.
+
+    The permutation is drawn on the generator's device (the CPU by default) and moved once to
+    `device`. The same seed thus gives the same batches wherever the data are, and indexing data on
+    a GPU does not wait for a copy at every batch.
+
+    Raises ValueError if batch_size < 1 or n < 0.
+    """
+    if batch_size < 1 or n < 0:
+        raise ValueError(f"cannot cut n={n} examples into batches of batch_size={batch_size}")
+    drawn_on = generator.device if generator is not None else "cpu"
+    order = torch.randperm(n, generator=generator, device=drawn_on).to(device or drawn_on)
+    end = n - n % batch_size if drop_last else n
+    # An inner generator expression, so that a wrong batch_size is reported here and now.
+    return (order[start : start + batch_size] for start in range(0, end, batch_size))
+
+
+@torch.no_grad()
+def sgd_step(params: Iterable[Tensor], lr: float) -> None:
+    """Update in place, w ← w - α * g, with g from `.grad` and α = `lr`.
+
+    Bit for bit what `torch.optim.SGD(params, lr)` does without momentum or weight decay. Parameters
+    whose `.grad` is None took no part in the loss, and stay as they are. Gradients are left in
+    place: clear them with `zero_grad` before the next backward pass, which adds to them.
+    """
+    for param in params:
+        if param.grad is not None:
+            # One multiply-add: (lr * grad) computed by itself would be rounded once more.
+            param.add_(param.grad, alpha=-lr)
+
+
+def batch_gradient(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Return g = 1/B * sum_i ∇f_i for the batch `x`, `y` of B examples, without touching `.grad`.
+
+    One tensor for each parameter that is trained, in the order of `model.parameters()` and of its
+    shape; zeros where the loss does not depend on it. `loss_fn` must return the batch's mean.
+    """
+    trained = [param for param in model.parameters() if param.requires_grad]
+    return list(torch.autograd.grad(loss_fn(model(x), y), trained, materialize_grads=True))
+
+
+def train_epoch(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
+    lr: float,
+    generator: torch.Generator | None = None,
+) -> list[float]:
+    """Pass once over the N examples `x`, `y` (both N long), a step per batch; return the losses.
+
+    `losses[i]` is batch i's mean loss *before* its step. The last batch may be shorter; its step is
+    as large as any other, because the gradient is a mean.
+    """
+    losses = []
+    for batch in minibatches(len(x), batch_size, generator, device=x.device):
+        model.zero_grad()
+        loss = loss_fn(model(x[batch]), y[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        sgd_step(model.parameters(), lr)
+        losses.append(loss.detach())
+    # Read at the end: reading a number from a GPU waits for all the work queued before it.
+    return [loss.item() for loss in losses]
+
+
+def gradient_spread(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor) -> float:
+    """Return σ² = 1/N * sum_i |∇f_i - ∇F|²: how much single examples disagree at the current w.
+
+    Takes N backward passes, one for each example of `x`, `y`.
+    """
+    full = batch_gradient(model, loss_fn, x, y)
+    one_by_one = ([i] for i in range(len(x)))
+    return _mean_squared_distance(model, loss_fn, x, y, one_by_one, full)
+
+
+def gradient_variance(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
+    num_batches: int = 100,
+    generator: torch.Generator | None = None,
+) -> float:
+    """Measure E |g_B - ∇F|² at the current w: the mean over `num_batches` random batches.
+
+    Every batch is drawn anew, without replacement, from the N examples `x`, `y`. To be compared
+    with the theory, `variance_of_batch_mean(gradient_spread(…), batch_size, N)`. The measurement is
+    itself a mean of random numbers: its distance to the theory shrinks like 1/√num_batches.
+
+    Raises ValueError unless 1 <= batch_size <= N and num_batches >= 1.
+    """
+    if not 1 <= batch_size <= len(x) or num_batches < 1:
+        raise ValueError(
+            f"cannot draw num_batches={num_batches} batches of batch_size={batch_size} "
+            f"without replacement from {len(x)} examples"
+        )
+    full = batch_gradient(model, loss_fn, x, y)
+    draws = (
+        next(minibatches(len(x), batch_size, generator, device=x.device))
+        for _ in range(num_batches)
+    )
+    return _mean_squared_distance(model, loss_fn, x, y, draws, full)
+
+
+def variance_of_batch_mean(spread: float, batch_size: int, n: int) -> float:
+    """Return the theory, E |g_B - ∇F|² = σ²/B * (N - B)/(N - 1), for batches of B out of N = `n`.
+
+    `spread` is σ² as `gradient_spread` returns it. Sampling is without replacement; for a single
+    example, N = 1, there is nothing to draw and the variance is 0.
+
+    Raises ValueError unless 1 <= batch_size <= n.
+    """
+    if not 1 <= batch_size <= n:
+        raise ValueError(f"no batch of batch_size={batch_size} out of n={n} without replacement")
+    return spread / batch_size * (n - batch_size) / (n - 1) if n > 1 else 0.0
+
+
+def _mean_squared_distance(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    x: Tensor,
+    y: Tensor,
+    batches: Iterable[Tensor | list[int]],
+    center: list[Tensor],
+) -> float:
+    """Average |g - center|² over the batches, adding up in float64 on the data's device."""
+    distances = []
+    for batch in batches:
+        gradient = batch_gradient(model, loss_fn, x[batch], y[batch])
+        distances.append(
+            sum((g - c).double().square().sum() for g, c in zip(gradient, center, strict=True))
+        )
+    return float(sum(distances) / len(distances))

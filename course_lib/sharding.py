@@ -1,0 +1,157 @@
+"""Sharding: which examples belong to which rank.
+
+K ranks share N examples. Whatever the rule, two things must hold, or the ranks together do not
+compute what one machine would: the shards are *disjoint*, and together they *cover* everything.
+They should also be of nearly the same size, because a step takes as long as its slowest rank.
+
+Two rules are in use, and they treat the remainder r = N mod K differently:
+
+- **Contiguous** (`shard_bounds`, `shard`): with N = qK + r, the first r ranks take q + 1 examples
+  and the others q. Nothing is lost or repeated, but shards may differ by one, so whoever averages
+  must weight them (`replicas`). This is how one batch, or one long tensor, is cut.
+
+- **Strided and padded** (`ShardedSampler`, and PyTorch's `DistributedSampler`): rank k takes
+  positions k, k + K, k + 2K, … of a shuffled order that has first been made divisible: either by
+  *repeating* examples from its start, or, with `drop_last`, by leaving out its end. Every rank then
+  takes the same number of steps, so no rank waits in a collective for one that has already
+  finished its epoch. The price: up to K - 1 examples count twice. That hardly matters in training;
+  in an evaluation it makes the reported accuracy slightly wrong, and dependent on K.
+
+The order is shuffled with seed + epoch, the same on every rank, without a message. A training loop
+must say which epoch it is, with `set_epoch`; if it forgets, every epoch has the same order.
+
+S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+"""
+
+from collections.abc import Iterator, Sequence, Sized
+from typing import TypeVar, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import Sampler
+
+T = TypeVar("T")
+
+
+def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
+    """Return `(start, stop)`: rank's half-open, contiguous part of range(length).
+
+    With length = q * world_size + r, the first r ranks hold q + 1 elements and the others q. Rank 0
+    starts at 0, each rank starts where the one before it stops, and the last one stops at `length`.
+    A shard may be empty (start == stop), when there are fewer elements than ranks.
+
+    Raises ValueError if length < 0, world_size < 1, or rank is not in 0 … world_size - 1.
+    """
+    if length < 0 or world_size < 1:
+        raise ValueError(f"cannot cut length={length} into world_size={world_size} shards")
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank is {rank}, but with world_size={world_size} it is in 0 … {world_size - 1}"
+        )
+    quotient, remainder = divmod(length, world_size)
+    # Of the ranks before this one, min(rank, remainder) hold one more.
+    start = rank * quotient + min(rank, remainder)
+    return start, start + quotient + (rank < remainder)
+
+
+@overload
+def shard(data: Tensor, world_size: int, rank: int) -> Tensor: ...
+@overload
+def shard(data: Sequence[T], world_size: int, rank: int) -> Sequence[T]: ...
+def shard(data: Tensor | Sequence[T], world_size: int, rank: int) -> Tensor | Sequence[T]:
+    """Return rank's contiguous part of `data`, cut along its first dimension by `shard_bounds`.
+
+    For a tensor of shape (N, …) this is a *view* of shape (about N / world_size, …): it shares
+    memory, so writing to it writes to `data`. A list or tuple is sliced, hence copied.
+
+    Raises ValueError as `shard_bounds` does, and for a tensor without dimensions.
+    """
+    if isinstance(data, Tensor) and data.dim() == 0:
+        raise ValueError("a tensor without dimensions holds one number and cannot be sharded")
+    start, stop = shard_bounds(len(data), world_size, rank)
+    return data[start:stop]
+
+
+class ShardedSampler(Sampler[int]):
+    """Yield rank's share of the indices of `dataset`, anew for every epoch.
+
+    Has the arguments of `torch.utils.data.distributed.DistributedSampler` and yields exactly its
+    indices in its order, so it can take its place in a `DataLoader`; it is faster, because it turns
+    only its own share into Python numbers, not all N.
+
+    `num_replicas` and `rank` default to those of the initialised process group. `len(sampler)` is
+    the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
+
+    Raises ValueError if rank is not in 0 … num_replicas - 1, and if there is no process group to
+    ask for an argument that was left out (RuntimeError if this PyTorch has none at all).
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if num_replicas is None or rank is None:
+            _require_process_group()
+        self.dataset = dataset
+        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
+        self.rank = dist.get_rank() if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(
+                f"Invalid rank {self.rank}: with num_replicas={self.num_replicas}, rank should be "
+                f"in the interval [0, {self.num_replicas - 1}]"
+            )
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        extra = 0 if drop_last else self.num_replicas - 1  # rounds the division up
+        self.num_samples = (len(dataset) + extra) // self.num_replicas
+        self._length = len(dataset)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        n = len(self.dataset)
+        if n != self._length:
+            raise RuntimeError(
+                f"the dataset had {self._length} examples when this sampler was made and has {n} "
+                "now: make a new sampler, on every rank"
+            )
+        # The padded order goes on from its start again, so that position i holds what i mod n does.
+        # Fewer than K positions are padded: of this rank's, at most its last.
+        last = self.rank + (self.num_samples - 1) * self.num_replicas
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            # On the CPU, whatever the default device: all ranks must draw the same order.
+            order = torch.randperm(n, generator=generator, device="cpu")
+            # Slice first: turning all n indices into Python numbers is what would take the time.
+            indices = order[self.rank : self.total_size : self.num_replicas].tolist()
+            if last >= n > 0:
+                indices.append(int(order[last % n]))
+        else:
+            indices = list(range(n)[self.rank : self.total_size : self.num_replicas])
+            if last >= n > 0:
+                indices.append(last % n)
+        return iter(indices)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is next: the order is shuffled with seed + epoch, alike on all ranks."""
+        self.epoch = epoch
+
+
+def _require_process_group() -> None:
+    if not dist.is_available():
+        raise RuntimeError("this PyTorch has no torch.distributed: pass num_replicas and rank")
+    if not dist.is_initialized():
+        raise ValueError(
+            "there is no process group yet: pass num_replicas and rank, or call "
+            "torch.distributed.init_process_group first"
+        )

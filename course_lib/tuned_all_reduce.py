@@ -1,0 +1,116 @@
+"""Tuning: which all-reduce is the fastest depends on the size, so choose by size.
+
+A central all-reduce sends two messages one after the other, a ring 2(K-1), each a K-th as long.
+Where the one overtakes the other depends on the network and on K. There are two ways to find out:
+
+- **predict**: take α and β of the network, and the formulas of `cost_model`;
+- **measure**: time each algorithm for a few sizes, once, and keep the winners.
+
+Measuring also sees what the model leaves out: on one machine, messages cost work that the ranks'
+own cores must do. Libraries do both: NCCL predicts, Horovod tunes while it trains.
+
+All ranks must choose alike, or one would wait in a ring for others that form a tree: the slowest
+rank's time counts, and it is agreed upon with an all-reduce.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import (
+    central_all_reduce,
+    halving_doubling_all_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from course_lib.cost_model import Network, fastest_all_reduce
+from course_lib.gradient_sync import library_all_reduce
+from course_lib.point_to_point import Group, place_in
+
+ALGORITHMS: dict[str, Callable[[Tensor, Group], None]] = {
+    "central": central_all_reduce,
+    "tree": tree_all_reduce,
+    "ring": ring_all_reduce,
+    "halving_doubling": halving_doubling_all_reduce,
+    "library": library_all_reduce,
+}
+"""Name, as in `cost_model.ALL_REDUCE_TIMES`, → algorithm; and the backend's own."""
+
+
+class TunedAllReduce:
+    """An all-reduce that uses for each size the algorithm that is the fastest there.
+
+    `tuned(tensor)` replaces everyone's `tensor` by the sum over `group`, in place; so does
+    `tuned(tensor, group)`, which `gradient_sync` calls, for the group that it was made for.
+
+    Args:
+        group: the process group; None for all ranks.
+        network: predict from its latency (s) and bandwidth (bytes/s); None: measure, now.
+        sizes: in bytes, where to measure. In between, the nearest counts; all ranks give the same.
+        repeats: how often, of which the median counts.
+        device: where the measured tensors lie: where those to be reduced will.
+
+    Attributes:
+        times: size → name → measured seconds; empty if predicted.
+
+    Raises:
+        ValueError: this rank is not in the group, or a size is not positive.
+
+    """
+
+    def __init__(
+        self,
+        group: Group = None,
+        network: Network | None = None,
+        sizes: Sequence[int] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22),
+        repeats: int = 5,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.group = group
+        _, self.world_size = place_in(group)
+        self.network = network
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"sizes={tuple(sizes)}: give at least one size in bytes, above 0")
+        self.times: dict[int, dict[str, float]] = {}
+        if network is None:
+            for size in sizes:
+                tensor = torch.zeros(-(-size // 4), device=device)
+                self.times[size] = {
+                    name: self._time(algorithm, tensor, repeats)
+                    for name, algorithm in ALGORITHMS.items()
+                }
+
+    def __call__(self, tensor: Tensor, group: Group = None) -> None:
+        """Replace everyone's `tensor` by the sum, in place. Raises ValueError for another group."""
+        if group not in (None, self.group):
+            raise ValueError("this all-reduce was tuned for another group: make one for this group")
+        name = self.choice(tensor.numel() * tensor.element_size())
+        ALGORITHMS[name](tensor, self.group)
+
+    def choice(self, nbytes: int) -> str:
+        """Return the name of the algorithm for tensors of `nbytes`."""
+        if self.network is not None:
+            return fastest_all_reduce(nbytes, self.world_size, self.network)
+        nearest = min(self.times, key=lambda size: abs(math.log(size / max(nbytes, 1))))
+        return min(self.times[nearest], key=self.times[nearest].__getitem__)
+
+    def _time(
+        self, algorithm: Callable[[Tensor, Group], None], tensor: Tensor, repeats: int
+    ) -> float:
+        """Return the median seconds of one all-reduce, on the slowest rank."""
+        seconds = []
+        for _ in range(repeats + 1):  # the first one opens connections
+            dist.barrier(self.group)
+            start = time.perf_counter()
+            algorithm(tensor, self.group)
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)
+            seconds.append(time.perf_counter() - start)
+        mine = sorted(seconds[1:])[repeats // 2]
+        slowest = torch.tensor([mine], device=tensor.device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
+        return float(slowest)

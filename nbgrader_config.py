@@ -1,0 +1,43 @@
+"""nbgrader's configuration: where the course is, and which passes grade it.
+
+Plain nbgrader commands, run in this folder, use it: ``nbgrader generate_assignment``,
+``nbgrader autograde``, ``nbgrader generate_feedback``, ``nbgrader formgrader``.
+"""
+
+from pathlib import Path
+
+c = get_config()  # noqa: F821  (nbgrader provides it)
+
+grading = Path("grading")
+
+c.CourseDirectory.course_id = "sgd-to-ddp"
+c.CourseDirectory.root = str(Path(__file__).resolve().parent)
+c.CourseDirectory.source_directory = "assignments"
+c.CourseDirectory.release_directory = str(grading / "release")
+c.CourseDirectory.submitted_directory = str(grading / "submitted")
+c.CourseDirectory.autograded_directory = str(grading / "autograded")
+c.CourseDirectory.feedback_directory = str(grading / "feedback")
+c.CourseDirectory.solution_directory = str(grading / "solution")
+c.CourseDirectory.db_url = f"sqlite:///{Path(__file__).resolve().parent / grading / 'gradebook.db'}"
+# What must not reach a student: not on release, and not with the feedback.
+c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidden.py", "mutants.py"]
+
+# First of all, what was handed in becomes the released notebook with the student's code in it.
+c.Autograde.sanitize_preprocessors = [
+    "autograder.rebuild.Rebuild",
+    "nbgrader.preprocessors.ClearOutput",
+    "nbgrader.preprocessors.DeduplicateIds",
+    "nbgrader.preprocessors.OverwriteKernelspec",
+    "nbgrader.preprocessors.OverwriteCells",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+# Examine takes the place of nbgrader's Execute: the verdict is made outside the student's process.
+c.Autograde.autograde_preprocessors = [
+    "autograder.examine.Examine",
+    "nbgrader.preprocessors.SaveAutoGrades",
+    "nbgrader.preprocessors.AssignLatePenalties",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\nraise NotImplementedError"}
+# Nothing that a student wrote may run in the instructor's browser.
+c.HTMLExporter.sanitize_html = True

@@ -1,0 +1,222 @@
+"""Student code under examination, in its sandbox: honest, broken, stuck and hostile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autograder.examination import Examination
+from autograder.places import SandboxedPlace
+from course_lib.checking import Case, Check, CheckReport, Wrong, examine
+from course_lib.ranks.fork_client import ForkServerError
+
+pytestmark = pytest.mark.timeout(120)
+
+CHECKS = """
+import torch
+from course_lib.checking import Case, Check
+
+def program(function, mine):
+    return function(mine)
+
+CHECKS = {"total": Check("total", program, None, None, ())}
+"""
+
+RIGHT = """
+import torch.distributed as dist
+
+def total(mine):
+    dist.all_reduce(mine)
+    return mine
+"""
+
+
+def inputs(case: Case, generator: torch.Generator) -> list[torch.Tensor]:
+    return [torch.randint(100, (3,), generator=generator) for _ in range(case.world_size)]
+
+
+def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for rank, output in enumerate(outputs):
+        if not isinstance(output, torch.Tensor) or not torch.equal(output, sum(inputs)):
+            raise Wrong(f"rank {rank}: wrong sum")
+
+
+def check(*world_sizes: int, seconds: float = 20.0) -> Check:
+    cases = tuple(Case(f"{k} ranks", k) for k in world_sizes)
+    return Check("total", lambda function, mine: None, inputs, judge, cases, seconds)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: Any) -> Iterator[SandboxedPlace]:
+    path = tmp_path_factory.mktemp("assignment") / "checks.py"
+    path.write_text(CHECKS)
+    for folder in (path, *path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    with SandboxedPlace(path, masked=("course_lib.sharding",)) as place:
+        yield place
+
+
+@pytest.fixture
+def examination(place: SandboxedPlace) -> Iterator[Examination]:
+    with Examination(place, cell_seconds=5) as examination:
+        yield examination
+
+
+def report(
+    examination: Examination, source: str, *world_sizes: int, seconds: float = 20.0
+) -> CheckReport:
+    examination.run_cell(source)
+    runner = examination.runner("total")
+    return examine("t/total", check(*world_sizes, seconds=seconds), runner, seed="s")
+
+
+def test_a_right_function_passes_on_every_world_size(examination: Examination) -> None:
+    assert report(examination, RIGHT, 1, 2, 3, 4).passed
+
+
+def test_cells_share_a_namespace_and_errors_do_not_stop_the_rest(examination: Examination) -> None:
+    assert examination.run_cell("x = 20\nprint('hello')").stdout == "hello\n"
+    broken = examination.run_cell("y = x + 1\n1 / 0")
+    assert broken.error == "ZeroDivisionError: division by zero"
+    assert "Cell In[2], line 2" in broken.trace
+    assert examination.run_cell("print(x + y)").stdout == "41\n"
+    assert examination.run_cell("%who int\n").error == ""
+
+
+def test_an_answer_module_cannot_be_imported(examination: Examination) -> None:
+    outcome = examination.run_cell("from course_lib.sharding import shard_bounds")
+    assert "what this assignment asks you to write" in outcome.error
+
+
+def test_a_missing_function_is_named(examination: Examination) -> None:
+    assert "total is not defined" in report(examination, "x = 1", 2).reason
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return mine", "rank 0: wrong sum"),
+        ("raise ValueError('no')", "raised ValueError: no  (Cell In[1], line 3)"),
+        ("import os; os._exit(7)", "process ended: it called exit with status 7"),
+        ("import ctypes; ctypes.string_at(0)", "signal SIGSEGV"),
+        ("raise SystemExit(0)", "raised SystemExit: 0"),
+        ("dist.recv(mine, src=1 - dist.get_rank())", "rank 0 waits in recv from rank 1 (24 B)"),
+        ("dist.get_rank() or dist.all_reduce(mine); return mine", "rank 0 waits in all_reduce #1"),
+        ("import time; time.sleep(60)", "longer than its limit of 3 s"),
+        ("while True:\n        pass", "longer than its limit of 3 s"),
+        ("return object()", "return tensors, numbers, text"),
+        ("return mine.double()", "rank 0: wrong sum"),
+        ("return bytearray(10**9)", ""),
+    ],
+)
+def test_a_failure_is_explained_and_costs_only_its_own_case(
+    examination: Examination, body: str, words: str
+) -> None:
+    source = (
+        "import torch.distributed as dist\n"
+        f"def wrong(mine):\n    {body}\n"
+        "def right(mine):\n    dist.all_reduce(mine); return mine\n"
+        "def total(mine):\n    return (wrong if dist.get_world_size() == 2 else right)(mine)\n"
+    )
+    result = report(examination, source, 1, 2, 3, seconds=3.0)
+    assert [case.passed for case in result.results] == [True, False, True], str(result)
+    assert words in result.reason
+
+
+def test_a_value_that_claims_to_equal_everything_is_not_plain(examination: Examination) -> None:
+    source = """
+class Liar:
+    def __eq__(self, other): return True
+def total(mine):
+    return Liar()
+"""
+    assert "Liar" in report(examination, source, 2).reason
+
+
+def test_a_rank_cannot_find_the_other_ranks_inputs(examination: Examination) -> None:
+    source = """
+import glob, torch
+def total(mine):
+    seen = []
+    for path in glob.glob("/proc/[0-9]*/mem") + glob.glob("/proc/[0-9]*/environ"):
+        if path.split("/")[2] != "self":
+            try:
+                open(path, "rb").read(1)
+                seen.append(path)
+            except OSError:
+                pass
+    return torch.tensor(len(seen))
+"""
+    examination.run_cell(source)
+    found = examination.runner("total")(
+        check(2), Case("2 ranks", 2), [torch.ones(1), torch.ones(1)]
+    )
+    assert [int(count) for count in found] == [0, 0]
+
+
+def test_a_cell_that_ends_or_hangs_its_process_costs_itself_only(examination: Examination) -> None:
+    examination.run_cell(RIGHT)
+    assert "ended the Python process" in examination.run_cell("import os; os._exit(1)").error
+    assert "longer than 5 s" in examination.run_cell("while True: pass").error
+    assert examination.run_cell("print(total.__name__)").stdout == "total\n"
+    assert report(examination, "", 2).passed
+
+
+def test_killing_everything_in_reach_costs_the_check_and_not_the_next(
+    examination: Examination,
+) -> None:
+    source = """
+import os, signal
+import torch.distributed as dist
+def total(mine):
+    if dist.get_world_size() == 2:
+        os.kill(-1, signal.SIGKILL)
+    dist.all_reduce(mine)
+    return mine
+"""
+    result = report(examination, source, 1, 2, 3)
+    assert [case.passed for case in result.results] == [True, False, True], str(result)
+
+
+def test_a_flood_of_prints_is_capped(examination: Examination) -> None:
+    outcome = examination.run_cell("for i in range(300_000): print('flood')")
+    assert len(outcome.stdout) < 100_000
+    assert "more characters" in outcome.stdout
+
+
+def test_nothing_is_left_when_it_closes(place: SandboxedPlace) -> None:
+    with Examination(place) as examination:
+        examination.run_cell(
+            "import subprocess; subprocess.Popen(['sleep', '54321'], start_new_session=True)"
+        )
+        assert _sleepers() == 1
+    deadline = time.monotonic() + 5
+    while _sleepers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _sleepers() == 0
+
+
+def _sleepers() -> int:
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            count += path.read_bytes() == b"sleep\x0054321\x00"
+        except OSError:
+            continue
+    return count
+
+
+def test_a_grader_that_cannot_start_is_not_a_zero(tmp_path: Path) -> None:
+    class Nowhere:
+        checks = scratch = "/tmp"
+
+        def start(self) -> Any:
+            raise ForkServerError("no sandbox today")
+
+    with Examination(Nowhere()) as examination, pytest.raises(ForkServerError):
+        examination.run_cell("x = 1")

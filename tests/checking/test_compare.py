@@ -1,0 +1,80 @@
+"""What the judges say, and that they say it only when something is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.checking import (
+    Wrong,
+    expect_close,
+    expect_number,
+    expect_same_on_all_ranks,
+    expect_tensor,
+)
+
+
+def test_equal_tensors_are_close() -> None:
+    expect_close(torch.ones(2, 3), torch.ones(2, 3), "x")
+    expect_close(torch.empty(0), torch.empty(0), "x")
+    expect_close(torch.tensor(2.0), torch.tensor(2.0), "x")
+
+
+@given(st.integers(0, 5), st.floats(-100, 100).filter(lambda d: abs(d) > 1e-2))
+def test_one_wrong_element_is_named(index: int, difference: float) -> None:
+    expected = torch.arange(6.0).view(2, 3)
+    got = expected.clone()
+    got.view(-1)[index] += difference
+    with pytest.raises(Wrong) as caught:
+        expect_close(got, expected, "rank 1: x")
+    assert f"rank 1: x[{index // 3}, {index % 3}]: expected {index}" in caught.value.message
+    assert "(1 of 6 elements differ)" in caught.value.message
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_and_inf_are_wrong(bad: float) -> None:
+    with pytest.raises(Wrong, match=r"x\[1\]: expected 1, got"):
+        expect_close(torch.tensor([1.0, bad]), torch.ones(2), "x")
+
+
+def test_a_known_mistake_is_recognised() -> None:
+    with pytest.raises(Wrong) as caught:
+        expect_close(
+            torch.full((3,), 4.0), torch.ones(3), "x", lookalikes={"the sum": torch.full((3,), 4.0)}
+        )
+    assert caught.value.hint == "This equals the sum."
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "None (does the function return it, or set it?)"),
+        (3.0, "float '3.0'"),
+        (torch.ones(2), "shape [2], expected [3]"),
+        (torch.ones(3, dtype=torch.float64), "dtype torch.float64, expected torch.float32"),
+    ],
+)
+def test_what_is_not_such_a_tensor_is_described(value: object, words: str) -> None:
+    with pytest.raises(Wrong) as caught:
+        expect_tensor(value, torch.ones(3), "x")
+    assert words in caught.value.message
+
+
+def test_numbers() -> None:
+    expect_number(0.5, 0.5, "loss")
+    expect_number(torch.tensor(0.5), 0.5, "loss")
+    for wrong in (0.6, float("nan"), True, None, "0.5", torch.ones(2)):
+        with pytest.raises(Wrong, match="loss"):
+            expect_number(wrong, 0.5, "loss")
+
+
+def test_replicas_must_hold_the_same_bits() -> None:
+    value = torch.tensor([0.1, 0.2])
+    expect_same_on_all_ranks([value, value.clone(), value.clone()], "w")
+    drifted = torch.nextafter(value, torch.ones(2))
+    with pytest.raises(Wrong, match="w differs between rank 0 and rank 2"):
+        expect_same_on_all_ranks([value, value.clone(), drifted], "w")
+    with pytest.raises(Wrong, match="rank 1: w is None"):
+        expect_same_on_all_ranks([value, None], "w")

@@ -1,0 +1,90 @@
+"""For every test: one thread per process, and no process left behind."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch is imported anywhere, and inherited by every rank and kernel the tests start: four
+# ranks with a thread pool each, on two cores, spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+MARK = "SGD_TO_DDP_TEST"
+GRACE_SECONDS = 3.0
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty when it is gone or not ours."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return "X", 0
+    # The command name, in parentheses, may itself hold spaces and parentheses.
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def _descends_from(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        _, pid = _state_and_parent(pid)
+    return False
+
+
+def orphans(mark: str, ancestor: int) -> dict[int, str]:
+    """Return the live processes that carry ``mark`` but no longer descend from ``ancestor``.
+
+    The mark is an environment variable set in the ancestor: the environment a process was started
+    with is inherited through forks and stays readable after its parent has gone. Walking up the
+    parents finds orphans also where they are adopted by a session manager instead of process 1.
+    Not seen: what was forked from ``ancestor`` and never ran another program, and what was started
+    with an emptied environment.
+    """
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        environment = _environment(pid)
+        if environment.get(MARK) != mark or _descends_from(pid, ancestor):
+            continue
+        if _state_and_parent(pid)[0] in "ZX":  # dead, only not yet collected by its parent
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        started_in = environment.get("PYTEST_CURRENT_TEST", "outside any test")
+        found[pid] = f"pid {pid}, started during {started_in}: {command[:160].strip()}"
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Fail the run when a process that a test started outlives whoever was to end it.
+
+    Only orphans count here. Multiprocessing's fork server and resource tracker, and ranks that wait
+    under the fork server for the next test, are descendants of pytest and end with it; whether they
+    really did can only be seen from outside, and .ci/run looks after pytest has gone.
+    """
+    if not Path("/proc/self/environ").exists():  # macOS
+        yield
+        return
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    yield
+    # A sandbox that dies with its parent needs some milliseconds to do so.
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (left := orphans(mark, os.getpid())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if left:
+        pytest.fail("these processes outlived the tests:\n  " + "\n  ".join(left.values()))

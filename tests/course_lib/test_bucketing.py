@@ -1,0 +1,103 @@
+"""Buckets: every tensor in one, in order, within the cap, and no bucket closed too early."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.bucketing import (
+    ALIGNMENT,
+    MEGABYTE,
+    Bucket,
+    allocate_memory,
+    assign_buckets,
+    lay_out,
+)
+
+DTYPES = [torch.float32, torch.float16, torch.float64]
+
+
+@st.composite
+def tensors_and_order(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[int]]:
+    kinds = draw(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(DTYPES)), max_size=25))
+    tensors = [torch.empty(length, dtype=dtype) for length, dtype in kinds]
+    return tensors, draw(st.permutations(range(len(tensors))))
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+@given(tensors_and_order(), st.integers(0, 100), st.integers(0, 100))
+def test_buckets_of_any_tensors(case, cap, first_cap):
+    tensors, order = case
+    buckets = assign_buckets(tensors, cap / MEGABYTE, first_cap / MEGABYTE, order)
+    when = {index: position for position, index in enumerate(order)}
+
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(tensors)))
+    for bucket in buckets:
+        assert len({tensors[i].dtype for i in bucket}) == 1
+        assert [when[i] for i in bucket] == sorted(when[i] for i in bucket)
+    complete = [when[bucket[-1]] for bucket in buckets]
+    assert complete == sorted(complete)
+    for dtype in DTYPES:
+        same = [bucket for bucket in buckets if tensors[bucket[0]].dtype == dtype]
+        limit = min(first_cap, cap)
+        for number, bucket in enumerate(same):
+            size = sum(nbytes(tensors[i]) for i in bucket)
+            assert size <= limit or len(bucket) == 1
+            # It was closed because the next tensor did not fit, not before.
+            if number + 1 < len(same):
+                assert size + nbytes(tensors[same[number + 1][0]]) > limit
+            limit = cap
+
+
+@pytest.mark.parametrize("dtypes", [[torch.float32], DTYPES])
+def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
+    """Between them they differ: PyTorch closes a bucket after its cap has been passed."""
+    tensors = [torch.empty(i + 1, dtype=dtypes[i % len(dtypes)]) for i in range(9)]
+    for cap in (0, 1 << 40):
+        theirs, _ = dist._compute_bucket_assignment_by_size(tensors[::-1], [cap])
+        reversed_back = sorted([8 - i for i in bucket] for bucket in theirs)
+        assert sorted(assign_buckets(tensors, cap / MEGABYTE, cap / MEGABYTE)) == reversed_back
+
+
+def test_from_the_last_to_the_first_with_a_small_one_first():
+    tensors = [torch.empty(MEGABYTE // 4) for _ in range(7)]  # 1 MiB each
+    assert assign_buckets(tensors, 3, 1) == [[6], [5, 4, 3], [2, 1, 0]]
+    assert assign_buckets(tensors, 3, 25) == [[6, 5, 4], [3, 2, 1], [0]]
+    assert assign_buckets(tensors, 3, 2, range(7)) == [[0, 1], [2, 3, 4], [5, 6]]
+    assert assign_buckets([], 3, 1) == []
+
+
+@pytest.mark.parametrize("caps", [(-1, 1), (25, -0.5)])
+def test_sizes_below_zero_are_refused(caps):
+    with pytest.raises(ValueError, match="0 or more"):
+        assign_buckets([torch.empty(1)], *caps)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6))
+def test_views_cover_the_buffer_without_overlap(shapes):
+    tensors = [torch.empty(shape, dtype=torch.float64) for shape in shapes]
+    bucket = Bucket(tensors, range(len(tensors)))
+    for number, view in enumerate(bucket.views):
+        view.fill_(number)
+    expected = [torch.full((t.numel(),), float(n)) for n, t in enumerate(tensors)]
+    assert torch.equal(bucket.buffer, torch.cat(expected).double())
+    assert [view.shape for view in bucket.views] == [tensor.shape for tensor in tensors]
+
+
+@given(tensors_and_order(), st.integers(0, 100))
+def test_buckets_laid_out_in_one_vector_per_kind_do_not_overlap(case, cap):
+    tensors, order = case
+    memory = allocate_memory(tensors)
+    buckets = lay_out(tensors, assign_buckets(tensors, cap / MEGABYTE, 1, order), memory)
+    for number, bucket in enumerate(buckets):
+        bucket.buffer.fill_(number)
+    for number, bucket in enumerate(buckets):
+        assert all((view == number).all() for view in bucket.views)
+        start = (
+            bucket.buffer.data_ptr() - memory[bucket.buffer.dtype, bucket.buffer.device].data_ptr()
+        )
+        assert bucket.buffer.numel() == 0 or start % (ALIGNMENT * bucket.buffer.element_size()) == 0

@@ -1,0 +1,198 @@
+"""The formulas against algebra, and against the virtual clock on which the algorithms run."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from course_lib import collectives, cost_model
+from course_lib.cost_model import Link, best_bucket_bytes, fit_link, overlapped_time
+from course_lib.ranks import Ranks
+from course_lib.ranks.network import Network
+
+NETWORK = Network(latency=1.3e-3, bandwidth=7e6)
+LENGTH = 840  # divides by 1 … 8
+NBYTES = 4 * LENGTH
+
+WITH_FORMULA = {
+    "naive_broadcast": cost_model.naive_broadcast_time,
+    "tree_broadcast": cost_model.tree_broadcast_time,
+    "pipelined_broadcast": cost_model.pipelined_broadcast_time,
+    "reduce": cost_model.tree_broadcast_time,
+    "reduce_scatter": cost_model.ring_reduce_scatter_time,
+    "all_gather": cost_model.ring_reduce_scatter_time,
+    "central_all_reduce": cost_model.central_all_reduce_time,
+    "tree_all_reduce": cost_model.tree_all_reduce_time,
+    "ring_all_reduce": cost_model.ring_all_reduce_time,
+    "simple_ring_all_reduce": cost_model.ring_all_reduce_time,
+    "halving_doubling_all_reduce": cost_model.halving_doubling_all_reduce_time,
+}
+
+
+def run_one(name: str) -> None:
+    getattr(collectives, name)(torch.ones(LENGTH))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("name", WITH_FORMULA)
+def test_an_algorithm_takes_the_time_of_its_formula(k, name):
+    ranks = Ranks(k, on="simulated", network=NETWORK)
+    ranks.run(run_one, name)
+    formula: Callable[..., float] = WITH_FORMULA[name]
+    expected = formula(NBYTES, k, NETWORK)
+    if name in ("tree_broadcast", "tree_all_reduce") and k not in (1, 2, 4, 8):
+        # The farthest of the ranks that there are is fewer messages away from the root.
+        assert expected - k.bit_length() * NETWORK.latency < ranks.trace.makespan < expected
+    else:
+        assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
+def test_two_levels(nodes, ranks_per_node):
+    inside = Network(latency=1e-5, bandwidth=1e9)
+    between = Network(1e-3, 1e7, node_size=ranks_per_node, inside=inside)
+
+    def run() -> None:
+        groups = collectives.two_level_groups(ranks_per_node)
+        collectives.hierarchical_all_reduce(torch.ones(LENGTH), *groups)
+
+    ranks = Ranks(nodes * ranks_per_node, on="simulated", network=between)
+    ranks.run(run)
+    expected = cost_model.hierarchical_all_reduce_time(
+        NBYTES, ranks_per_node, nodes, inside, Link(1e-3, 1e7)
+    )
+    assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_second_segment_travels_while_the_first_one_arrives():
+    ranks = Ranks(4, on="simulated", network=NETWORK)
+    times = []
+    for segments in (1, 2):
+        ranks.run(lambda s=segments: collectives.ring_all_reduce(torch.ones(LENGTH), segments=s))
+        times.append(ranks.trace.makespan)
+    assert times[1] < times[0]
+
+
+@pytest.mark.parametrize("k", [4, 8, 64])
+def test_small_tensors_want_few_messages_and_large_ones_few_bytes(k):
+    assert cost_model.fastest_all_reduce(4, k, NETWORK) == "central"
+    large = cost_model.fastest_all_reduce(1e9, k, NETWORK)
+    assert large in ("ring", "halving_doubling")
+    # 2(K-1)/K n/β is the least that any algorithm can do.
+    for time in cost_model.ALL_REDUCE_TIMES.values():
+        assert time(1e9, k, NETWORK) >= 2 * (k - 1) / k * 1e9 / NETWORK.bandwidth * (1 - 1e-12)
+
+
+def test_bus_bandwidth_of_a_ring_without_latency_is_the_link_s():
+    for k in (2, 3, 8):
+        seconds = cost_model.ring_all_reduce_time(1e6, k, Link(0.0, 5e9))
+        assert cost_model.bus_bandwidth(1e6, seconds, k) == pytest.approx(5e9)
+        assert cost_model.algorithm_bandwidth(1e6, seconds) == pytest.approx(5e9 * k / 2 / (k - 1))
+
+
+# --- buckets --------------------------------------------------------------------------------------
+
+
+def test_one_bucket_cannot_overlap_and_free_communication_costs_nothing():
+    link = Link(1e-3, 1e8)
+    alone = cost_model.ring_all_reduce_time(1e7, 4, link)
+    assert overlapped_time([1e7], 0.2, 4, link) == pytest.approx(0.2 + alone)
+    assert overlapped_time([1e6] * 10, 0.2, 1, link) == pytest.approx(0.2)
+    assert overlapped_time([], 0.2, 4, link) == 0.2
+
+
+@given(
+    count=st.integers(1, 60),
+    backward=st.floats(1e-3, 10),
+    k=st.integers(2, 64),
+    latency=st.floats(1e-6, 1e-2),
+    bandwidth=st.floats(1e6, 1e11),
+)
+def test_equal_buckets_have_a_closed_form(count, backward, k, latency, bandwidth):
+    link, n = Link(latency, bandwidth), 1e8
+    one = cost_model.ring_all_reduce_time(n / count, k, link)
+    closed = max(backward / count + count * one, backward + one)
+    assert overlapped_time([n / count] * count, backward, k, link) == pytest.approx(closed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    backward=st.floats(1e-2, 1),
+    k=st.integers(2, 16),
+    latency=st.floats(1e-4, 1e-2),
+    bandwidth=st.floats(1e7, 1e10),
+)
+def test_no_other_number_of_buckets_is_better_than_the_best(backward, k, latency, bandwidth):
+    link, n = Link(latency, bandwidth), 1e8
+    best = n / best_bucket_bytes(n, backward, k, link, 200)
+
+    def time(count: int) -> float:
+        return overlapped_time([n / count] * count, backward, k, link)
+
+    assert best == pytest.approx(round(best))
+    assert time(round(best)) <= min(time(m) for m in range(1, 201)) * (1 + 1e-9)
+
+
+def test_where_communication_is_long_the_number_of_buckets_is_a_square_root():
+    link, n, k, backward = Link(1e-3, 1e8), 1e9, 4, 2.4
+    best = n / best_bucket_bytes(n, backward, k, link)
+    assert best == pytest.approx(math.sqrt(backward / (2 * (k - 1) * link.latency)), abs=0.51)
+
+
+# --- fits -----------------------------------------------------------------------------------------
+
+
+@given(
+    latency=st.floats(1e-7, 1e-1),
+    bandwidth=st.floats(1e5, 1e12),
+    k=st.integers(2, 64),
+)
+def test_a_fit_finds_the_link_that_made_the_times(latency, bandwidth, k):
+    link = Link(latency, bandwidth)
+    # Sizes around the one at which latency and bytes cost the same: else one of them is noise.
+    sizes = [latency * bandwidth * factor for factor in (0.01, 0.1, 1, 10, 100)]
+    fitted = fit_link([(n, cost_model.message_time(n, link)) for n in sizes])
+    assert fitted == pytest.approx(link, rel=1e-6)
+    times = [(n, cost_model.ring_all_reduce_time(n, k, link)) for n in sizes]
+    assert fit_link(times, 2 * (k - 1), 2 * (k - 1) / k) == pytest.approx(link, rel=1e-6)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-6, 10)), min_size=3, max_size=9))
+def test_no_neighbour_of_the_fit_explains_the_times_better(measurements):
+    assume(len({n for n, _ in measurements}) > 2)
+    try:
+        link = fit_link(measurements)
+    except ValueError:
+        assume(False)
+    assume(link.latency > 0)
+
+    def error(latency: float, bandwidth: float) -> float:
+        return math.fsum(((latency + n / bandwidth) / t - 1) ** 2 for n, t in measurements)
+
+    least = error(*link)
+    for up in (0.99, 1.01):
+        assert error(link.latency * up, link.bandwidth) >= least * (1 - 1e-6)
+        assert error(link.latency, link.bandwidth * up) >= least * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("measurements", "message"),
+    [
+        ([(100, 1.0), (100, 2.0)], "two different sizes"),
+        ([(100, 1.0), (200, 0.0)], "positive times"),
+        ([(100, 2.0), (1000, 1.0)], "did not take longer"),
+    ],
+)
+def test_measurements_that_tell_nothing_are_refused(measurements: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        fit_link(measurements)
+
+
+def test_a_latency_below_zero_is_none():
+    link = fit_link([(100, 0.5), (1000, 10.0), (2000, 20.0)])
+    assert link.latency == 0
+    assert link.bandwidth == pytest.approx(100, rel=0.5)

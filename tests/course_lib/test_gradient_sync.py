@@ -1,0 +1,265 @@
+"""Three ways to average gradients: each equal to one machine with the whole batch, at its price."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from course_lib import collectives, cost_model, gradient_sync
+from course_lib.bucketing import MEGABYTE
+from course_lib.module_states import broadcast_module_states, verify_same_model
+from course_lib.ranks import RankError, Ranks
+from course_lib.ranks.computation import clock
+from course_lib.ranks.network import Network
+from course_lib.sgd import batch_gradient, sgd_step
+from course_lib.sharding import shard, shard_bounds
+
+STRATEGIES: dict[str, Callable[..., None]] = {
+    "per parameter": gradient_sync.sync_per_parameter,
+    "flat": gradient_sync.sync_flat,
+    "bucketed": gradient_sync.sync_bucketed,
+}
+WORLDS = [(on, k) for on in ("simulated", "cpu") for k in (1, 2, 3, 4)]
+STEPS, BATCH = 5, 24
+
+
+@pytest.fixture(scope="module")
+def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
+    made: dict[tuple[str, int], Ranks] = {}
+
+    def get(on: str, world_size: int) -> Ranks:
+        if (on, world_size) not in made:
+            made[on, world_size] = Ranks(world_size, on=on, timeout=60)
+        return made[on, world_size]
+
+    yield get
+    for ranks in made.values():
+        ranks.close()
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)
+    ).double()
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    sizes = [(STEPS, BATCH, 6), (STEPS, BATCH, 3)]
+    x, y = (torch.randn(*size, generator=g, dtype=torch.float64) for size in sizes)
+    return list(zip(x, y, strict=True))
+
+
+def train(strategy: str, all_reduce: str | None = None) -> list[torch.Tensor]:
+    """Start from different weights on every rank; return the weights after 5 steps."""
+    rank, k = dist.get_rank(), dist.get_world_size()
+    net = model(seed=rank)
+    broadcast_module_states(net)
+    options: dict[str, Any] = {}
+    if strategy == "bucketed":
+        options = {"bucket_cap_mb": 500 / MEGABYTE, "first_bucket_mb": 100 / MEGABYTE}
+    if all_reduce:
+        options["all_reduce"] = getattr(collectives, all_reduce)
+    for x, y in batches():
+        net.zero_grad()
+        mse_loss(net(shard(x, k, rank)), shard(y, k, rank)).backward()
+        STRATEGIES[strategy](net.parameters(), **options)
+        sgd_step(net.parameters(), 0.3)
+    return [param.detach() for param in net.parameters()]
+
+
+def one_machine() -> list[torch.Tensor]:
+    net = model(seed=0)
+    for x, y in batches():
+        for param, gradient in zip(
+            net.parameters(), batch_gradient(net, mse_loss, x, y), strict=True
+        ):
+            param.grad = gradient
+        sgd_step(net.parameters(), 0.3)
+    return [param.detach() for param in net.parameters()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
+    replicas = ranks_of(on, k).run(train, strategy)
+    for replica in replicas:
+        for param, first, expected in zip(replica, replicas[0], one_machine(), strict=True):
+            assert torch.equal(param, first)
+            torch.testing.assert_close(param, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("all_reduce", ["ring_all_reduce", "tree_all_reduce"])
+def test_any_all_reduce_will_do(ranks_of, strategy, all_reduce):
+    replicas = ranks_of("simulated", 3).run(train, strategy, all_reduce)
+    for replica in replicas:
+        for param, first, expected in zip(replica, replicas[0], one_machine(), strict=True):
+            assert torch.equal(param, first)
+            torch.testing.assert_close(param, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
+def test_number_of_collectives(ranks_of, on, k):
+    ranks = ranks_of(on, k)
+    counts = {}
+    for strategy in STRATEGIES:
+        ranks.run(train, strategy)
+        counts[strategy] = [ranks.trace.calls(r)["all_reduce"] for r in range(k)]
+    # From the last, in bytes: 24 | 216 + 72 | 648 | 72 | 432, under caps of 100 and then 500.
+    assert counts == {
+        "per parameter": [6 * STEPS] * k,
+        "flat": [STEPS] * k,
+        "bucketed": [5 * STEPS] * k,
+    }
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_bytes_over_a_ring(ranks_of, k):
+    """A flat gradient of D numbers costs each rank 2(K-1)/K D numbers, whatever K is."""
+    ranks = ranks_of("simulated", k)
+    ranks.run(train, "flat", "ring_all_reduce")
+    length = sum(param.numel() for param in model().parameters())
+    for rank in range(k):
+        chunks = [shard_bounds(length, k, r % k) for r in (rank, rank + 1)]
+        left_out = sum(stop - start for start, stop in chunks)
+        sends = [e for e in ranks.trace.events if e.kind == "send" and e.rank == rank]
+        in_rings = sum(e.bytes for e in sends)
+        assert in_rings == STEPS * 8 * (2 * length - left_out)
+        assert in_rings == pytest.approx(STEPS * 8 * 2 * (k - 1) / k * length, rel=0.03)
+
+
+def odd_parameters(strategy: str) -> list[torch.Tensor | None]:
+    rank = dist.get_rank()
+    params = {
+        "used": torch.ones(3),
+        "on rank 1 only": torch.ones(2, 2),
+        "nowhere": torch.ones(1),
+        "frozen": torch.ones(4),
+        "half": torch.ones(5, dtype=torch.float16),
+    }
+    for name, param in params.items():
+        param.requires_grad_(name != "frozen")
+    params["used"].grad = torch.full((3,), float(rank))
+    params["half"].grad = torch.full((5,), float(rank), dtype=torch.float16)
+    if rank == 1:
+        params["on rank 1 only"].grad = torch.full((2, 2), 3.0)
+    tied = [*params.values(), params["used"]]
+    STRATEGIES[strategy](tied)
+    return [param.grad for param in params.values()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_missing_frozen_tied_and_half(ranks_of, on, strategy):
+    for grads in ranks_of(on, 3).run(odd_parameters, strategy):
+        used, partly, nowhere, frozen, half = grads
+        torch.testing.assert_close(used, torch.full((3,), 1.0))
+        torch.testing.assert_close(partly, torch.full((2, 2), 1.0))
+        assert torch.equal(nowhere, torch.zeros(1))
+        assert frozen is None
+        torch.testing.assert_close(
+            half, torch.full((5,), 1.0, dtype=torch.float16), rtol=2e-3, atol=0
+        )
+
+
+# --- the price, on a slow network -----------------------------------------------------------------
+
+
+def time_of(strategy: str, lengths: list[int]) -> float:
+    params = [torch.ones(length, requires_grad=True) for length in lengths]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    STRATEGIES[strategy](params)
+    return clock()
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_each_takes_the_time_of_its_formula(k):
+    network = Network(latency=1e-3, bandwidth=1e7)
+    ranks = Ranks(k, on="simulated", network=network)
+    lengths = [100 * k] * 30
+    each = cost_model.ring_all_reduce_time(4 * lengths[0], k, network)
+    whole = cost_model.ring_all_reduce_time(4 * sum(lengths), k, network)
+    (per_parameter, *_), (flat, *_) = (
+        ranks.run(time_of, strategy, lengths) for strategy in ("per parameter", "flat")
+    )
+    assert per_parameter == pytest.approx(30 * each, rel=1e-9)
+    assert flat == pytest.approx(whole, rel=1e-9)
+    assert per_parameter > 3 * flat
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+class Zoo(nn.Module):
+    """Parameters and buffers of several dtypes, one empty, one in no order, all set by `seed`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(seed)
+        self.turned = nn.Parameter(torch.randn(5, 3, generator=g).t())
+        self.short = nn.Parameter(torch.randn(7, generator=g).bfloat16())
+        self.frozen = nn.Parameter(torch.randn(2, generator=g), requires_grad=False)
+        self.empty = nn.Parameter(torch.randn(0, 4))
+        self.register_buffer("count", torch.tensor(seed))
+        self.register_buffer("mask", torch.rand(9, generator=g) > 0.5)
+        self.register_buffer("not saved", torch.randn(2, generator=g), persistent=False)
+        self.register_buffer("nothing", None)
+
+
+def states() -> list[torch.Tensor]:
+    zoo = Zoo(dist.get_rank() + 5)
+    verify_same_model(zoo)
+    broadcast_module_states(zoo, source=dist.get_world_size() - 1)
+    return [tensor.detach() for tensor in (*zoo.parameters(), *zoo.buffers())]
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2), ("cpu", 1)])
+def test_everyone_gets_the_source_s_parameters_and_buffers(ranks_of, on, k):
+    source = Zoo(k - 1 + 5)
+    for replica in ranks_of(on, k).run(states):
+        for tensor, expected in zip(
+            replica, (*source.parameters(), *source.buffers()), strict=True
+        ):
+            assert torch.equal(tensor, expected)
+
+
+def different(what: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    if dist.get_rank() == 2:
+        if what == "shape":
+            net[0] = nn.Linear(3, 5)
+        elif what == "dtype":
+            net[0].double()
+        elif what == "name":
+            net = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.BatchNorm1d(4))
+        elif what == "frozen":
+            net[0].bias.requires_grad_(False)
+        elif what == "buffer":
+            net[1].running_var = torch.ones(7)
+    verify_same_model(net)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("shape", r"'0\.weight' is \(4, 3\) .* on rank 0 and \(5, 3\) .* on rank 2"),
+        ("dtype", r"'0\.weight' is .*float32 on rank 0 and .*float64 on rank 2"),
+        ("name", r"'1\.weight' is .* on rank 0 and missing on rank 2"),
+        ("frozen", r"'0\.bias' is .* and .*frozen on rank 2"),
+        ("buffer", r"'1\.running_var' is \(4,\) .* and \(7,\) .* on rank 2"),
+    ],
+)
+def test_different_models_are_named(ranks_of, what, named):
+    with pytest.raises(RankError, match=named):
+        ranks_of("simulated", 3).run(different, what)
+
+
+def test_equal_models_pass(ranks_of):
+    ranks_of("simulated", 3).run(different, "nothing")

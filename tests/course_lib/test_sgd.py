@@ -1,0 +1,235 @@
+"""Mini-batch SGD against torch.optim.SGD, its variance against an enumeration of all batches."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from course_lib.data import digits, linear_regression
+from course_lib.sgd import (
+    batch_gradient,
+    gradient_spread,
+    gradient_variance,
+    minibatches,
+    sgd_step,
+    train_epoch,
+    variance_of_batch_mean,
+)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Linear(nn.Module):
+    """x . w, of shape (n,), in float64: its gradient is known in closed form."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(dim, dtype=torch.float64, generator=generator(99)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.w
+
+
+def mse(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (prediction - target).square().mean()
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+# --- minibatches ------------------------------------------------------------------------------
+
+
+@given(n=st.integers(0, 60), batch_size=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_an_epoch_visits_every_index_once(n, batch_size, seed):
+    batches = list(minibatches(n, batch_size, generator(seed)))
+    assert sorted(i for batch in batches for i in batch.tolist()) == list(range(n))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert all(1 <= len(batch) <= batch_size for batch in batches)
+
+
+@given(n=st.integers(0, 60), batch_size=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_drop_last_leaves_out_only_the_short_batch(n, batch_size, seed):
+    every = list(minibatches(n, batch_size, generator(seed)))
+    kept = list(minibatches(n, batch_size, generator(seed), drop_last=True))
+    full = [batch for batch in every if len(batch) == batch_size]
+    assert len(kept) == n // batch_size == len(full)
+    assert all(torch.equal(a, b) for a, b in zip(kept, full, strict=True))
+
+
+def test_each_epoch_is_permuted_anew_and_seeded():
+    g = generator(7)
+    first, second = torch.cat(list(minibatches(100, 9, g))), torch.cat(list(minibatches(100, 9, g)))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, torch.arange(100))
+    assert torch.equal(first, torch.cat(list(minibatches(100, 9, generator(7)))))
+
+    torch.manual_seed(7)  # without a generator, the global one
+    assert torch.equal(first, torch.cat(list(minibatches(100, 9))))
+
+
+def test_batches_land_on_the_device_asked_for():
+    assert next(minibatches(4, 2, device="meta")).device.type == "meta"
+    assert next(minibatches(4, 2)).device.type == "cpu"
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 0), (10, -1), (-1, 2)])
+def test_wrong_sizes_are_refused_at_the_call(n, batch_size):
+    with pytest.raises(ValueError, match="batch_size"):
+        minibatches(n, batch_size)  # not only at the first batch
+
+
+# --- the step ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lr", [0.1, 1 / 3, 1e-3])
+def test_step_equals_torch_sgd_bit_for_bit(dtype, lr):
+    g = generator(1)
+    ours = [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in [(7, 5), (3,), ()]]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = torch.optim.SGD(theirs, lr=lr)
+    for _ in range(20):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=g).to(dtype)
+            q.grad = p.grad.clone()
+        before = [p.grad.clone() for p in ours]
+        sgd_step(ours, lr)
+        optimizer.step()
+        for p, q, grad in zip(ours, theirs, before, strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(p.grad, grad)  # gradients are left as they were
+
+
+def test_step_is_in_place_and_leaves_unused_parameters():
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    used.grad = torch.tensor([1.0, 2.0, -4.0])
+    storage = used.data_ptr()
+    sgd_step(iter([used, unused]), lr=0.5)
+    assert used.tolist() == [0.5, 0.0, 3.0]
+    assert unused.tolist() == [1.0, 1.0]
+    assert used.data_ptr() == storage
+    assert used.requires_grad
+    assert used.is_leaf
+
+
+def test_epoch_equals_torch_sgd_bit_for_bit():
+    x, y = (t[:103] for t in digits()[0].tensors)
+    ours, theirs = classifier(), classifier()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3)
+    g, h = generator(4), generator(4)
+    for _ in range(2):
+        losses = train_epoch(ours, cross_entropy, x, y, batch_size=10, lr=0.3, generator=g)
+        expected = []
+        for batch in torch.randperm(103, generator=h).split(10):
+            optimizer.zero_grad()
+            loss = cross_entropy(theirs(x[batch]), y[batch])
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+        assert losses == expected
+        assert len(losses) == 11
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_training_on_digits_learns():
+    train, test = digits()
+    model = classifier()
+    g = generator(0)
+    for _ in range(8):
+        losses = train_epoch(model, cross_entropy, *train.tensors, 32, 0.3, g)
+    accuracy = (model(test.tensors[0]).argmax(1) == test.tensors[1]).double().mean()
+    assert sum(losses) / len(losses) < 0.3
+    assert accuracy > 0.85
+
+
+# --- the gradient and its variance --------------------------------------------------------------
+
+
+@given(n=st.integers(1, 12), dim=st.integers(1, 4), seed=st.integers(0, 100))
+@settings(deadline=None)
+def test_batch_gradient_equals_the_closed_form(n, dim, seed):
+    x, y, _ = linear_regression(n, dim, noise=1.0, seed=seed)
+    model = Linear(dim)
+    (gradient,) = batch_gradient(model, mse, x, y)
+    expected = 2 / n * x.T @ (x @ model.w.detach() - y)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+    assert model.w.grad is None
+
+
+def test_batch_gradient_of_frozen_and_unused_parameters():
+    model = nn.ModuleDict({"frozen": nn.Linear(2, 2), "unused": nn.Linear(3, 1)})
+    model["frozen"].bias.requires_grad_(False)
+    model.forward = lambda x: model["frozen"](x).sum(1)
+    gradients = batch_gradient(model, mse, torch.ones(4, 2), torch.zeros(4))
+    trained = [model["frozen"].weight, model["unused"].weight, model["unused"].bias]
+    assert [g.shape for g in gradients] == [p.shape for p in trained]
+    assert gradients[0].abs().sum() > 0
+    assert all(g.abs().sum() == 0 for g in gradients[1:])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_theory_is_exact_over_all_batches(n):
+    """Over *all* subsets of size B, not a sample of them, the formula holds to rounding."""
+    x, y, _ = linear_regression(n, 3, noise=1.0, seed=n)
+    model = Linear(3)
+    (full,) = batch_gradient(model, mse, x, y)
+    spread = gradient_spread(model, mse, x, y)
+    for batch_size in range(1, n + 1):
+        subsets = list(itertools.combinations(range(n), batch_size))
+        distances = []
+        for subset in subsets:
+            (g,) = batch_gradient(model, mse, x[list(subset)], y[list(subset)])
+            distances.append((g - full).square().sum().item())
+        exact = sum(distances) / len(distances)
+        theory = variance_of_batch_mean(spread, batch_size, n)
+        assert theory == pytest.approx(exact, rel=1e-10, abs=1e-20)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 20, 39])
+def test_measured_variance_follows_the_theory(batch_size):
+    n, num_batches = 40, 1500
+    x, y, _ = linear_regression(n, 3, noise=1.0, seed=0)
+    model = Linear(3)
+    theory = variance_of_batch_mean(gradient_spread(model, mse, x, y), batch_size, n)
+    measured = gradient_variance(model, mse, x, y, batch_size, num_batches, generator(batch_size))
+    # |g - ∇F|² scatters by about its own mean or twice that: five standard errors. At B = 20 and
+    # 39 a draw with replacement would miss by factors of 2 and 39.
+    assert measured == pytest.approx(theory, rel=5 * 2 / num_batches**0.5)
+
+
+def test_variance_of_all_examples_is_zero():
+    x, y, _ = linear_regression(12, 3, noise=1.0)
+    assert gradient_variance(Linear(3), mse, x, y, 12, 5) < 1e-28
+    assert variance_of_batch_mean(3.0, 12, 12) == 0.0
+    assert variance_of_batch_mean(3.0, 1, 1) == 0.0
+
+
+def test_measuring_changes_nothing():
+    x, y, _ = linear_regression(9, 2, noise=1.0)
+    model = Linear(2)
+    before = copy.deepcopy(model.state_dict())
+    gradient_variance(model, mse, x, y, 4, 3, generator(0))
+    gradient_spread(model, mse, x, y)
+    assert torch.equal(model.w, before["w"])
+    assert model.w.grad is None
+
+
+def test_impossible_batches_are_refused():
+    x, y, _ = linear_regression(9, 2)
+    for batch_size, num_batches in [(0, 1), (10, 1), (3, 0)]:
+        with pytest.raises(ValueError, match="without replacement"):
+            gradient_variance(Linear(2), mse, x, y, batch_size, num_batches)
+    for batch_size in (0, 10):
+        with pytest.raises(ValueError, match="without replacement"):
+            variance_of_batch_mean(1.0, batch_size, 9)

@@ -1,0 +1,176 @@
+"""Shards partition their data; the sampler equals PyTorch's, index for index."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from course_lib.data import digits
+from course_lib.sharding import ShardedSampler, shard, shard_bounds
+
+lengths, world_sizes = st.integers(0, 300), st.integers(1, 20)
+
+
+# --- shard_bounds and shard -----------------------------------------------------------------------
+
+
+@given(length=lengths, world_size=world_sizes)
+def test_shards_partition_the_range(length, world_size):
+    bounds = [shard_bounds(length, world_size, rank) for rank in range(world_size)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == length
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
+
+    sizes = [stop - start for start, stop in bounds]
+    quotient, remainder = divmod(length, world_size)
+    assert sizes == [quotient + 1] * remainder + [quotient] * (world_size - remainder)
+
+
+@given(length=lengths, world_size=world_sizes)
+def test_shards_equal_tensor_split(length, world_size):
+    data = torch.arange(length)
+    pieces = torch.tensor_split(data, world_size)
+    for rank, piece in enumerate(pieces):
+        assert torch.equal(shard(data, world_size, rank), piece)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 10, 101])
+def test_shards_of_tensors_and_sequences_join_to_the_whole(length, world_size):
+    tensor = torch.randn(length, 3, generator=torch.Generator().manual_seed(length))
+    pieces = [shard(tensor, world_size, rank) for rank in range(world_size)]
+    assert torch.equal(torch.cat(pieces), tensor)
+
+    for sequence in ([object() for _ in range(length)], tuple(range(length)), range(length)):
+        joined = [x for rank in range(world_size) for x in shard(sequence, world_size, rank)]
+        assert joined == list(sequence)
+
+
+def test_shard_of_a_tensor_is_a_view():
+    data = torch.zeros(10, 2)
+    for rank in range(3):
+        shard(data, 3, rank).fill_(rank + 1)
+    assert data[:, 0].tolist() == [1.0] * 4 + [2.0] * 3 + [3.0] * 3
+
+
+@pytest.mark.parametrize("function", [shard_bounds, lambda n, k, r: shard(range(n), k, r)])
+@pytest.mark.parametrize(("length", "world_size", "rank"), [(5, 0, 0), (5, 2, 2), (5, 2, -1)])
+def test_impossible_shards_are_refused(function, length, world_size, rank):
+    with pytest.raises(ValueError, match="world_size"):
+        function(length, world_size, rank)
+
+
+def test_negative_length_and_scalars_are_refused():
+    with pytest.raises(ValueError, match="length=-1"):
+        shard_bounds(-1, 2, 0)
+    with pytest.raises(ValueError, match="without dimensions"):
+        shard(torch.tensor(3.0), 2, 0)
+
+
+# --- ShardedSampler -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7, 10, 100, 101])
+def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_last):
+    for seed in (0, 1, 12345):
+        for rank in range(world_size):
+            arguments = (range(length), world_size, rank, shuffle, seed, drop_last)
+            ours, theirs = ShardedSampler(*arguments), DistributedSampler(*arguments)
+            assert len(ours) == len(theirs)
+            for epoch in (None, 0, 1, 7):
+                if epoch is not None:
+                    ours.set_epoch(epoch)
+                    theirs.set_epoch(epoch)
+                indices = list(ours)
+                assert indices == list(theirs)
+                assert all(type(index) is int for index in indices)
+
+
+@given(length=lengths, world_size=world_sizes, seed=st.integers(0, 2**40), shuffle=st.booleans())
+def test_samplers_cover_and_with_drop_last_are_disjoint(length, world_size, seed, shuffle):
+    def all_indices(drop_last: bool) -> list[int]:
+        samplers = [
+            ShardedSampler(range(length), world_size, rank, shuffle, seed, drop_last)
+            for rank in range(world_size)
+        ]
+        assert len({len(list(sampler)) for sampler in samplers}) == 1  # all ranks, as many steps
+        return [index for sampler in samplers for index in sampler]
+
+    padded = all_indices(drop_last=False)
+    assert set(padded) == set(range(length))
+    assert len(padded) - length < world_size
+
+    dropped = all_indices(drop_last=True)
+    assert len(dropped) == len(set(dropped))
+    assert length - len(dropped) < world_size
+
+
+def test_epochs_differ_in_order_only_if_announced():
+    sampler = ShardedSampler(range(50), 2, 1)
+    first = list(sampler)
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+def test_default_device_and_global_seed_do_not_matter():
+    expected = list(DistributedSampler(range(40), 3, 2))
+    with torch.device("meta"):
+        torch.manual_seed(5)
+        assert list(ShardedSampler(range(40), 3, 2)) == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_data_loader_takes_it_in_place_of_torchs(world_size):
+    images = digits()[0]
+    for rank in range(world_size):
+        loaders = [
+            DataLoader(images, batch_size=100, sampler=sampler(images, world_size, rank, seed=3))
+            for sampler in (ShardedSampler, DistributedSampler)
+        ]
+        assert len(loaders[0]) == len(loaders[1])
+        for (x, y), (u, v) in zip(*loaders, strict=True):
+            assert torch.equal(x, u)
+            assert torch.equal(y, v)
+
+
+def test_rank_and_world_size_come_from_the_process_group():
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        sampler = ShardedSampler(range(11))
+        assert (sampler.rank, sampler.num_replicas) == (2, 4)
+        assert list(sampler) == list(DistributedSampler(range(11)))
+        assert ShardedSampler(range(11), num_replicas=3).rank == 2
+        assert ShardedSampler(range(11), rank=1).num_replicas == 4
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sampler", [ShardedSampler, DistributedSampler])
+def test_errors_are_of_torchs_types(sampler, monkeypatch):
+    for num_replicas, rank in [(2, 2), (2, -1), (0, 0), (-1, 0)]:
+        with pytest.raises(ValueError, match="Invalid rank"):
+            sampler(range(5), num_replicas, rank)
+    for arguments in [{}, {"rank": 0}, {"num_replicas": 2}]:
+        with pytest.raises(ValueError, match="init_process_group"):
+            sampler(range(5), **arguments)
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    with pytest.raises(RuntimeError):
+        sampler(range(5))
+
+
+def test_a_dataset_that_changed_is_refused():
+    dataset = list(range(10))
+    sampler = ShardedSampler(dataset, 2, 0)
+    dataset.append(10)
+    with pytest.raises(RuntimeError, match="make a new sampler"):
+        list(sampler)

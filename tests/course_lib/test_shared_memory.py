@@ -1,0 +1,195 @@
+"""All-reduce in shared memory against the sum, and as the backend of both DDPs."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib import shared_memory
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import RankError, Ranks
+from course_lib.shared_memory import SharedMemory
+from course_lib.shared_memory_group import SharedMemoryGroup
+
+LENGTHS = [0, 1, 3, 1000, 600_001]
+DTYPES = [torch.float64, torch.bfloat16, torch.int64]
+
+
+@pytest.fixture(scope="module")
+def ranks_of() -> Iterator[Callable[[int], Ranks]]:
+    made: dict[int, Ranks] = {}
+    before = set(Path("/dev/shm").glob("all-reduce-*"))
+
+    def get(world_size: int) -> Ranks:
+        if world_size not in made:
+            made[world_size] = Ranks(world_size, on="cpu", timeout=60)
+        return made[world_size]
+
+    yield get
+    for ranks in made.values():
+        ranks.close()
+    assert set(Path("/dev/shm").glob("all-reduce-*")) <= before
+
+
+def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * length + rank)
+    return torch.randint(-15, 16, (length,), generator=generator).to(dtype)
+
+
+def all_kinds() -> list[tuple[int, torch.dtype, list[Tensor]]]:
+    memory, rank = SharedMemory(), dist.get_rank()
+    results = []
+    cases = [(length, torch.float32) for length in LENGTHS] + [(1001, dtype) for dtype in DTYPES]
+    for length, dtype in cases:
+        private = values(rank, length, dtype)
+        memory.all_reduce(private)
+        shared = memory.empty(length, dtype)
+        shared.copy_(values(rank, length, dtype))
+        memory.all_reduce(shared)
+        part = memory.empty(length + 7, dtype)
+        part.fill_(1)
+        part[3 : 3 + length] = values(rank, length, dtype)
+        memory.all_reduce(part[3 : 3 + length])
+        assert part[:3].tolist() == [1] * 3
+        assert part[3 + length :].tolist() == [1] * 4
+        strided = values(rank, 2 * length, dtype)
+        memory.all_reduce(strided[::2])
+        results.append((length, dtype, [private, shared.clone(), part[3 : 3 + length].clone()]))
+        torch.testing.assert_close(
+            strided[::2], sum(values(r, 2 * length, dtype)[::2] for r in range(memory.world_size))
+        )
+    return results
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_everyone_gets_the_sum(ranks_of, k):
+    for replica in ranks_of(k).run(all_kinds):
+        for length, dtype, results in replica:
+            expected = sum(values(r, length, dtype) for r in range(k))
+            for result in results:
+                assert torch.equal(result, expected), (length, dtype)
+
+
+def many_in_a_row() -> list[Tensor]:
+    """Random numbers and no pause: a rank that runs ahead must not be read too early or late."""
+    memory = SharedMemory()
+    shared, results = memory.empty(5000), []
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for number in range(60):
+        private = torch.randn(5000 if number % 2 else 1_300_000 if number == 30 else 10,
+                              generator=generator)  # fmt: skip
+        if number % 2:
+            shared.copy_(private)
+            memory.all_reduce(shared)
+            private = shared.clone()
+        else:
+            memory.all_reduce(private)
+        results.append(private)
+    return results
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_ranks_agree_bit_for_bit_however_fast_they_are(ranks_of, k):
+    first, *others = ranks_of(k).run(many_in_a_row)
+    generators = [torch.Generator().manual_seed(r) for r in range(k)]
+    for number, result in enumerate(first):
+        exact = sum(torch.randn(len(result), generator=g).double() for g in generators)
+        torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(other[number], result) for other in others)
+
+
+def in_a_group(members: list[int]) -> Tensor | None:
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    tensor = values(dist.get_rank(), 100)
+    SharedMemory(group).all_reduce(tensor)
+    return tensor
+
+
+def test_a_group_of_some_ranks(ranks_of):
+    results = ranks_of(4).run(in_a_group, [1, 3])
+    for rank in (1, 3):
+        assert torch.equal(results[rank], values(1, 100) + values(3, 100))
+
+
+def train(ddp: str) -> list[Tensor]:
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.BatchNorm1d(300), nn.Linear(300, 9))
+    options = {"bucket_cap_mb": 0.02}
+    group = SharedMemoryGroup() if "shared" in ddp else None
+    if ddp == "torch":
+        model: nn.Module = TorchDDP(net, **options)
+    elif ddp == "torch, shared":
+        model = TorchDDP(net, process_group=group, **options)
+    elif ddp == "ours, shared":
+        model = DistributedDataParallel(net, group=group, **options)
+    else:
+        model = DistributedDataParallel(
+            net, group=group, allocate=lambda n, dtype, _: group.memory.empty(n, dtype), **options
+        )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    return [tensor.detach() for tensor in net.parameters()]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_both_ddps_train_over_it(ranks_of, k):
+    expected = ranks_of(k).run(train, "torch")
+    for ddp in ("torch, shared", "ours, shared", "ours, shared in place"):
+        replicas = ranks_of(k).run(train, ddp)
+        assert ranks_of(k).trace.calls(0)["all_reduce"] == 0  # gloo had nothing to add up
+        for replica in replicas:
+            for tensor, first, wanted in zip(replica, replicas[0], expected[0], strict=True):
+                assert torch.equal(tensor, first)
+                if k <= 2:  # two numbers have one sum
+                    assert torch.equal(tensor, wanted)
+                torch.testing.assert_close(tensor, wanted, rtol=1e-4, atol=1e-6)
+
+
+def others_go_to_the_inner_group() -> tuple[Tensor, Tensor]:
+    group, rank = SharedMemoryGroup(), dist.get_rank()
+    largest = torch.tensor([rank])
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    first = torch.tensor([rank + 5])
+    dist.broadcast(first, group=group, group_src=0)
+    dist.barrier(group)
+    return largest, first
+
+
+def test_what_is_no_sum_is_left_to_the_inner_group(ranks_of):
+    for largest, first in ranks_of(3).run(others_go_to_the_inner_group):
+        assert largest.item() == 2
+        assert first.item() == 5
+
+
+def one_stays_away() -> None:
+    memory = SharedMemory(timeout=0.3)
+    if dist.get_rank() != 1:
+        memory.all_reduce(torch.ones(10))
+
+
+def test_a_rank_that_does_not_come_is_named(ranks_of):
+    with pytest.raises(RankError, match=r"rank \d waited 0\.3 s .* for rank 1 "):
+        ranks_of(3).run(one_stays_away)
+
+
+def too_much() -> None:
+    def refuse(nbytes: int) -> str:
+        raise OSError(28, "No space left on device")
+
+    memory = SharedMemory()
+    shared_memory._create = refuse
+    memory.empty(1 << 20)
+
+
+def test_too_little_memory_is_an_error_on_all_ranks():
+    with Ranks(2, on="cpu", timeout=60) as ranks, pytest.raises(RankError, match="--shm-size"):
+        ranks.run(too_much)

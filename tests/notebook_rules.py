@@ -1,0 +1,209 @@
+"""What every notebook of the course keeps to. A rule yields one sentence for each breach.
+
+`problems(path)` applies the rules for the folder a notebook lies in: lectures are committed with
+their outputs, assignments without.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.validator import iter_validate
+
+MAX_BYTES = 1_000_000  # what GitHub still shows, and a diff still bears
+MAX_LINES = 14  # of code per cell; aim at 12, longer code belongs into course_lib
+# The last is for assignments: a cell to play with, which the grader does not run.
+TAGS = {"hide-input", "skip-execution", "raises-exception", "explore"}
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+
+Rule = Callable[[NotebookNode, Path], Iterator[str]]
+
+
+def tags(cell: NotebookNode) -> set[str]:
+    return set(cell.metadata.get("tags", []))
+
+
+def code_cells(nb: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
+    return ((i, cell) for i, cell in enumerate(nb.cells) if cell.cell_type == "code")
+
+
+def prose_cells(nb: NotebookNode) -> Iterator[tuple[int, str, NotebookNode]]:
+    """Yield (index, text without code, cell) of the Markdown cells."""
+    for i, cell in enumerate(nb.cells):
+        if cell.cell_type == "markdown":
+            yield i, without_code(cell.source), cell
+
+
+def without_code(markdown: str) -> str:
+    fenced = re.sub(r"^ *(```|~~~).*?^ *\1 *$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]+`", "", fenced)
+
+
+def outputs(nb: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
+    return ((i, output) for i, cell in code_cells(nb) for output in cell.outputs)
+
+
+def repeated(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def format_is_valid(nb: NotebookNode, path: Path) -> Iterator[str]:
+    if (nb.nbformat, nb.nbformat_minor) != (4, 5):
+        yield f"format is {nb.nbformat}.{nb.nbformat_minor}, not 4.5"
+    yield from (error.message for error in iter_validate(nb, version=4, version_minor=5))
+    ids = [cell.get("id", "") for cell in nb.cells]
+    yield from (
+        f"cell id {i!r} appears twice" for i in sorted({i for i in ids if ids.count(i) > 1})
+    )
+
+
+def kernel_is_the_stock_one(nb: NotebookNode, path: Path) -> Iterator[str]:
+    if (kernel := dict(nb.metadata.get("kernelspec", {}))) != KERNEL:
+        yield f"kernelspec is {kernel}, not {KERNEL}"
+    if "jupytext" in nb.metadata:
+        yield "jupytext metadata: JupyterLab would write a second copy beside the notebook"
+
+
+def headings_form_an_outline(nb: NotebookNode, path: Path) -> Iterator[str]:
+    found = [
+        (i, len(marks))
+        for i, text, _ in prose_cells(nb)
+        for marks in re.findall(r"^ {0,3}(#{1,6})[ \t]+\S", text, re.MULTILINE)
+    ]
+    if [i for i, level in found if level == 1] != [0]:
+        yield "the first cell, and no other, has one heading of level 1"
+    for (_, above), (i, level) in itertools.pairwise(found):
+        if level > above + 1:
+            yield f"cell {i}: a heading of level {level} follows one of level {above}"
+
+
+def links_lead_somewhere(nb: NotebookNode, path: Path) -> Iterator[str]:
+    for i, text, cell in prose_cells(nb):
+        for target in broken_links(text, path.parent, set(cell.get("attachments", {}))):
+            yield f"cell {i}: {target} does not exist"
+
+
+def broken_links(markdown: str, folder: Path, attachments: set[str] = frozenset()) -> Iterator[str]:
+    """Yield the local targets in a Markdown text that are missing, seen from ``folder``."""
+    targets = re.findall(r"\]\(<?([^)\s>]+)", markdown)
+    targets += re.findall(r"""(?:src|href)=["']([^"']+)""", markdown)
+    for target in targets:
+        if target.startswith("attachment:"):
+            if unquote(target.removeprefix("attachment:")) not in attachments:
+                yield target
+        elif re.match(r"[a-z][a-z0-9+.-]*:|#|//", target, re.IGNORECASE):
+            continue  # another site, or a place on this page
+        elif not (folder / unquote(target.partition("#")[0])).exists():
+            yield target
+
+
+class _Images(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.alts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "img":
+            self.alts.append((dict(attrs).get("alt") or "").strip())
+
+
+def images_are_described(nb: NotebookNode, path: Path) -> Iterator[str]:
+    for i, text, _ in prose_cells(nb):
+        if re.search(r"!\[\s*\]", text) or "" in _Images(text).alts:
+            yield f"cell {i}: an image without alternative text"
+    for i, output in outputs(nb):
+        data = output.get("data", {})
+        alts = _Images(data.get("text/html", "")).alts
+        if "" in alts:
+            yield f"cell {i}: an <img> without alternative text"
+        if any(kind.startswith("image/") for kind in data):
+            # Of all forms, only this bundle keeps its description in every notebook viewer.
+            if not alts:
+                yield f"cell {i}: a bare image; draw it with figures.show(fig, alt=...)"
+            elif data.get("text/plain", "").strip() not in alts:
+                yield f"cell {i}: text/plain of an image differs from its alternative text"
+
+
+def cells_are_short(nb: NotebookNode, path: Path) -> Iterator[str]:
+    for i, cell in code_cells(nb):
+        if (lines := len(cell.source.splitlines())) > MAX_LINES:
+            yield f"cell {i}: {lines} lines of code, more than {MAX_LINES}"
+
+
+def tags_are_known(nb: NotebookNode, path: Path) -> Iterator[str]:
+    for i, cell in enumerate(nb.cells):
+        yield from (f"cell {i}: tag {tag!r} means nothing here" for tag in tags(cell) - TAGS)
+
+
+def was_run_once_from_the_top(nb: NotebookNode, path: Path) -> Iterator[str]:
+    run = [c for _, c in code_cells(nb) if c.source.strip() and "skip-execution" not in tags(c)]
+    counts = [cell.execution_count for cell in run]
+    if counts != list(range(1, len(run) + 1)):
+        yield f"execution counts are {counts}: restart the kernel and run all cells"
+
+
+def errors_are_announced(nb: NotebookNode, path: Path) -> Iterator[str]:
+    for i, output in outputs(nb):
+        if output.output_type == "error" and "raises-exception" not in tags(nb.cells[i]):
+            yield f"cell {i}: {output.ename} without the tag raises-exception"
+
+
+# Two components at least, not after a word, a dot (relative), a tilde or a closing bracket (K/2/3).
+_ABSOLUTE = re.compile(r"file://[^\s'\"]+|(?<![\w./~)\]-])/[\w.-]+/[\w.-]+|\b[A-Za-z]:\\\w+")
+
+
+def outputs_name_no_machine(nb: NotebookNode, path: Path) -> Iterator[str]:
+    """Yield absolute paths: they name a user and a machine, and change with whoever runs it."""
+    for i, output in outputs(nb):
+        texts = [output.get("text", ""), *output.get("traceback", [])]
+        texts += [str(v) for k, v in output.get("data", {}).items() if k.startswith("text/")]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(texts))  # colours hide where a path starts
+        text = re.sub(r"data:image/[^\"']+", "", text)
+        yield from (f"cell {i}: absolute path {p} in an output" for p in _ABSOLUTE.findall(text))
+
+
+def is_stripped(nb: NotebookNode, path: Path) -> Iterator[str]:
+    for i, cell in code_cells(nb):
+        if cell.outputs or cell.execution_count is not None:
+            yield f"cell {i}: assignments are committed without outputs and execution counts"
+
+
+def is_an_assignment(nb: NotebookNode, path: Path) -> Iterator[str]:
+    marked = [c.metadata.nbgrader for c in nb.cells if "nbgrader" in c.metadata]
+    if not any(meta.get("grade") for meta in marked):
+        yield "no cell gives points"
+    ids = [meta.get("grade_id", "") for meta in marked]
+    yield from (
+        f"grade_id {i!r} appears twice" for i in sorted({i for i in ids if ids.count(i) > 1})
+    )
+    for meta in marked:
+        if not (name := meta.get("grade_id", "")):
+            yield "a cell without a grade_id"
+        if meta.get("schema_version") != 3:
+            yield f"{name}: nbgrader's schema_version is 3"
+        if meta.get("grade") and not isinstance(meta.get("points"), int | float):
+            yield f"{name}: graded, but without points"
+
+
+EVERYWHERE: list[Rule] = [
+    *(format_is_valid, kernel_is_the_stock_one, headings_form_an_outline, links_lead_somewhere),
+    *(images_are_described, tags_are_known, errors_are_announced, outputs_name_no_machine),
+]
+LECTURE: list[Rule] = [*EVERYWHERE, cells_are_short, was_run_once_from_the_top]
+ASSIGNMENT: list[Rule] = [*EVERYWHERE, is_stripped, is_an_assignment]
+
+
+def problems(path: Path, rules: list[Rule]) -> list[str]:
+    """Return what a notebook file breaks of ``rules``, each as "rule: what and where"."""
+    text = path.read_text(encoding="utf-8")
+    nb = nbformat.v4.reads(text)  # joins split lines; unlike nbformat.reads it repairs nothing
+    found = [f"{rule.__name__}: {breach}" for rule in rules for breach in rule(nb, path)]
+    if (size := len(text.encode())) > MAX_BYTES:
+        found.append(f"size: {size} bytes, more than {MAX_BYTES}")
+    return found

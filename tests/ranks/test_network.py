@@ -1,0 +1,129 @@
+"""Networks, devices and links: what they refuse, and which way a message goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import network_presets
+from course_lib.ranks.links import Links
+from course_lib.ranks.network import Device, Network
+from course_lib.ranks.pool import Ranks
+
+INSIDE = Network(1e-6, 100e9)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"latency": -1.0}, "latency"),
+        ({"latency": math.nan}, "latency"),
+        ({"latency": math.inf}, "latency"),
+        ({"bandwidth": 0.0}, "bandwidth"),
+        ({"bandwidth": math.nan}, "bandwidth"),
+        ({"jitter": -0.1}, "jitter"),
+        ({"eager_below": -1}, "eager_below"),
+        ({"segments": 0}, "segments"),
+        ({"node_size": 4}, "inside"),
+        ({"inside": INSIDE}, "node_size"),
+        ({"node_size": 0, "inside": INSIDE}, "node_size"),
+        ({"topology": "ring", "node_size": 2, "inside": INSIDE}, "switch"),
+        ({"topology": "star"}, "topology"),
+        ({"all_reduce": "best"}, "all_reduce"),
+        ({"broadcast": "ring"}, "broadcast"),
+    ],
+)
+def test_refused(values: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        dataclasses.replace(Network(1e-3, 1e9), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"flops": 0.0}, "flops"),
+        ({"memory_bandwidth": -1.0}, "memory_bandwidth"),
+        ({"slowdown": {1: 0.0}}, "slowdown"),
+        ({"jitter": math.inf}, "jitter"),
+    ],
+)
+def test_refused_devices(values: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Device(**values)  # type: ignore[arg-type]
+
+
+def test_a_port_carries_one_message_at_a_time() -> None:
+    links = Links(Network(1.0, 10.0), 4)
+    assert links.send(0, 1, 50, ready=0.0) == (5.0, 6.0)
+    assert links.send(0, 2, 50, ready=0.0) == (10.0, 11.0)  # 0's outgoing port was busy
+    assert links.send(3, 1, 50, ready=0.0) == (10.0, 11.0)  # 1's incoming port was busy
+    assert links.send(1, 0, 50, ready=0.0) == (5.0, 6.0)  # the other direction is free
+
+
+def test_two_levels() -> None:
+    network = Network(10.0, 1.0, node_size=2, inside=Network(1.0, 100.0))
+    links = Links(network, 4)
+    assert links.send(0, 1, 100, ready=0.0) == (1.0, 2.0)
+    assert links.send(0, 2, 100, ready=0.0) == (100.0, 110.0)
+    assert links.send(1, 3, 100, ready=0.0) == (100.0, 110.0)  # each rank its own port
+    shared = Links(dataclasses.replace(network, shared_port=True), 4)
+    assert shared.send(0, 2, 100, ready=0.0) == (100.0, 110.0)
+    assert shared.send(1, 3, 100, ready=0.0) == (200.0, 210.0)  # one port per node
+
+
+def test_a_ring_goes_the_shorter_way_and_occupies_it() -> None:
+    links = Links(Network(1.0, 10.0, topology="ring"), 5)
+    assert links.send(0, 2, 50, ready=0.0) == (5.0, 7.0)  # two hops
+    assert links.send(0, 4, 50, ready=0.0) == (5.0, 6.0)  # one hop, to the left
+    assert links.send(1, 2, 50, ready=0.0) == (11.0, 12.0)  # waits for the link 1 → 2
+    assert links.send(3, 4, 50, ready=0.0) == (5.0, 6.0)
+
+
+def test_a_ring_all_reduce_costs_the_same_on_a_ring_and_another_does_not() -> None:
+    def reduce() -> None:
+        dist.all_reduce(torch.ones(8000))
+
+    def span(topology: str, algorithm: str) -> float:
+        network = Network(1e-4, 1e8, topology=topology, all_reduce=algorithm)  # type: ignore[arg-type]
+        ranks = Ranks(8, on="simulated", network=network)
+        ranks.run(reduce)
+        return ranks.trace.makespan
+
+    assert span("ring", "ring") == pytest.approx(span("switch", "ring"), rel=1e-9)
+    assert span("ring", "halving-doubling") > 1.5 * span("switch", "halving-doubling")
+
+
+def test_a_hierarchy_shows() -> None:
+    def reduce(n: int) -> None:
+        dist.all_reduce(torch.empty(n, device="meta"))
+
+    times = []
+    for network in (INSIDE, Network(1e-5, 1e9, node_size=4, inside=INSIDE), Network(1e-5, 1e9)):
+        ranks = Ranks(8, on="simulated", network=network)
+        ranks.run(reduce, 10**8)
+        times.append(ranks.trace.makespan)
+    assert times[0] < times[1] <= times[2] * (1 + 1e-9)
+
+
+def test_jitter_is_seeded_and_bounded() -> None:
+    network = Network(1e-3, 1e6, jitter=0.5, seed=1)
+    factors = [network.stretch(0, 1, i) for i in range(100)]
+    assert factors == [network.stretch(0, 1, i) for i in range(100)]
+    assert all(1.0 <= factor <= 1.5 for factor in factors)
+    assert len(set(factors)) > 90
+    device = Device(jitter=0.2, slowdown={2: 3.0})
+    assert 3.0 <= device.stretch(2, 0) <= 3.6
+    assert device.stretch(2, 0) != device.stretch(2, 1)
+
+
+def test_presets_are_networks_and_devices_in_order_of_speed() -> None:
+    p = network_presets
+    ordered = [p.ETHERNET_1, p.ETHERNET_10, p.ETHERNET_25, p.ETHERNET_100, p.PCIE_4]
+    ordered += [p.ETHERNET_400, p.PCIE_5, p.NVLINK_3, p.NVLINK_4]
+    assert [n.bandwidth for n in ordered] == sorted({n.bandwidth for n in ordered})
+    assert p.H100.time(989e12) == pytest.approx(1.0)
+    assert p.H100.time(0, 3.35e12) == pytest.approx(1.0)

@@ -1,0 +1,107 @@
+"""What simulated ranks use of PyTorch without its promise: says what a new release has moved."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+from course_lib.ranks import torch_hooks
+from course_lib.ranks.simulated_group import SimulatedProcessGroup
+from course_lib.ranks.simulated_work import WorkQueue
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        (distributed_c10d, "_world"),
+        (c10d, "_set_thread_isolation_mode"),
+        (c10d, "_unregister_process_group"),
+        (torch._C, "_current_graph_task_id"),
+        (torch.autograd.Variable._execution_engine, "queue_callback"),
+        (dist, "HashStore"),
+        (dist.Backend, "register_backend"),
+    ],
+)
+def test_the_name_is_still_there(holder: object, name: str) -> None:
+    assert hasattr(holder, name), f"PyTorch {torch.__version__} has no {name} any more"
+
+
+def test_our_world_has_every_attribute_of_pytorchs() -> None:
+    ordinary = type(distributed_c10d._World())
+    properties = {n for n in vars(ordinary) if isinstance(vars(ordinary)[n], property)}
+    missing = {n for n in properties if not hasattr(torch_hooks._World(), n)}
+    assert not missing, f"PyTorch {torch.__version__} keeps more in its world: {missing}"
+
+
+def test_each_thread_has_its_own_world() -> None:
+    seen: dict[int, tuple[int, int, bool]] = {}
+
+    def rank(r: int) -> None:
+        def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
+            return SimulatedProcessGroup(r, members, name, None, WorkQueue(), str)  # type: ignore[arg-type]
+
+        torch_hooks.join_world(r, 3, create)
+        torch_hooks.leave_world()
+        torch_hooks.join_world(r, 3, create)  # the names of the first world are free again
+        group = dist.new_group([0, 2])
+        member = group is not dist.GroupMember.NON_GROUP_MEMBER
+        seen[r] = dist.get_rank(), dist.get_world_size(), member
+        torch_hooks.leave_world()
+        assert not dist.is_initialized()
+
+    hook = sys.excepthook
+    with torch_hooks.thread_worlds():
+        threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert not dist.is_initialized()
+    assert sys.excepthook is hook
+    assert seen == {0: (0, 3, True), 1: (1, 3, False), 2: (2, 3, True)}
+
+
+def test_the_backend_is_for_simulated_ranks_only() -> None:
+    with torch_hooks.thread_worlds(), pytest.raises(RuntimeError, match='on="simulated"'):
+        torch_hooks._create(None, None)
+
+
+def test_callbacks_at_the_end_of_backward_keep_their_order() -> None:
+    order: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+
+    def hook(grad: torch.Tensor) -> None:
+        assert torch_hooks.in_backward()
+        torch_hooks.at_end_of_backward(lambda: order.append("first"))
+        torch_hooks.at_end_of_backward(lambda: order.append("second"))
+        order.append("hook")
+
+    x.register_hook(hook)
+    assert not torch_hooks.in_backward()
+    (2 * x).sum().backward()
+    assert order == ["hook", "first", "second"]
+
+
+def test_an_exception_reaches_a_loop() -> None:
+    class Stop(BaseException):
+        pass
+
+    ended = threading.Event()
+
+    def loop() -> None:
+        try:
+            while True:
+                pass
+        except Stop:
+            ended.set()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    torch_hooks.raise_in_thread(thread, Stop)
+    assert ended.wait(10)

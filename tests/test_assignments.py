@@ -1,0 +1,114 @@
+"""Every assignment is proven: its solution passes, its stubs and wrong solutions fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from course_lib.checking import CheckReport, examine
+from course_lib.checking.local import LocalRunner, load_checks, load_module
+from course_lib.checking.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parents[1]
+ASSIGNMENTS = sorted(path.parent for path in (ROOT / "assignments").glob("*/checks.py"))
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def parts(folder: Path) -> tuple[dict[str, Any], Any, list[Mutant]]:
+    return (
+        load_checks(folder / "checks.py"),
+        load_module(folder / "hidden.py"),
+        mutants_of(load_module(folder / "mutants.py")),
+    )
+
+
+def code_cells(folder: Path) -> Iterator[Any]:
+    notebook = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
+    return (cell for cell in notebook.cells if cell.cell_type == "code")
+
+
+def run(folder: Path, task: str, function: Any) -> CheckReport:
+    checks, hidden, _ = parts(folder)
+    with LocalRunner(function) as runner:
+        return examine(
+            f"{folder.name}/{task}",
+            checks[task],
+            runner,
+            seed="tests",
+            hidden=hidden.HIDDEN.get(task, ()),
+        )
+
+
+def reference(folder: Path, task: str) -> Any:
+    """Return the notebook's own solution of a task."""
+    namespace: dict[str, Any] = {}
+    function = parts(folder)[0][task].function
+    for cell in code_cells(folder):
+        role = cell.metadata.get("nbgrader", {})
+        if role.get("solution") or "import" in cell.source.partition("\n")[0]:
+            exec(compile(cell.source, f"<{folder.name}>", "exec"), namespace)
+    return namespace[function]
+
+
+TASKS = [(folder, task) for folder in ASSIGNMENTS for task in parts(folder)[0]]
+MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in parts(folder)[2]]
+
+
+def test_there_is_an_assignment() -> None:
+    assert ASSIGNMENTS
+
+
+@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
+def test_the_solution_passes_every_case(folder: Path, task: str) -> None:
+    report = run(folder, task, reference(folder, task))
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
+def test_an_unwritten_function_fails_every_case(folder: Path, task: str) -> None:
+    def stub(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    report = run(folder, task, stub)
+    assert not any(result.passed for result in report.results), str(report)
+    assert "NotImplementedError" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("folder", "mutant"), MUTANTS, ids=[f"{m.task}__{m.mistake}" for _, m in MUTANTS]
+)
+def test_mutant(folder: Path, mutant: Mutant) -> None:
+    report = run(folder, mutant.task, mutant.function)
+    if mutant.reason is None:
+        assert report.passed, str(report)
+    else:
+        assert not report.passed, f"{mutant.mistake} got through"
+        assert mutant.reason in str(report), str(report)
+
+
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folder: Path) -> None:
+    checks, hidden, mutants = parts(folder)
+    graded = {
+        cell.metadata.nbgrader.grade_id
+        for cell in code_cells(folder)
+        if cell.metadata.get("nbgrader", {}).get("grade")
+    }
+    assert graded == set(checks) == set(hidden.HIDDEN)
+    for task in checks:
+        assert any(m.task == task and m.reason is None for m in mutants), f"{task}: no right one"
+        assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
+
+
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
+    checks, hidden, _ = parts(folder)
+    for task, check in checks.items():
+        public = [(case.world_size, case.parameters) for case in check.cases]
+        for case in hidden.HIDDEN[task]:
+            assert (case.world_size, case.parameters) not in public

@@ -1,0 +1,55 @@
+"""The watch over forgotten processes sees one, names the test that left it, and spares the rest."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LEAK = """
+import os, time
+
+def test_that_leaks():
+    if os.fork() == 0:
+        if os.fork() == 0:  # the grandchild: its parent is gone at once
+            with open("pid", "w") as file:
+                file.write(str(os.getpid()))
+            os.execvp("sleep", ["sleep", "60"])
+        os._exit(0)
+    os.wait()
+    while not os.path.exists("pid") or not open("pid").read():
+        time.sleep(0.01)
+"""
+
+NO_LEAK = """
+import subprocess
+
+def test_whose_child_ends_with_pytest():
+    global child
+    child = subprocess.Popen("read line", shell=True, stdin=subprocess.PIPE)
+"""
+
+
+def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """Run one test file under a copy of this folder's conftest.py, away from its settings."""
+    shutil.copy(Path(__file__).with_name("conftest.py"), folder)
+    (folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=."]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+def test_an_orphan_fails_the_run(tmp_path: Path) -> None:
+    result = run_pytest(tmp_path, LEAK)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "these processes outlived the tests" in result.stdout
+    assert "started during test_it.py::test_that_leaks (call): sleep 60" in result.stdout
+
+
+def test_what_ends_with_pytest_passes(tmp_path: Path) -> None:
+    result = run_pytest(tmp_path, NO_LEAK)
+    assert result.returncode == 0, result.stdout + result.stderr

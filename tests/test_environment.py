@@ -1,0 +1,95 @@
+"""The three ways to set up the course (make, pip, conda) ask for the same things."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml  # comes with JupyterLab, which reads YAML schemas
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+README = (ROOT / "README.md").read_text()
+
+PYPI_NAME = {"pytorch": "torch", "matplotlib-base": "matplotlib"}  # all others: the same on both
+ONLY_CONDA = {"pip"}  # a virtual environment brings its own
+
+
+def pip_requirements() -> dict[str, str]:
+    """Return {name: bounds} of what `pip install '.[test]'` asks for, Python included."""
+    lines = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    requirements = [Requirement(line) for line in lines]
+    return {"python": PROJECT["requires-python"]} | {r.name: str(r.specifier) for r in requirements}
+
+
+def conda_environment() -> dict:
+    return yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def conda_requirements() -> dict[str, str]:
+    """Return {PyPI name: bounds} of environment.yml."""
+    entries = [e for e in conda_environment()["dependencies"] if isinstance(e, str)]
+    pairs = [entry.partition(" ")[::2] for entry in entries]
+    return {PYPI_NAME.get(name, name): bounds for name, bounds in pairs if name not in ONLY_CONDA}
+
+
+def test_conda_and_pip_ask_for_the_same() -> None:
+    assert conda_requirements() == pip_requirements()
+
+
+def test_conda_installs_the_course_itself_from_conda_forge_alone() -> None:
+    environment = conda_environment()
+    assert environment["name"] == PROJECT["name"]
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    assert {"pip": ["-e ."]} in environment["dependencies"]
+    assert "pip" in environment["dependencies"], "conda warns where pip is used but not listed"
+
+
+def all_requirements() -> list[str]:
+    extras = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+    return [f"python{PROJECT['requires-python']}", *PROJECT["dependencies"], *extras]
+
+
+@pytest.mark.parametrize("line", all_requirements())
+def test_lower_bounds_only(line: str) -> None:
+    """An upper bound would let the course replace a package that a machine already has."""
+    operators = [s.operator for s in Requirement(line).specifier]
+    assert operators == [">="], f"{line}: exactly one lower bound, please"
+
+
+def pinned_torch() -> Requirement:
+    (pin,) = re.findall(r"^TORCH \?= (\S+)$", MAKEFILE, re.MULTILINE)
+    return Requirement(pin)
+
+
+def test_the_makefile_pins_one_minor_release_within_the_bound() -> None:
+    pin = pinned_torch()
+    assert pin.name == "torch"
+    (specifier,) = pin.specifier
+    release = re.fullmatch(r"(\d+\.\d+)\.\*", specifier.version)
+    assert specifier.operator == "==" and release, f"{pin}: expected torch==X.Y.*"
+    assert Requirement(f"torch{pip_requirements()['torch']}").specifier.contains(release[1] + ".0")
+
+
+def test_the_readme_installs_what_the_makefile_installs() -> None:
+    assert f'"{pinned_torch()}"' in README
+    (wheels,) = re.findall(r"^CPU_WHEELS \?= (\S+)$", MAKEFILE, re.MULTILINE)
+    assert wheels in README
+    assert 'pip install -e ".[test]"' in README
+    assert "conda env create -f environment.yml" in README
+
+
+def test_the_makefile_checks_for_the_python_of_pyproject() -> None:
+    (minimum,) = re.findall(r"sys\.version_info < \((\d+), (\d+)\)", MAKEFILE)
+    assert PROJECT["requires-python"] == ">=" + ".".join(minimum)
+
+
+def test_every_command_the_readme_shows_is_a_make_target() -> None:
+    phony = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
+    assert phony
+    shown = set(re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE))
+    assert shown <= set(phony[1].split())
+    help_lists = set(re.findall(r"^(\w+):.*  ## ", MAKEFILE, re.MULTILINE))
+    assert help_lists == set(phony[1].split())

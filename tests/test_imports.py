@@ -1,0 +1,213 @@
+"""Who may import whom: the table below is the rule, and this file holds it.
+
+The course is read in one order, so a reference module knows only what was read before it. It takes
+tensors, modules and a `group`; it does not know that ranks, notebooks or graders exist.
+"""
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# The reference modules, in reading order: each may import torch, numpy and those above it.
+READING_ORDER = [
+    *("sgd", "sharding", "replicas"),
+    *("point_to_point", "rooted_collectives", "ring", "pipelined_ring", "collectives"),
+    *("cost_model", "bucketing", "gradient_sync", "tuned_all_reduce"),
+    *("module_states", "comm_hooks", "communication_stream", "reducer", "uneven_inputs", "ddp"),
+    *("shared_memory", "shared_memory_group"),
+]
+
+# part of the repository -> what it may import besides the standard library and itself.
+# A name allows the module and everything below it.
+RULES = {
+    "course_lib": {"course_lib.ranks"},  # __init__.py alone: `%load_ext course_lib`
+    "course_lib.<reference module>": {"torch", "numpy", "<earlier reference modules>"},
+    "course_lib.data": {"torch", "numpy", "sklearn"},
+    "course_lib.figures": {"torch", "numpy", "matplotlib", "cycler", "IPython"},
+    # IPython and matplotlib are what notebooks show things with; no other file needs them there.
+    "course_lib.ranks": {"torch", "cloudpickle"},
+    **{
+        f"course_lib.ranks.{name}": {"torch", "cloudpickle", "course_lib.ranks", "IPython"}
+        for name in ("magic", "output", "progress", "rank_display")
+    },
+    **{
+        f"course_lib.ranks.{name}": {"torch", "course_lib.ranks", "matplotlib"}
+        for name in ("timeline", "trace", "trace_figure")
+    },
+    "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
+    # Where a student checks their own work: functions from cells go to the ranks as pickles.
+    "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
+    "autograder": {
+        *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "submitit"),
+        *("nbgrader", "nbconvert", "nbformat", "nbclient", "jupyter_client", "traitlets"),
+    },
+    # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
+    "autograder.examinee": {
+        *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
+    },
+    "assignments": {"torch", "numpy", "course_lib.checking", "course_lib.ranks"},  # its .py files
+    "<notebook>": {"torch", "numpy", "matplotlib", "IPython", "course_lib"},
+}
+
+# A pickle from a submission runs code where it is read, so the grader's side has no use for one.
+NEVER = {"autograder": {"pickle", "cloudpickle", "dill", "marshal", "shelve"}}
+
+
+def part_of(module: str) -> str:
+    """Return the row of the table for a dotted module name: the longest that fits."""
+    package, _, name = module.partition(".")
+    if package == "course_lib" and name in READING_ORDER:
+        return "course_lib.<reference module>"
+    part = max((row for row in RULES if is_within(module, {row})), key=len)
+    assert part != "course_lib" or not name, (
+        f"{module} is in no row of the table: add {name!r} to READING_ORDER in "
+        "tests/test_imports.py, at the place where it is read, and to the docstring of course_lib"
+    )
+    return part
+
+
+def is_within(name: str, parents: set[str]) -> bool:
+    return any(name == parent or name.startswith(parent + ".") for parent in parents)
+
+
+def imports_of(module: str, source: str, is_package: bool = False) -> set[str]:
+    """Return the dotted names a module imports, at its top, in functions or for type checkers.
+
+    `from a.b import c` counts as `a.b.c`, since `c` may be a module; relative names are resolved.
+    """
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            found |= {f"{origin}.{alias.name}" for alias in node.names}
+    return found
+
+
+def violations(module: str, source: str, is_package: bool = False) -> list[str]:
+    """Return a sentence for each import that the table does not allow."""
+    part = part_of(module)
+    allowed = set(RULES[part])
+    if part == "course_lib.<reference module>":
+        earlier = READING_ORDER[: READING_ORDER.index(module.split(".")[1])]
+        allowed |= {f"course_lib.{name}" for name in earlier}
+    elif part != "course_lib":  # for its __init__, "itself" would be the whole package
+        allowed.add(part)
+    wrong = []
+    for name in sorted(imports_of(module, source, is_package)):
+        forbidden = is_within(name, NEVER.get(part, set()))
+        standard = name.partition(".")[0] in sys.stdlib_module_names
+        if forbidden or not (standard or is_within(name, allowed)):
+            wrong.append(f"{module} imports {name}; {part} may import {sorted(allowed)}")
+    return wrong
+
+
+def notebook_source(path: Path) -> str:
+    """Return the Python of a notebook's code cells; cells that are no Python are left out."""
+    sources = []
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            source = re.sub(r"^\s*[%!].*$", "", "".join(cell["source"]), flags=re.MULTILINE)
+            try:
+                ast.parse(source)
+            except SyntaxError:
+                continue
+            sources.append(source)
+    return "\n".join(sources)
+
+
+def notebooks() -> list[Path]:
+    found = [*ROOT.glob("lectures/*.ipynb"), *ROOT.glob("assignments/*/*.ipynb")]
+    return sorted(path for path in found if ".ipynb_checkpoints" not in path.parts)
+
+
+def python_files() -> list[Path]:
+    folders = ("course_lib", "autograder", "assignments")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_what_the_table_allows(path: Path) -> None:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    is_package = parts[-1] == "__init__"
+    module = ".".join(parts[:-1] if is_package else parts)
+    problems = violations(module, path.read_text(), is_package)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+def test_a_notebook_imports_only_what_the_table_allows(path: Path) -> None:
+    problems = violations("<notebook>", notebook_source(path))
+    assert not problems, "\n".join(problems)
+
+
+def test_every_reference_module_of_the_order_exists() -> None:
+    missing = [name for name in READING_ORDER if not (ROOT / f"course_lib/{name}.py").exists()]
+    assert not missing, f"in READING_ORDER, but not in course_lib: {missing}"
+
+
+def test_reference_modules_are_listed_in_reading_order() -> None:
+    """The docstring of course_lib is the table of contents."""
+    docstring = ast.get_docstring(ast.parse((ROOT / "course_lib/__init__.py").read_text())) or ""
+    contents = re.findall(r"\w+", docstring.partition("\n")[2])  # the first line is the title
+    missing = [name for name in READING_ORDER if name not in contents]
+    assert not missing, f"not listed in the docstring of course_lib: {missing}"
+    assert sorted(READING_ORDER, key=contents.index) == READING_ORDER
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("course_lib.sgd", "from course_lib.sharding import shard"),  # read later
+        ("course_lib.sgd", "from course_lib.ranks import Ranks"),
+        ("course_lib.sgd", "from course_lib import ranks"),
+        ("course_lib.sgd", "from . import sharding"),
+        ("course_lib.replicas", "def f():\n    from course_lib.checking import check"),
+        ("course_lib.replicas", "from course_lib.data import load_digits"),
+        ("course_lib.replicas", "import nbgrader.api"),
+        ("course_lib.ranks.pool", "from course_lib.sgd import sgd_step"),
+        ("course_lib.ranks.pool", "from ..sgd import sgd_step"),
+        ("course_lib.checking.cases", "import course_lib.sharding"),
+        ("course_lib.checking.cases", "from autograder import sandbox"),
+        ("course_lib.checking.examine", "import cloudpickle"),
+        ("course_lib.data", "import matplotlib"),
+        ("course_lib.figures", "import sklearn"),
+        ("course_lib", "from course_lib.sgd import *"),
+        ("autograder.examiner", "from course_lib.sharding import shard_bounds"),
+        ("autograder.examiner", "import pickle"),
+        ("autograder.examinee", "from autograder.verdict import Verdict"),
+        ("assignments.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
+        ("<notebook>", "import nbgrader"),
+        ("<notebook>", "from autograder import examiner"),
+    ],
+)
+def test_the_table_forbids(module: str, source: str) -> None:
+    assert violations(module, source), f"{module}: {source!r} got through"
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("course_lib.replicas", "from course_lib.sgd import sgd_step\nimport torch.nn as nn, math"),
+        ("course_lib.replicas", "from .sharding import shard_bounds"),
+        ("course_lib.ranks.pool", "from .board import Board\nimport cloudpickle"),
+        ("course_lib.checking.cases", "from course_lib.ranks import Ranks"),
+        ("autograder.examiner", "from nbgrader.api import Gradebook\nimport autograder.sandbox"),
+    ],
+)
+def test_the_table_allows(module: str, source: str) -> None:
+    assert not violations(module, source)
+
+
+def test_a_module_that_is_in_no_row_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"'forgotten' to READING_ORDER"):
+        violations("course_lib.forgotten", "import torch")

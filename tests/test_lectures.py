@@ -1,0 +1,78 @@
+"""The notebooks keep to the rules of notebook_rules.py, and every lecture executes from scratch."""
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
+
+ROOT = Path(__file__).parent.parent
+LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))
+ASSIGNMENTS = sorted(
+    path for path in (ROOT / "assignments").glob("**/*.ipynb") if "checkpoints" not in str(path)
+)
+SECONDS_PER_LECTURE = 60
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+@pytest.mark.parametrize("path", LECTURES, ids=name)
+def test_a_lecture_keeps_to_the_rules(path: Path) -> None:
+    assert not (found := problems(path, LECTURE)), "\n".join(found)
+
+
+@pytest.mark.parametrize("path", ASSIGNMENTS, ids=name)
+def test_an_assignment_keeps_to_the_rules(path: Path) -> None:
+    assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
+
+
+@pytest.mark.timeout(2 * SECONDS_PER_LECTURE)
+@pytest.mark.parametrize("path", LECTURES, ids=name)
+def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
+    """In a copy, so that nothing comes from, or goes into, the folder of a student."""
+    folder = shutil.copytree(path.parent, tmp_path / "lectures")
+    nb = nbformat.read(folder / path.name, as_version=4)
+    start = time.monotonic()
+    NotebookClient(
+        nb, timeout=SECONDS_PER_LECTURE, resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    seconds = time.monotonic() - start
+    assert seconds < SECONDS_PER_LECTURE, f"took {seconds:.0f} s"
+    # What is on the page now, not only what was committed.
+    nbformat.write(nb, folder / path.name)
+    links = "links_lead_somewhere"  # relative to the repository, which was not copied
+    rules = [rule for rule in LECTURE if rule.__name__ != links]
+    assert not (found := problems(folder / path.name, rules)), "\n".join(found)
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def readme_rows() -> list[str]:
+    """Return the rows of the README's table lecture → module → assignment."""
+    return re.findall(r"^\|.*lectures/\d\d_.*\|$", README, re.MULTILINE)
+
+
+def test_the_readme_links_to_what_exists() -> None:
+    assert not (missing := list(broken_links(without_code(README), ROOT))), f"missing: {missing}"
+
+
+def test_the_readme_lists_every_lecture_and_assignment_in_order() -> None:
+    rows = readme_rows()
+    assert rows, "no table of lectures in README.md"
+    assert re.findall(r"lectures/(\w+)\.ipynb", "\n".join(rows)) == [p.stem for p in LECTURES]
+    listed = re.findall(r"\(assignments/(\w+)/?\)", "\n".join(rows))
+    assert listed == sorted({p.parent.name for p in ASSIGNMENTS})
+
+
+@pytest.mark.parametrize("row", readme_rows())
+def test_a_topic_has_one_name(row: str) -> None:
+    """Lecture 05_x.ipynb, assignment 05_x/ and, where it has one of its own, module x.py."""
+    names = set(re.findall(r"\((?:lectures|assignments)/(\d\d_\w+)", row))
+    assert len(names) == 1, f"lecture and assignment differ: {names}"
