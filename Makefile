@@ -33,6 +33,7 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (some minutes)
 	@.venv/bin/python benchmarks/metering.py --write
 	@.venv/bin/python benchmarks/ranks_vs_peers.py --write
+	@.venv/bin/python benchmarks/predicted_vs_measured.py --write
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \

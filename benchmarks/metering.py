@@ -8,14 +8,12 @@ Both kinds are measured in turn, round by round, in one process; the ratio is ta
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from machine import save, sentence
 
 from course_lib.ranks import Ranks
 
@@ -58,7 +56,7 @@ def compare(world_size: int, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Print the table; with ``--write``, also to ``benchmarks/results/metering.md``."""
+    """Print the table; with ``--write``, also to ``benchmarks/results/metering.*``."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--write", action="store_true")
@@ -69,20 +67,16 @@ def main() -> None:
             "# What metering costs",
             "",
             f"One all_reduce over gloo, float32, medians of {options.rounds} interleaved rounds.",
-            f"{os.cpu_count()} cores, torch {torch.__version__}, "
-            f"Python {platform.python_version()}. Made by `python benchmarks/metering.py`.",
+            sentence("python benchmarks/metering.py"),
             "",
             "| K | size | metered (µs) | plain (µs) | ratio | lowest – highest |",
             "|---|---|---|---|---|---|",
             *rows,
-            "",
         ]
     )
     print(text)
     if options.write:
-        path = Path(__file__).parent / "results" / "metering.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+        save("metering", text, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 import torch.distributed as dist
+from machine import descendants, save, sentence
 
 
 def nothing() -> int:
@@ -178,14 +178,6 @@ def _join(store: str, rank: int, world_size: int) -> None:
     dist.init_process_group("gloo", store=file_store, rank=rank, world_size=world_size)
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes below `pid`."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            yield child
-            yield from descendants(child)
-
-
 def memory(pid: int) -> float:
     """Return the PSS of the processes below `pid`, in MiB; 0 where the system does not tell."""
     total = 0
@@ -238,8 +230,8 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
     }
 
 
-def compare(kinds: list[str], world_size: int, rounds: int) -> str:
-    """Measure every kind in fresh processes, in turn; return medians and ratios as Markdown."""
+def compare(kinds: list[str], world_size: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Measure every kind in fresh processes, in turn; return the medians by kind."""
     results: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(rounds):
         for kind in kinds:
@@ -248,16 +240,27 @@ def compare(kinds: list[str], world_size: int, rounds: int) -> str:
             command += ["--world-sizes", str(world_size)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[kind].append(json.loads(done.stdout.splitlines()[-1]))
-    lines = [f"| K = {world_size} | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
-    for what in results["ours"][0]:
-        medians = [statistics.median(r[what] for r in results[kind]) for kind in kinds]
-        cells = [f"{value:.3g} ({value / (medians[0] or 1):.1f}×)" for value in medians]
+    return {
+        kind: {what: statistics.median(r[what] for r in each) for what in each[0]}
+        for kind, each in results.items()
+    }
+
+
+def table(world_size: int, medians: dict[str, dict[str, float]]) -> str:
+    """Return the medians, and their ratios to ours, as Markdown."""
+    lines = [
+        f"| K = {world_size} | " + " | ".join(medians) + " |",
+        "|---" * (len(medians) + 1) + "|",
+    ]
+    for what, ours in medians["ours"].items():
+        values = [each[what] for each in medians.values()]
+        cells = [f"{value:.3g} ({value / (ours or 1):.1f}×)" for value in values]
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Print the tables; with ``--write``, also to ``benchmarks/results/ranks_vs_peers.md``."""
+    """Print the tables; with ``--write``, also to ``benchmarks/results/ranks_vs_peers.*``."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
@@ -272,16 +275,13 @@ def main() -> None:
     title = (
         "# Ranks beside their peers\n\n"
         f"Medians of {options.rounds} interleaved rounds; in parentheses the ratio to ours.\n"
-        f"{os.cpu_count()} cores, no GPU, torch {torch.__version__}, "
-        f"Python {platform.python_version()}. Made by `python benchmarks/ranks_vs_peers.py`."
+        + sentence("python benchmarks/ranks_vs_peers.py")
     )
-    parts = [title] + [compare(kinds, size, options.rounds) for size in options.world_sizes]
-    text = "\n\n".join(parts) + "\n"
+    measured = {size: compare(kinds, size, options.rounds) for size in options.world_sizes}
+    text = "\n\n".join([title, *(table(size, each) for size, each in measured.items())])
     print(text)
     if options.write:
-        path = Path(__file__).parent / "results" / "ranks_vs_peers.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+        save("ranks_vs_peers", text, {"world sizes": measured})
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ _STATE, _CHANGES, _WAIT, _GROUP, _SEQ, _CHANNEL, _SINCE, _PENDING = range(8)
 _HEAD = 8
 _CHANNEL_WORDS = 2 + RING  # key, messages started, when each of the latest could leave
 _GROUP_HEAD = 3 + RING  # key, members as a bit mask, entered, when each could start
+_STATES = {int(state): state for state in State}
+_WAITS = {int(wait): wait for wait in Wait}
 
 
 class Board:
@@ -148,7 +150,10 @@ class Board:
         """Let every group count its collectives from 1 again: between calls, by the parent."""
         for rank in range(self.world_size):
             for slot in range(MAX_GROUPS):
-                self._words[self._group(rank, slot) // 8 + 2] = 0
+                word = self._group(rank, slot) // 8
+                if self._words[word] == 0:
+                    break
+                self._words[word + 2] = 0
 
     # Moments (s) at which a link was free for an operation: written and read by emulated links.
 
@@ -196,6 +201,12 @@ class Board:
             self._words[rank * self._stride // 8 + _CHANGES] for rank in range(self.world_size)
         )
 
+    def pending(self) -> int:
+        """Return how many operations of all ranks were launched and are not over."""
+        return sum(
+            self._words[rank * self._stride // 8 + _PENDING] for rank in range(self.world_size)
+        )
+
     def views(self) -> list[RankView]:
         """Return every rank's part, in rank order."""
         return [self.view(rank) for rank in range(self.world_size)]
@@ -205,7 +216,7 @@ class Board:
         base = rank * self._stride
         # The state is read first: of a rank that has finished, every counter is final.
         head = self._words[base // 8 : base // 8 + _HEAD].tolist()
-        wait = Wait(head[_WAIT]) if head[_WAIT] in list(Wait) else Wait.NOTHING
+        wait = _WAITS.get(head[_WAIT], Wait.NOTHING)
         channels = {}
         for slot in range(MAX_CHANNELS):
             word = base // 8 + _HEAD + slot * _CHANNEL_WORDS
@@ -230,7 +241,7 @@ class Board:
             message = None
         return RankView(
             rank=rank,
-            state=State(head[_STATE]) if head[_STATE] in list(State) else State.RUNNING,
+            state=_STATES.get(head[_STATE], State.RUNNING),
             changes=head[_CHANGES],
             wait=wait,
             group=head[_GROUP],
@@ -304,6 +315,8 @@ class Board:
         self._bytes[at : at + size] = data.ljust(size, b"\0")
 
     def _read_text(self, at: int, size: int) -> str:
+        if not self._bytes[at]:  # as mostly: nothing to say
+            return ""
         text = bytes(self._bytes[at : at + size]).rstrip(b"\0").decode("utf-8", "replace")
         if text.isprintable():
             return text

@@ -75,6 +75,8 @@ def pack_call(
     shared_kwargs = {key: shared(f"argument '{key}'", value) for key, value in kwargs.items()}
     try:
         common = pack((fn, shared_args, shared_kwargs))
+        if not own:
+            return common, [pack([])] * world_size
         return common, [pack([values[rank] for values in own]) for rank in range(world_size)]
     except Exception as error:
         parts = {"the function": fn}

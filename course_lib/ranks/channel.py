@@ -7,7 +7,6 @@ once into a nameless file in memory, whose descriptor travels; the reader maps i
 
 from __future__ import annotations
 
-import array
 import ctypes
 import io
 import mmap
@@ -16,6 +15,7 @@ import pickle
 import socket
 import struct
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,8 @@ from course_lib.ranks.memory import anonymous_file
 
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""
-_HEADER = struct.Struct("<QI")  # bytes in all, number of parts
+_HEADER = struct.Struct("<QI?")  # bytes in all, number of parts, whether they are in a file
+_READ = 1 << 16
 _ALIGN = 64
 
 
@@ -160,23 +161,32 @@ class Channel:
     def __init__(self, sock: socket.socket, *, private: bool) -> None:
         self._socket = sock
         self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
+        # What has come and was not yet asked for: one system call takes several small messages.
+        self._bytes = bytearray()
+        self._fds: deque[int] = deque()
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for a selector."""
+        """Return the socket's descriptor, for a selector; see also `has_more`."""
         return self._socket.fileno()
+
+    def has_more(self) -> bool:
+        """Return whether (the beginning of) a message was read already: no selector tells."""
+        return bool(self._bytes)
 
     def send(self, *messages: Packed) -> None:
         """Send what is packed, in order; each can be sent to several ranks."""
         waiting = b""  # small ones go together: every system call wakes the reader
         for packed in messages:
-            header = _HEADER.pack(packed.size, packed.parts)
+            header = _HEADER.pack(packed.size, packed.parts, packed.fd >= 0)
             if packed.fd < 0:
                 waiting += header + packed.inline
                 continue
-            self._socket.sendall(waiting)
-            waiting = b""
+            if waiting:
+                self._socket.sendall(waiting)
+                waiting = b""
             socket.send_fds(self._socket, [header], [packed.fd])
-        self._socket.sendall(waiting)
+        if waiting:
+            self._socket.sendall(waiting)
 
     def receive(self) -> Callable[[], Any]:
         """Take the next message off the line; return a function that unpickles it.
@@ -185,37 +195,30 @@ class Channel:
             EOFError: the other end is gone.
 
         """
-        header, fds = self._receive_header()
-        size, parts = _HEADER.unpack(header)
-        if fds:
+        size, parts, in_file = _HEADER.unpack(self._take(_HEADER.size))
+        if in_file:
+            fd = self._fds.popleft()
             try:
-                mapped = mmap.mmap(fds[0], size, access=self._access)
+                mapped = mmap.mmap(fd, size, access=self._access)
             finally:
-                os.close(fds[0])
+                os.close(fd)
             return lambda: _unpack(mapped, size, parts)
-        data = self._receive_exactly(size)
+        data = self._take(size)
         return lambda: _unpack(data, size, parts)
 
-    def _receive_header(self) -> tuple[bytes, list[int]]:
-        header, fds = b"", array.array("i")
-        while len(header) < _HEADER.size:
-            chunk, got, _, _ = socket.recv_fds(self._socket, _HEADER.size - len(header), 1)
-            fds.extend(got)
+    def _take(self, size: int) -> bytearray:
+        while len(self._bytes) < size:
+            # A descriptor never comes later than the first byte of the header it belongs to.
+            chunk, fds, _, _ = socket.recv_fds(self._socket, _READ, 1)
+            self._fds.extend(fds)
             if not chunk:
                 raise EOFError("the other end is gone")
-            header += chunk
-        return header, list(fds)
-
-    def _receive_exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            count = self._socket.recv_into(view)
-            if not count:
-                raise EOFError("the other end is gone")
-            view = view[count:]
-        return data
+            self._bytes += chunk
+        taken, self._bytes = self._bytes[:size], self._bytes[size:]
+        return taken
 
     def close(self) -> None:
         """Close this end."""
+        while self._fds:
+            os.close(self._fds.popleft())
         self._socket.close()

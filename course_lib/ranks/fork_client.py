@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -29,11 +29,15 @@ WIDE = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.distributed.device_mesh",
+)
+"""What a rank would otherwise import in its first training step, for seconds."""
+
+LATER = (
     "matplotlib.pyplot",
     "matplotlib.backends.backend_agg",
     "IPython.core.interactiveshell",
 )
-"""What a rank would otherwise import in its first training step, for seconds."""
+"""What few ranks need: not worth waiting for at the first start."""
 
 _MAX_LINE = 1 << 16
 
@@ -60,7 +64,8 @@ class ForkServer:
 
     Args:
         launch: starts the process, for example in a sandbox; it is given the number of the socket
-            that the process must inherit. Default: this Python, with the modules of `WIDE`.
+            that the process must inherit. Default: this Python, with the modules of `WIDE` and,
+            later, of `LATER`.
         start_timeout: seconds to wait until it is ready.
 
     Raises:
@@ -136,6 +141,15 @@ class ForkServer:
                 pass
             return self._exits.get(pid)
 
+    def all_live(self, pids: Iterable[int]) -> bool:
+        """Return whether the server and all these children live, as far as is known by now."""
+        if not self.alive():
+            return False
+        with self._lock, suppress(OSError, ForkServerError):
+            while True:  # until nothing more has come
+                self._read(0.0)
+        return self._exits.keys().isdisjoint(pids)
+
     def alive(self) -> bool:
         """Return whether the server runs and belongs to this process."""
         return self._owner == os.getpid() and self.process.poll() is None
@@ -188,7 +202,7 @@ class ForkServer:
 
 def _launch(fd: int) -> Process:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "course_lib.ranks.fork_server", str(fd), *WIDE],
+        [sys.executable, "-P", "-m", "course_lib.ranks.fork_server", str(fd), *WIDE, "--", *LATER],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         env=_environment(),

@@ -11,13 +11,15 @@ It runs no code but this file. Its parent talks to it over a socket, in lines of
                                                                ← {"exit": 123, "status": -9}
 
 When the socket closes, whatever ended the parent, all ranks and this process end.
-Start: ``python -P -m course_lib.ranks.fork_server SOCKET_FD MODULE…``, the modules to preload.
+Start: ``python -P -m course_lib.ranks.fork_server SOCKET_FD MODULE… [-- MODULE…]``: the modules to
+load before the first fork, and those to load after it, whenever nothing is asked for a moment.
 """
 
 from __future__ import annotations
 
 import array
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -27,11 +29,13 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 MAX_FDS = 8
 MAX_LINE = 1 << 20
+_IDLE = 1.0
 
 
 def die_with_parent(parent: int) -> None:
@@ -43,8 +47,12 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def serve(control: socket.socket) -> None:
-    """Answer requests on `control` until it closes; then end every child."""
+def serve(control: socket.socket, later: Sequence[str] = ()) -> None:
+    """Answer requests on `control` until it closes; then end every child.
+
+    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request.
+    """
+    waiting = list(later)
     children: set[int] = set()
     requests = _Requests(control)
     wake_read, wake_write = os.pipe()
@@ -75,7 +83,9 @@ def serve(control: socket.socket) -> None:
     try:
         _send(control, {"ready": os.getpid()})
         while True:
-            ready = [key.fileobj for key, _ in selector.select()]
+            ready = [key.fileobj for key, _ in selector.select(_IDLE if waiting else None)]
+            if not ready and waiting:
+                _load(waiting.pop(0))
             if wake_read in ready:
                 with suppress(BlockingIOError):
                     os.read(wake_read, 4096)
@@ -163,11 +173,25 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
-    for name in sys.argv[2:]:
-        importlib.import_module(name)
+    first, later = sys.argv[2:], []
+    if "--" in first:
+        first, later = first[: first.index("--")], first[first.index("--") + 1 :]
+    for name in first:
+        _load(name)
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
-    serve(control)
+    serve(control, later)
+
+
+def _load(name: str) -> None:
+    """Import a module without the garbage collector, which would look through it for nothing.
+
+    Frozen, its objects are not touched by the children's collectors either: they stay shared.
+    """
+    gc.disable()
+    importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 if __name__ == "__main__":

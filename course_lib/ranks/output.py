@@ -151,24 +151,28 @@ class RankOutput:
     def forward(self) -> bool:
         """Pass on the whole lines that are there; return whether more may come."""
         try:
-            data = os.read(self._fd, _CHUNK)
+            return self._forward() > 0
         except BlockingIOError:
             return True
         except OSError:
             return False
+
+    def _forward(self) -> int:
+        """Pass on the whole lines of one read; return its bytes."""
+        data = os.read(self._fd, _CHUNK)
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _CHUNK:  # a line without end
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
             self._add(line)
-        return bool(data)
+        return len(data)
 
     def drain(self) -> None:
         """Pass on everything that was written so far, also a line that has not ended."""
-        for _ in range(4):  # a pipe holds one chunk; a thread may go on printing for ever
-            with suppress(OSError):
-                self.forward()
+        with suppress(OSError):
+            for _ in range(4):  # a pipe holds one chunk; a thread may go on printing for ever
+                self._forward()
         if self._rest:
             self._add(self._rest)
             self._rest = b""

@@ -164,10 +164,12 @@ class Run:
             return SimulatedProcessGroup(rank, members, name, endpoint, works, self.locate)
 
         join_world(rank, self.world_size, create)
-        enter_rank(
-            lambda seconds, flops: spend(seconds + self._flops_time(flops)),
-            lambda: self.fabric.clock[rank],
-        )
+
+        def now() -> float:
+            self.baton.count_time(spend)
+            return self.fabric.clock[rank]
+
+        enter_rank(lambda seconds, flops: spend(seconds + self._flops_time(flops)), now)
 
     def _flops_time(self, flops: float) -> float:
         if flops and self.device.flops == float("inf"):

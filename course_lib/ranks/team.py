@@ -104,9 +104,7 @@ class Team:
 
     def healthy(self) -> bool:
         """Return whether all ranks live and wait for a call."""
-        return self._server.alive() and all(
-            self._server.exit_status(member.pid) is None for member in self.members
-        )
+        return self._server.all_live(member.pid for member in self.members)
 
     def start(self) -> None:
         """Wait until the ranks have joined their process group."""
@@ -124,7 +122,7 @@ class Team:
         """Run one call on all ranks; return the results. Raises one of the `RanksError`."""
         self.reusable = False
         self.start()
-        if not any(view.pending for view in self.board.views()):
+        if not self.board.pending():
             self.board.restart_counts()  # a student counts the operations of the call
         for member in self.members:
             # Until a rank has picked up this call, it must not look as if it had finished it.
@@ -160,7 +158,7 @@ class Team:
         failed_at: float | None = None
         look_at = start + _LOOK_EVERY
         try:
-            with selectors.DefaultSelector() as selector:
+            with selectors.PollSelector() as selector:
                 for each in self.members:
                     selector.register(each.channel, selectors.EVENT_READ, each)
                     selector.register(each.output, selectors.EVENT_READ, each)
@@ -201,6 +199,13 @@ class Team:
                 self._printer.end_call()
 
     def _receive(self, member: Member) -> bool:
+        """Take what a rank has sent; return whether its answer to the call was there."""
+        while not self._receive_one(member):
+            if not member.channel.has_more():
+                return False
+        return True
+
+    def _receive_one(self, member: Member) -> bool:
         """Take one message of a rank; return whether it was its answer to the call."""
         try:
             message = member.channel.receive()()

@@ -86,9 +86,9 @@ class Trace:
             ValueError: there is nothing to draw.
 
         """
-        from course_lib.ranks.timeline import draw_timeline
+        from course_lib.ranks.timeline import draw_timelines
 
-        return draw_timeline(self.events, self.world_size, title)
+        return draw_timelines({title: self})
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the events for ``chrome://tracing`` or https://ui.perfetto.dev, as JSON."""

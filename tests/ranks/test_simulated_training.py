@@ -1,5 +1,6 @@
 """PyTorch's own data parallelism runs on simulated ranks, and takes the time it must take."""
 
+import time
 from typing import Any
 
 import pytest
@@ -166,6 +167,17 @@ def test_measured_computation_is_the_cpu_time_of_the_rank() -> None:
         return clock()
 
     ranks = Ranks(3, on="simulated", network=Network(0.0, 1e9), computation="measured")
+
+    def alone() -> tuple[float, float]:
+        start, cpu = clock(), time.thread_time()
+        x = torch.randn(300, 300)
+        for _ in range(20):
+            x = (x @ x).tanh()
+        return clock() - start, time.thread_time() - cpu
+
+    # The clock counts up to now, not only up to the last communication.
+    for counted, spent in ranks.run(alone):
+        assert counted == pytest.approx(spent, rel=0.1)
     ends = ranks.run(work)
     # All leave the barrier when the slowest arrives, whichever the fabric ran first.
     assert max(ends) - min(ends) < 0.2 * max(ends)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.ranks import DeadlockError, Event, Ranks, Trace
-from course_lib.ranks.timeline import draw_timeline
+from course_lib.ranks.timeline import draw_timelines
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -173,4 +173,14 @@ def test_the_figure_tells_without_colour(k: int) -> None:
 
 def test_an_empty_trace_says_so() -> None:
     with pytest.raises(ValueError, match="the trace is empty"):
-        draw_timeline([], 4)
+        Trace([], 4).plot()
+
+
+def test_two_traces_share_one_axis_of_time() -> None:
+    figure = draw_timelines({"four": example(4), "two": example(2)})
+    above, below = figure.axes
+    assert above.get_title(loc="left") == "four" and below.get_title(loc="left") == "two"
+    assert above.get_xlim() == below.get_xlim()
+    assert [len(axes.get_yticks()) for axes in (above, below)] == [4, 2]
+    kinds = {event.kind for event in example(4).events}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == kinds

@@ -1,0 +1,107 @@
+"""Where benchmarks ran, how busy the machine was, and where their results go."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def facts() -> dict[str, Any]:
+    """Return what a reader must know of this machine to compare numbers."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "gpus": gpus,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def sentence(made_by: str) -> str:
+    """Return the facts as a line under a title."""
+    here = facts()
+    gpus = ", ".join(here["gpus"]) or "no GPU"
+    return (
+        f"{here['cores']} cores ({here['processor']}), {gpus}, torch {here['torch']}, "
+        f"Python {here['python']}. Made by `{made_by}`."
+    )
+
+
+def save(name: str, markdown: str, data: Mapping[str, Any]) -> None:
+    """Write ``results/<name>.md`` for people and ``results/<name>.json`` for programs."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
+    text = json.dumps({"machine": facts(), **data}, indent=1)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+class BusyElsewhere:
+    """Measures the share of the machine that others used since `start`: 0 to 1."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._began = time.monotonic(), _system_busy(), _own_busy()
+
+    def share(self) -> float:
+        """Return it; 0 where the system does not tell."""
+        began, system, own = self._began
+        elapsed = (time.monotonic() - began) * (os.cpu_count() or 1)
+        foreign = (_system_busy() - system) - (_own_busy() - own)
+        return max(0.0, foreign / elapsed) if elapsed > 0 else 0.0
+
+
+def _system_busy() -> float:
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, words)
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_busy() -> float:
+    """Return the CPU seconds of this process and of all below it, ended ones included."""
+    ours = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(who)
+        ours += usage.ru_utime + usage.ru_stime
+    ticks = 0
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, after_name[11:15]))
+    return ours + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below `pid`; none where the system does not tell."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,192 @@
+"""Simulated ranks predict what real ranks take: training steps on a slow network.
+
+    python benchmarks/predicted_vs_measured.py [--rounds 5] [--write]
+
+Four real CPU ranks on an emulated network of 1 ms and 100 MB/s train a small model with four ways
+to synchronise gradients. Simulated ranks run the same functions: communication by the network's
+formula, computation by the CPU time of the rank, the only one that runs. Real ranks share cores;
+how much that slows computation is measured once, by a step without communication, and told to the
+simulation as the device's slowdown. Nothing else is fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from machine import RESULTS, BusyElsewhere, save, sentence
+from torch import nn
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.gradient_sync import sync_flat, sync_per_parameter
+from course_lib.ranks import Ranks, clock
+from course_lib.ranks.network import Device, Network
+from course_lib.ranks.timeline import draw_timelines
+from course_lib.ranks.trace import Trace
+
+WORLD_SIZE = 4
+NETWORK = Network(latency=1e-3, bandwidth=100e6)
+WIDTH, LAYERS, BATCH = 320, 20, 768
+BUCKET_MB = 2.0
+MOST_BUSY = 0.1
+STRATEGIES = ("no communication", "per parameter", "flat", "bucketed, overlapped")
+
+
+def model() -> nn.Sequential:
+    """Return an MLP of 42 tensors and 2.1 million parameters, the same on every rank."""
+    torch.manual_seed(0)
+    hidden: list[nn.Module] = []
+    for _ in range(LAYERS):
+        hidden += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(WIDTH, 10))
+
+
+def train(strategy: str, steps: int) -> list[float]:
+    """Return the seconds of each of `steps` training steps of this rank, by its own clock."""
+    net = model()
+    wrapped: nn.Module = net
+    synchronise: Callable[[Iterable[torch.Tensor]], None] | None = None
+    if strategy == "per parameter":
+        synchronise = sync_per_parameter
+    elif strategy == "flat":
+        synchronise = sync_flat
+    elif strategy == "bucketed, overlapped":
+        wrapped = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    seconds = []
+    for step in range(steps + 2):
+        x = torch.randn(BATCH, WIDTH, generator=generator)
+        y = torch.randint(10, (BATCH,), generator=generator)
+        dist.barrier()
+        start = clock()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y).backward()
+        if synchronise is not None:
+            synchronise(net.parameters())
+        optimizer.step()
+        if step >= 2:  # the first build buckets and warm caches
+            seconds.append(clock() - start)
+    return seconds
+
+
+def slowest(results: list[list[float]]) -> float:
+    """Return the median over the steps of the slowest rank's seconds."""
+    return statistics.median(max(each) for each in zip(*results, strict=True))
+
+
+def last_step(trace: Trace) -> Trace:
+    """Return the part of the trace after the last barrier."""
+    barriers = [event for event in trace.events if event.kind == "barrier"]
+    begin = max(event.end for event in barriers)
+    after = [e._replace(start=max(e.start, begin)) for e in trace.events if e.end > begin]
+    return Trace(after, trace.world_size)
+
+
+def on_real(strategy: str, steps: int) -> tuple[float, Trace]:
+    """Return the seconds of a step on real ranks, and the trace of one of them."""
+    with Ranks(WORLD_SIZE, on="cpu", network=NETWORK) as ranks:
+        seconds = slowest(ranks.run(train, strategy, steps))
+        return seconds, last_step(ranks.trace)
+
+
+def on_simulated(strategy: str, steps: int, slowdown: float = 1.0) -> tuple[float, Trace]:
+    """Return the seconds of a step on simulated ranks whose computation is measured."""
+    device = Device(slowdown=dict.fromkeys(range(WORLD_SIZE), slowdown))
+    ranks = Ranks(
+        WORLD_SIZE, on="simulated", network=NETWORK, device=device, computation="measured"
+    )
+    seconds = slowest(ranks.run(train, strategy, steps))
+    return seconds, last_step(ranks.trace)
+
+
+def main() -> None:
+    """Print the table; with ``--write``, also to ``benchmarks/results/``, with a figure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="per round and strategy")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rounds: list[dict[str, tuple[float, float]]] = []
+    slowdowns: list[float] = []
+    tries = 0
+    while len(rounds) < options.rounds:
+        tries += 1
+        busy = BusyElsewhere()
+        times: dict[str, tuple[float, float]] = {}
+        slowdown = 1.0
+        for strategy in STRATEGIES:
+            real, real_trace = on_real(strategy, options.steps)
+            if strategy == STRATEGIES[0]:
+                slowdown = real / on_simulated(strategy, options.steps)[0]
+            simulated, simulated_trace = on_simulated(strategy, options.steps, slowdown)
+            times[strategy] = real, simulated
+        others = busy.share()
+        pairs = ", ".join(f"{1e3 * r:.0f} / {1e3 * s:.0f} ms" for r, s in times.values())
+        print(f"measured / predicted: {pairs}; others used {100 * others:.0f} %", file=sys.stderr)
+        if others > MOST_BUSY and tries < 3 * options.rounds:
+            print("the machine was busy: this round does not count", file=sys.stderr)
+            continue
+        rounds.append(times)
+        slowdowns.append(slowdown)
+    titled = {"measured on real ranks": real_trace, "predicted by simulated ranks": simulated_trace}
+    timelines = draw_timelines(
+        {f"{title}: {1e3 * trace.makespan:.0f} ms": trace for title, trace in titled.items()}
+    )
+    text = report(rounds, slowdowns)
+    print(text)
+    if options.write:
+        save("predicted_vs_measured", text, {"rounds": rounds, "slowdowns": slowdowns})
+        timelines.savefig(RESULTS / "predicted_vs_measured.png")
+
+
+def report(rounds: list[dict[str, tuple[float, float]]], slowdowns: list[float]) -> str:
+    """Return the medians over the rounds as Markdown."""
+    rows = []
+    for strategy in STRATEGIES:
+        real, simulated = zip(*(times[strategy] for times in rounds), strict=True)
+        errors = sorted(s / r - 1 for r, s in zip(real, simulated, strict=True))
+        rows.append(
+            f"| {strategy} | {1e3 * statistics.median(real):.0f} "
+            f"| {1e3 * statistics.median(simulated):.0f} "
+            f"| {100 * statistics.median(errors):+.1f} % "
+            f"| {100 * errors[0]:+.1f} … {100 * errors[-1]:+.1f} % |"
+        )
+    orders = {
+        tuple(sorted(STRATEGIES, key=lambda strategy: times[strategy][which]))
+        for times in rounds
+        for which in (0, 1)
+    }
+    ranking = "the same in every round" if len(orders) == 1 else "NOT the same in every round"
+    parameters = sum(p.numel() for p in model().parameters())
+    return "\n".join(
+        [
+            "# Predicted and measured",
+            "",
+            f"A training step of an MLP ({parameters / 1e6:.1f} million parameters, "
+            f"{sum(1 for _ in model().parameters())} tensors, batch {BATCH} per rank) on "
+            f"{WORLD_SIZE} CPU ranks, network of {1e3 * NETWORK.latency:g} ms and "
+            f"{NETWORK.bandwidth / 1e6:g} MB/s; buckets of {BUCKET_MB:g} MiB. Medians of "
+            f"{len(slowdowns)} rounds. {WORLD_SIZE} ranks on these cores slow computation by "
+            f"{statistics.median(slowdowns):.2f}, measured without communication: the first row "
+            "is what was fitted, the others are predicted.",
+            sentence("python benchmarks/predicted_vs_measured.py"),
+            "",
+            "| gradients | measured (ms) | predicted (ms) | error | over the rounds |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"The ranking, measured and predicted, is {ranking}.",
+            "",
+            "![Two timelines of one step with overlapped buckets: the real ranks above, the "
+            "simulated ranks below](predicted_vs_measured.png)",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
