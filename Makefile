@@ -21,9 +21,11 @@ demo: .venv/ready  ## the course end to end: release, six submissions, grading, 
 test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 	@.venv/bin/python -m pytest $(ARGS)
 
-# Rooted at the course, so that assignments/ is one click away from lectures/.
+# Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
+# a notebook also ends its kernel, and with it the ranks, which would hold their memory.
 lab: .venv/ready  ## JupyterLab, opened at the lectures
-	@.venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures
+	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+	  .venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures $(ARGS)
 
 lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff check .

@@ -1,6 +1,8 @@
 """The three ways to set up the course (make, pip, conda) ask for the same things."""
 
+import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -93,3 +95,14 @@ def test_every_command_the_readme_shows_is_a_make_target() -> None:
     assert shown <= set(phony[1].split())
     help_lists = set(re.findall(r"^(\w+):.*  ## ", MAKEFILE, re.MULTILINE))
     assert help_lists == set(phony[1].split())
+
+
+def test_the_setting_that_ends_ranks_with_their_notebook_is_one_that_jupyterlab_has() -> None:
+    folder = ROOT / "course_lib" / "ranks" / "jupyterlab"
+    assert f"$(CURDIR)/{folder.relative_to(ROOT)}" in (ROOT / "Makefile").read_text()
+    overrides = json.loads((folder / "labconfig/default_setting_overrides.json").read_text())
+    schemas = Path(sys.prefix) / "share/jupyter/lab/schemas"
+    for plugin, settings in overrides.items():
+        package, name = plugin.split(":")
+        schema = json.loads((schemas / package / f"{name}.json").read_text())
+        assert settings.keys() <= schema["properties"].keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 MAX_EVENTS = 200_000
 """Events that one rank keeps of one call; the rest are counted."""
 _SETTLE = 0.5
+_MAX_KEPT = 64
+_MAX_KEPT_BYTES = 1 << 22
 _ACTIVE = (State.STARTING, State.RUNNING, State.BLOCKED)
 
 
@@ -61,6 +64,7 @@ class Recorder:
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
     open_collectives: set[Any] = field(default_factory=set)
     """Works of collectives that are not yet in the log."""
+    _kept: deque[tuple[Any, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, event: Event) -> None:
@@ -75,12 +79,24 @@ class Recorder:
         with self._lock:
             self.board.add_pending(self.rank, change)
 
+    def keep(self, work: Any, nbytes: int) -> None:
+        """Keep a work that is over for a while.
+
+        C++ may still hold it where nobody in Python does, as DDP's join does with one of a few
+        bytes; without its part in Python it has no future. Its tensors are kept with it, so few.
+        """
+        with self._lock:
+            self._kept.append((work, nbytes))
+            while sum(each for _, each in self._kept) > _MAX_KEPT_BYTES:
+                self._kept.popleft()
+
     def begin(self) -> None:
         """Begin the log of a new call."""
         self.events.clear()
         self.blocked.clear()
         self.open_messages.clear()
         self.open_collectives.clear()
+        self._kept.clear()
         self.dropped = 0
 
     def settle(self) -> None:

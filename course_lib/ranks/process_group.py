@@ -154,6 +154,28 @@ class MeteredProcessGroup(dist.ProcessGroup):
                     f"but '{entry[0]}' on rank {other} ({entry[1]})"
                 )
 
+    # Functional collectives, and so DTensor, ask for several at once. gloo has no such thing.
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        return self._one_by_one("all_gather_single", outputs, inputs, opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> dist.Work:
+        return self._one_by_one("reduce_scatter_single", outputs, inputs, opts)
+
+    # Names of PyTorch's releases before 2.13.
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    def _one_by_one(self, method: str, outputs: Any, inputs: Any, options: Any) -> dist.Work:
+        works: list[dist.Work] = []
+        for output, part in zip(outputs, inputs, strict=True):
+            if works:
+                works[-1].wait()
+            works.append(getattr(self, method)(output, part, opts=options))
+        return works[-1]
+
     # Point to point ------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:

@@ -54,6 +54,7 @@ class MeteredWork(dist.Work):
                 self._over = True
                 self._operation.over()
                 self._open.discard(self)
+                self._operation.recorder.keep(self, self._operation.bytes)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._operation.block()
