@@ -67,8 +67,8 @@ __all__ = [
     "two_level_groups",
 ]
 
-PIPELINE_FROM = 16 << 20
-"""Bytes from which `ring_all_reduce` sends its chunks in segments, unless told how many."""
+SEGMENT_BYTES = 2 << 20
+"""Bytes of the segments in which `ring_all_reduce` sends longer chunks, unless told how many."""
 
 
 def central_all_reduce(tensor: Tensor, group: Group = None) -> None:
@@ -110,10 +110,12 @@ def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = 
 
     2(K-1) (α + n/(Kβ)), 2(K-1)/K n bytes from each rank: see `ring`. Large tensors travel in
     `segments` pieces per chunk, so that adding overlaps receiving: see `pipelined_ring`. By default
-    there are 4 from 16 MiB on, and 1 below.
+    they have about `SEGMENT_BYTES`.
     """
     if segments is None:
-        segments = 4 if tensor.numel() * tensor.element_size() >= PIPELINE_FROM else 1
+        _, world_size = place_in(group)
+        chunk = tensor.numel() * tensor.element_size() // world_size
+        segments = max(1, chunk // SEGMENT_BYTES)
     if segments == 1:
         simple_ring_all_reduce(tensor, group)
     else:

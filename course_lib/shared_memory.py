@@ -41,6 +41,7 @@ BLOCK_BYTES = 512 << 10
 """Bytes that are added and then copied in one go: they must stay in the cache in between."""
 STAGING_BYTES = 2 << 20
 """Bytes of a piece of a private tensor."""
+_MAX_PLANS = 1024
 _PAGE = 4096
 _FLAG_STRIDE = 64  # int64s: each counter far from the next, or their cache lines would be shared
 
@@ -65,6 +66,8 @@ class SharedMemory:
         self.rank, self.world_size = place_in(group)
         self.timeout = timeout
         self._regions: list[tuple[int, list[Tensor]]] = []  # own address, everyone's bytes
+        # (address, elements, dtype) → the blocks to add up: gradients come again in every step.
+        self._plans: dict[tuple[int, int, torch.dtype], list[list[Tensor]]] = {}
         cores = os.cpu_count() or 1
         self._spins = 300 if self.world_size <= cores else 20
         flags = self._map(8 * _FLAG_STRIDE)
@@ -93,11 +96,16 @@ class SharedMemory:
         with flat_in_place(tensor) as flat:
             if self.world_size == 1 or flat.numel() == 0:
                 return
-            slots = self._everyone_s(flat)
-            if slots:
-                self._two_shot(slots)
-            else:
+            place = (flat.data_ptr(), flat.numel(), flat.dtype)
+            blocks = self._plans.get(place)
+            if blocks is None and (slots := self._everyone_s(flat)):
+                if len(self._plans) >= _MAX_PLANS:
+                    self._plans.clear()
+                blocks = self._plans[place] = self._blocks(slots)
+            if blocks is None:
                 self._staged(flat)
+            else:
+                self._two_shot(blocks)
 
     def _everyone_s(self, flat: Tensor) -> list[Tensor]:
         """Return what lies at the place of `flat` on all ranks, if that is shared memory."""
@@ -108,14 +116,18 @@ class SharedMemory:
                 return [slot[offset : offset + nbytes].view(flat.dtype) for slot in slots]
         return []
 
-    def _two_shot(self, slots: list[Tensor]) -> None:
-        self.barrier()
+    def _blocks(self, slots: list[Tensor]) -> list[list[Tensor]]:
+        """Return this rank's chunk, block by block: of each, its own and then the others' part."""
         first, last = shard_bounds(slots[0].numel(), self.world_size, self.rank)
         step = BLOCK_BYTES // slots[0].element_size()
-        for start in range(first, last, step):
-            mine, *others = self._mine_first(
-                [slot[start : min(start + step, last)] for slot in slots]
-            )
+        return [
+            list(self._mine_first([slot[start : min(start + step, last)] for slot in slots]))
+            for start in range(first, last, step)
+        ]
+
+    def _two_shot(self, blocks: list[list[Tensor]]) -> None:
+        self.barrier()
+        for mine, *others in blocks:
             for other in others:
                 mine += other
             for other in others:

@@ -7,7 +7,8 @@ Where the one overtakes the other depends on the network and on K. There are two
 - **measure**: time each algorithm for a few sizes, once, and keep the winners.
 
 Measuring also sees what the model leaves out: on one machine, messages cost work that the ranks'
-own cores must do. Libraries do both: NCCL predicts, Horovod tunes while it trains.
+own cores must do, and which ranks could share memory instead. Libraries do both: NCCL predicts,
+Horovod tunes while it trains.
 
 All ranks must choose alike, or one would wait in a ring for others that form a tree: the slowest
 rank's time counts, and it is agreed upon with an all-reduce.
@@ -15,7 +16,7 @@ rank's time counts, and it is agreed upon with an all-reduce.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from course_lib.collectives import (
     tree_all_reduce,
 )
 from course_lib.cost_model import Network, fastest_all_reduce
-from course_lib.gradient_sync import library_all_reduce
+from course_lib.gradient_sync import AllReduce, library_all_reduce
 from course_lib.point_to_point import Group, place_in
 
 ALGORITHMS: dict[str, Callable[[Tensor, Group], None]] = {
@@ -53,12 +54,15 @@ class TunedAllReduce:
         sizes: in bytes, where to measure. In between, the nearest counts; all ranks give the same.
         repeats: how often, of which the median counts.
         device: where the measured tensors lie: where those to be reduced will.
+        also: name → all-reduce, more to choose from: where all ranks are on one machine,
+            `lambda tensor, group: memory.all_reduce(tensor)` of a `shared_memory.SharedMemory`.
 
     Attributes:
         times: size → name → measured seconds; empty if predicted.
 
     Raises:
-        ValueError: this rank is not in the group, or a size is not positive.
+        ValueError: this rank is not in the group, a size is not positive, or there are both a
+            network to predict from and algorithms `also`, for which there is no formula.
 
     """
 
@@ -69,19 +73,23 @@ class TunedAllReduce:
         sizes: Sequence[int] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22),
         repeats: int = 5,
         device: torch.device | str = "cpu",
+        also: Mapping[str, AllReduce] | None = None,
     ) -> None:
         self.group = group
         _, self.world_size = place_in(group)
         self.network = network
         if not sizes or min(sizes) < 1:
             raise ValueError(f"sizes={tuple(sizes)}: give at least one size in bytes, above 0")
+        if also and network is not None:
+            raise ValueError(f"{', '.join(also)} can only be measured: leave out network=…")
+        self._algorithms: dict[str, AllReduce] = {**ALGORITHMS, **(also or {})}
         self.times: dict[int, dict[str, float]] = {}
         if network is None:
             for size in sizes:
                 tensor = torch.zeros(-(-size // 4), device=device)
                 self.times[size] = {
                     name: self._time(algorithm, tensor, repeats)
-                    for name, algorithm in ALGORITHMS.items()
+                    for name, algorithm in self._algorithms.items()
                 }
 
     def __call__(self, tensor: Tensor, group: Group = None) -> None:
@@ -89,7 +97,7 @@ class TunedAllReduce:
         if group not in (None, self.group):
             raise ValueError("this all-reduce was tuned for another group: make one for this group")
         name = self.choice(tensor.numel() * tensor.element_size())
-        ALGORITHMS[name](tensor, self.group)
+        self._algorithms[name](tensor, self.group)
 
     def choice(self, nbytes: int) -> str:
         """Return the name of the algorithm for tensors of `nbytes`."""
@@ -98,9 +106,7 @@ class TunedAllReduce:
         nearest = min(self.times, key=lambda size: abs(math.log(size / max(nbytes, 1))))
         return min(self.times[nearest], key=self.times[nearest].__getitem__)
 
-    def _time(
-        self, algorithm: Callable[[Tensor, Group], None], tensor: Tensor, repeats: int
-    ) -> float:
+    def _time(self, algorithm: AllReduce, tensor: Tensor, repeats: int) -> float:
         """Return the median seconds of one all-reduce, on the slowest rank."""
         seconds = []
         for _ in range(repeats + 1):  # the first one opens connections

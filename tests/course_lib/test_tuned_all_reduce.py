@@ -7,6 +7,7 @@ import torch.distributed as dist
 from course_lib.cost_model import Link, fastest_all_reduce
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError, Ranks
+from course_lib.shared_memory import SharedMemory
 from course_lib.tuned_all_reduce import ALGORITHMS, TunedAllReduce
 
 LENGTHS = [0, 1, 100, 3000, 70_000]
@@ -44,6 +45,23 @@ def test_all_ranks_choose_alike_and_get_the_sum(on, k, link):
         torch.testing.assert_close(gradient, torch.full((5,), (k - 1) / 2))
 
 
+def with_shared_memory() -> tuple[list[str], torch.Tensor]:
+    memory = SharedMemory()
+    tuned = TunedAllReduce(
+        sizes=(64, 1 << 16), repeats=3, also={"memory": lambda tensor, _: memory.all_reduce(tensor)}
+    )
+    x = torch.full((2000,), dist.get_rank() + 1.0)
+    tuned(x)
+    return sorted(tuned.times[64]), x
+
+
+def test_more_algorithms_can_be_chosen_from():
+    with Ranks(2, on="cpu", timeout=60) as ranks:
+        for names, x in ranks.run(with_shared_memory):
+            assert names == sorted([*ALGORITHMS, "memory"])
+            assert torch.equal(x, torch.full((2000,), 3.0))
+
+
 def for_another_group() -> None:
     tuned = TunedAllReduce(network=LINK)
     tuned(torch.ones(1), dist.new_group([0, 1]))
@@ -54,3 +72,5 @@ def test_mistakes_are_named():
         Ranks(2, on="simulated").run(for_another_group)
     with pytest.raises(RankError, match="at least one size"):
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(sizes=()))
+    with pytest.raises(RankError, match="memory can only be measured"):
+        Ranks(2, on="simulated").run(lambda: TunedAllReduce(network=LINK, also={"memory": print}))

@@ -1,0 +1,136 @@
+"""Every all-reduce beside gloo's, from 1 KB to 256 MB; shared memory also beside a plain copy.
+
+    python benchmarks/all_reduce.py [--rounds 7] [--write]
+
+All are timed in turn on the same ranks, in an order that is reversed every round; a time is that of
+the slowest rank, and a ratio is taken within its round. Messages between ranks of one machine are
+copies that the ranks' own cores make, and all-reduces differ in the number of their messages more
+than in their bytes: the advantage of a ring shows on a network (`predicted_vs_measured`), not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from machine import BusyElsewhere, save, sentence
+
+from course_lib.collectives import (
+    central_all_reduce,
+    halving_doubling_all_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from course_lib.ranks import Ranks
+from course_lib.shared_memory import SharedMemory
+from course_lib.tuned_all_reduce import TunedAllReduce
+
+SIZES = [1 << 10, 1 << 14, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
+AT_ONCE = {1 << 10: 40, 1 << 14: 40, 1 << 17: 30, 1 << 18: 20, 1 << 20: 10, 1 << 22: 4}
+MOST_BUSY = 0.15
+Times = dict[str, list[float]]
+
+
+def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
+    """Return, on a rank: size in bytes → algorithm → seconds of the slowest rank, per round."""
+    memory = SharedMemory()
+    tuned = TunedAllReduce()
+    on_one_machine = TunedAllReduce(also={"memory": lambda tensor, _: memory.all_reduce(tensor)})
+    results: dict[int, Times] = {}
+    for size in sizes:
+        private, symmetric = torch.zeros(size // 4), memory.empty(size // 4).zero_()
+        other = torch.zeros(size // 4)
+        kinds: dict[str, Callable[[], object]] = {
+            "gloo": lambda t=private: dist.all_reduce(t),
+            "central": lambda t=private: central_all_reduce(t),
+            "tree": lambda t=private: tree_all_reduce(t),
+            "ring": lambda t=private: ring_all_reduce(t),
+            "halving-doubling": lambda t=private: halving_doubling_all_reduce(t),
+            "chosen by size": lambda t=private: tuned(t),
+            "chosen, memory too": lambda t=private: on_one_machine(t),
+            "shared memory, in place": lambda t=symmetric: memory.all_reduce(t),
+            "shared memory, copied": lambda t=private: memory.all_reduce(t),
+            "one copy": lambda t=private, o=other: o.copy_(t),
+        }
+        repeats = AT_ONCE.get(size, 2)
+        for kind in kinds.values():
+            kind()
+        results[size] = {name: [] for name in kinds}
+        for number in range(rounds):
+            order = list(kinds) if number % 2 else list(reversed(kinds))
+            for name in order:
+                results[size][name].append(slowest(kinds[name], repeats))
+    return results
+
+
+def slowest(kind: Callable[[], object], repeats: int) -> float:
+    """Return the seconds of one call, the mean of `repeats`, on the slowest rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        kind()
+    seconds = torch.tensor([(time.perf_counter() - start) / repeats], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+def ratio(times: Times, name: str, to: str = "gloo") -> float:
+    """Return the median over the rounds of one time by the other."""
+    return statistics.median(a / b for a, b in zip(times[name], times[to], strict=True))
+
+
+def table(world_size: int, results: dict[int, Times]) -> str:
+    """Return the ratios as Markdown."""
+    names = [name for name in next(iter(results.values())) if name != "gloo"]
+    lines = [
+        f"| K = {world_size} | gloo (ms) | " + " | ".join(names) + " | in place / one copy |",
+        "|---" * (len(names) + 3) + "|",
+    ]
+    for size, times in results.items():
+        cells = [f"{1e3 * statistics.median(times['gloo']):.3g}"]
+        cells += [f"{ratio(times, name):.2g}" for name in names]
+        cells += [f"{ratio(times, 'shared memory, in place', 'one copy'):.2g}"]
+        lines.append(f"| {pretty(size)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def pretty(size: int) -> str:
+    """Return bytes as text."""
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def main() -> None:
+    """Print the tables; with ``--write``, also to ``benchmarks/results/all_reduce.*``."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    measured = {}
+    for world_size in options.world_sizes:
+        busy = BusyElsewhere()
+        with Ranks(world_size, on="cpu", metered=False) as ranks:
+            sizes = [size for size in SIZES if size <= options.largest]
+            measured[world_size] = ranks.run(measure, sizes, options.rounds)[0]
+            print(f"K = {world_size}: others used {100 * busy.share():.0f} %", file=sys.stderr)
+    text = "\n\n".join(
+        [
+            "# All-reduces beside gloo's",
+            f"Time by gloo's, float32, medians of {options.rounds} interleaved rounds; below 1 is "
+            "faster. " + sentence("python benchmarks/all_reduce.py"),
+            *(table(world_size, results) for world_size, results in measured.items()),
+        ]
+    )
+    print(text)
+    if options.write:
+        save("all_reduce", text, {"seconds": measured})
+
+
+if __name__ == "__main__":
+    main()
