@@ -7,11 +7,16 @@ to synchronise gradients. Simulated ranks run the same functions: communication 
 formula, computation by the CPU time of the rank, the only one that runs. Real ranks share cores;
 how much that slows computation is measured once, by a step without communication, and told to the
 simulation as the device's slowdown. Nothing else is fitted.
+
+Beside both stands what the cost model says, with the same step's time C, of which backward is 2/3,
+and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(all); and C/3 plus
+`cost_model.overlapped_time`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -21,6 +26,8 @@ import torch.distributed as dist
 from machine import RESULTS, BusyElsewhere, save, sentence
 from torch import nn
 
+from course_lib.bucketing import assign_buckets
+from course_lib.cost_model import overlapped_time, ring_all_reduce_time
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import Ranks, clock
@@ -72,6 +79,21 @@ def train(strategy: str, steps: int) -> list[float]:
         if step >= 2:  # the first build buckets and warm caches
             seconds.append(clock() - start)
     return seconds
+
+
+def formula(strategy: str, alone: float) -> float:
+    """Return what the cost model says, from the seconds of a step without communication."""
+    params = list(model().parameters())
+    if strategy == "no communication":
+        return alone
+    cap, first = {"per parameter": (0, 0), "flat": (math.inf, math.inf)}.get(
+        strategy, (BUCKET_MB, 1)
+    )
+    buckets = assign_buckets(params, cap, first)
+    sizes = [sum(params[i].nbytes for i in bucket) for bucket in buckets]
+    if strategy == "bucketed, overlapped":
+        return alone / 3 + overlapped_time(sizes, 2 / 3 * alone, WORLD_SIZE, NETWORK)
+    return alone + sum(ring_all_reduce_time(size, WORLD_SIZE, NETWORK) for size in sizes)
 
 
 def slowest(results: list[list[float]]) -> float:
@@ -149,12 +171,15 @@ def report(rounds: list[dict[str, tuple[float, float]]], slowdowns: list[float])
     rows = []
     for strategy in STRATEGIES:
         real, simulated = zip(*(times[strategy] for times in rounds), strict=True)
+        model_says = [formula(strategy, times[STRATEGIES[0]][0]) for times in rounds]
+        off = statistics.median(m / r - 1 for m, r in zip(model_says, real, strict=True))
         errors = sorted(s / r - 1 for r, s in zip(real, simulated, strict=True))
         rows.append(
             f"| {strategy} | {1e3 * statistics.median(real):.0f} "
             f"| {1e3 * statistics.median(simulated):.0f} "
             f"| {100 * statistics.median(errors):+.1f} % "
-            f"| {100 * errors[0]:+.1f} … {100 * errors[-1]:+.1f} % |"
+            f"| {100 * errors[0]:+.1f} … {100 * errors[-1]:+.1f} % "
+            f"| {1e3 * statistics.median(model_says):.0f} | {100 * off:+.1f} % |"
         )
     orders = {
         tuple(sorted(STRATEGIES, key=lambda strategy: times[strategy][which]))
@@ -176,8 +201,9 @@ def report(rounds: list[dict[str, tuple[float, float]]], slowdowns: list[float])
             "is what was fitted, the others are predicted.",
             sentence("python benchmarks/predicted_vs_measured.py"),
             "",
-            "| gradients | measured (ms) | predicted (ms) | error | over the rounds |",
-            "|---|---|---|---|---|",
+            "| gradients | measured (ms) | simulated (ms) | error | over the rounds "
+            "| formula (ms) | error |",
+            "|---|---|---|---|---|---|---|",
             *rows,
             "",
             f"The ranking, measured and predicted, is {ranking}.",

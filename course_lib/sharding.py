@@ -127,8 +127,10 @@ class ShardedSampler(Sampler[int]):
         last = self.rank + (self.num_samples - 1) * self.num_replicas
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            # On the CPU, whatever the default device: all ranks must draw the same order.
-            order = torch.randperm(n, generator=generator, device="cpu")
+            # On the CPU, whatever the default device: all ranks must draw the same order. It does
+            # not depend on the dtype, and shuffling half the bytes takes half the time.
+            dtype = torch.int32 if n < 1 << 31 else torch.int64
+            order = torch.randperm(n, generator=generator, device="cpu", dtype=dtype)
             # Slice first: turning all n indices into Python numbers is what would take the time.
             indices = order[self.rank : self.total_size : self.num_replicas].tolist()
             if last >= n > 0:

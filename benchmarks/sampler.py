@@ -1,0 +1,67 @@
+"""`ShardedSampler` beside PyTorch's `DistributedSampler`: an epoch's indices, as a list.
+
+python benchmarks/sampler.py [--rounds 7] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from machine import save, sentence
+from torch.utils.data import DistributedSampler
+
+from course_lib.sharding import ShardedSampler
+
+
+def seconds(sampler: Any, epoch: int) -> tuple[float, list[int]]:
+    """Return how long the indices of an epoch take, and them."""
+    sampler.set_epoch(epoch)
+    start = time.perf_counter()
+    indices = list(sampler)
+    return time.perf_counter() - start, indices
+
+
+def main() -> None:
+    """Print the table; with ``--write``, also to ``benchmarks/results/sampler.*``."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows, ratios = [], {}
+    for length in (100_000, 1_000_000, 5_000_000):
+        for world_size in (1, 2, 4, 8):
+            arguments: dict[str, Any] = {"num_replicas": world_size, "rank": world_size - 1}
+            ours = ShardedSampler(range(length), **arguments)
+            theirs = DistributedSampler(range(length), **arguments)
+            pairs = []
+            for epoch in range(options.rounds):
+                mine, indices = seconds(ours, epoch)
+                other, expected = seconds(theirs, epoch)
+                assert indices == expected
+                pairs.append((mine, other))
+            ratio = statistics.median(a / b for a, b in pairs)
+            ratios[f"{length}/{world_size}"] = pairs
+            mine, other = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+            rows.append(f"| {length:,} | {world_size} | {mine:.1f} | {other:.1f} | {ratio:.2f} |")
+    text = "\n".join(
+        [
+            "# Samplers",
+            "",
+            f"One epoch's shuffled indices of one rank, as a list; medians of {options.rounds} "
+            "interleaved rounds; the same indices. " + sentence("python benchmarks/sampler.py"),
+            "",
+            "| examples | K | ours (ms) | torch (ms) | ratio |",
+            "|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+    print(text)
+    if options.write:
+        save("sampler", text, {"seconds": ratios})
+
+
+if __name__ == "__main__":
+    main()

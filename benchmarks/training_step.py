@@ -1,0 +1,155 @@
+"""A training step with our DDP beside PyTorch's, and the ladder that leads to it.
+
+    python benchmarks/training_step.py [--rounds 9] [--write]
+
+Three models, 2 and 4 ranks, SGD. All variants exist side by side on the same ranks and take their
+steps in turn, in an order that is reversed every round; a time is that of the slowest rank, and a
+ratio is taken within its round. Each rank has its own batches, and every variant sees the same, so
+that their weights can be compared at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from machine import BusyElsewhere, save, sentence
+from models import MODELS
+from torch import Tensor, nn
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
+from course_lib.ranks import Ranks
+from course_lib.shared_memory_group import SharedMemoryGroup
+
+TorchDDP = nn.parallel.DistributedDataParallel
+TORCH, ALONE = "torch DDP", "no communication"
+STEPS = 2
+"""Steps in a row that are timed as one."""
+
+
+class Variant:
+    """A model, its optimizer, and how its gradients are averaged."""
+
+    def __init__(self, wrapped: nn.Module, sync: Callable[[Any], None] | None = None) -> None:
+        self.wrapped = wrapped
+        self.sync = sync
+        self.optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Take one training step on this rank's batch."""
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.wrapped(x), y).backward()
+        if self.sync is not None:
+            self.sync(self.wrapped.parameters())
+        self.optimizer.step()
+
+
+def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> dict[str, Variant]:
+    """Return the variants by name, all of equal weights."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return make()
+
+    def shared(numel: int, dtype: torch.dtype, _: torch.device) -> Tensor:
+        return group.memory.empty(numel, dtype)
+
+    return {
+        TORCH: Variant(TorchDDP(model())),
+        "torch DDP, views": Variant(TorchDDP(model(), gradient_as_bucket_view=True)),
+        "torch DDP, our shared memory": Variant(TorchDDP(model(), process_group=group)),
+        "ours": Variant(DistributedDataParallel(model())),
+        "ours, 10 MiB": Variant(DistributedDataParallel(model(), bucket_cap_mb=10)),
+        "ours, shared memory": Variant(
+            DistributedDataParallel(model(), group=group, allocate=shared)
+        ),
+        "per parameter": Variant(model(), sync_per_parameter),
+        "flat": Variant(model(), sync_flat),
+        "bucketed": Variant(model(), sync_bucketed),
+        ALONE: Variant(model()),
+    }
+
+
+def measure(name: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return, on a rank: variant → seconds per step, and → difference of weights to PyTorch's."""
+    variants = make_variants(MODELS[name].make, SharedMemoryGroup())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    times: dict[str, list[float]] = {variant: [] for variant in variants}
+    for number in range(rounds + 2):
+        batches = [MODELS[name].batch(generator) for _ in range(STEPS)]
+        for variant in list(variants) if number % 2 else list(reversed(variants)):
+            dist.barrier()
+            start = time.perf_counter()
+            for x, y in batches:
+                variants[variant].step(x, y)
+            seconds = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            if number >= 2:  # in the first steps buckets are built anew
+                times[variant].append(float(seconds))
+    weights = {variant: flat(each.wrapped) for variant, each in variants.items()}
+    reference = weights[TORCH]
+    return times, {v: float((w - reference).abs().max()) for v, w in weights.items() if v != ALONE}
+
+
+def flat(model: nn.Module) -> Tensor:
+    """Return all weights as one vector."""
+    return torch.cat([param.detach().flatten() for param in model.parameters()])
+
+
+def main() -> None:
+    """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.*``."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    measured: dict[str, Any] = {}
+    for world_size in options.world_sizes:
+        for model in options.models:
+            busy = BusyElsewhere()
+            with Ranks(world_size, on="cpu", metered=False) as ranks:
+                results = ranks.run(measure, model, options.rounds)
+                others = busy.share()
+            print(f"K = {world_size}, {model}: others used {100 * others:.0f} %", file=sys.stderr)
+            times, differences = results[0]
+            differences = {v: max(each[1][v] for each in results) for v in differences}
+            measured[f"{model}, K = {world_size}"] = {"seconds": times, "differences": differences}
+    text = "\n\n".join(
+        [
+            "# Training steps beside PyTorch's DDP",
+            f"Time by that of PyTorch's DDP over gloo, medians of {options.rounds} interleaved "
+            f"rounds of {STEPS} steps, with the quartiles; below 1 is faster. Last column: the "
+            f"largest difference of a weight to PyTorch's after all of them.\n"
+            + sentence("python benchmarks/training_step.py"),
+            *(table(name, each["seconds"], each["differences"]) for name, each in measured.items()),
+        ]
+    )
+    print(text)
+    if options.write:
+        save("training_step", text, {"models": measured})
+
+
+def table(name: str, times: dict[str, list[float]], differences: dict[str, float]) -> str:
+    """Return one model's ratios as Markdown."""
+    lines = [f"| {name} | ms | ratio | quartiles | weights |", "|---|---|---|---|---|"]
+    for variant, seconds in times.items():
+        ratios = sorted(a / b for a, b in zip(seconds, times[TORCH], strict=True))
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        difference = f"{differences[variant]:.0e}" if variant in differences else ""
+        lines.append(
+            f"| {variant} | {1e3 * statistics.median(seconds):.0f} | {middle:.2f} "
+            f"| {low:.2f} – {high:.2f} | {difference.replace('0e+00', '0')} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
