@@ -32,10 +32,9 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
 
-bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (some minutes)
-	@.venv/bin/python benchmarks/metering.py --write
-	@.venv/bin/python benchmarks/ranks_vs_peers.py --write
-	@.venv/bin/python benchmarks/predicted_vs_measured.py --write
+bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about half an hour)
+	@for each in metering ranks_vs_peers predicted_vs_measured all_reduce training_step memory \
+	  sampler simulation; do .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
