@@ -22,8 +22,8 @@
 - `shared_memory`: all-reduce without messages, on one machine
 - `shared_memory_group`: a backend made of it
 
-Beside them: `ranks` runs functions on several ranks, `checking` examines what students write,
-`figures` draws.
+Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
+`checking` examines what students write, `figures` draws.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ RULES = {
     "course_lib": {"course_lib.ranks"},  # __init__.py alone: `%load_ext course_lib`
     "course_lib.<reference module>": {"torch", "numpy", "<earlier reference modules>"},
     "course_lib.data": {"torch", "numpy", "sklearn"},
+    # It runs on any ranks, so it knows none of them.
+    "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
     "course_lib.figures": {"torch", "numpy", "matplotlib", "cycler", "IPython"},
     # IPython and matplotlib are what notebooks show things with; no other file needs them there.
     "course_lib.ranks": {"torch", "cloudpickle"},
@@ -180,6 +182,8 @@ def test_reference_modules_are_listed_in_reading_order() -> None:
         ("course_lib.checking.cases", "from autograder import sandbox"),
         ("course_lib.checking.examine", "import cloudpickle"),
         ("course_lib.data", "import matplotlib"),
+        ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
+        ("course_lib.ddp", "from course_lib.train import train"),
         ("course_lib.figures", "import sklearn"),
         ("course_lib", "from course_lib.sgd import *"),
         ("autograder.examiner", "from course_lib.sharding import shard_bounds"),
@@ -200,6 +204,7 @@ def test_the_table_forbids(module: str, source: str) -> None:
         ("course_lib.replicas", "from course_lib.sgd import sgd_step\nimport torch.nn as nn, math"),
         ("course_lib.replicas", "from .sharding import shard_bounds"),
         ("course_lib.ranks.pool", "from .board import Board\nimport cloudpickle"),
+        ("course_lib.train.loop", "from course_lib.ddp import DistributedDataParallel"),
         ("course_lib.checking.cases", "from course_lib.ranks import Ranks"),
         ("autograder.examiner", "from nbgrader.api import Gradebook\nimport autograder.sandbox"),
     ],

@@ -1,0 +1,19 @@
+"""Train a real model with everything of the course, on any number of ranks.
+
+    torchrun --nproc-per-node 4 -m course_lib.train --model transformer --checkpoint runs/text
+    python -m course_lib.train --model cnn              # one rank
+    Ranks(4).run(train, TrainConfig(model="mlp"))       # in a notebook, also on simulated ranks
+
+Read in this order:
+
+- `config`: the options; `datasets` and `models`: what is trained, on what
+- `loop`: `train`, the whole run; `trainer`: one rank's replica and one step of it; `precision`
+- `checkpoint`: how a run goes on after a rank was killed; `progress`: what is said meanwhile
+- `__main__`: the command line; `meeting`: how ranks find each other after a restart; `interrupt`:
+  what Ctrl-C does
+"""
+
+from course_lib.train.config import ConfigError, TrainConfig
+from course_lib.train.loop import TrainResult, train
+
+__all__ = ["ConfigError", "TrainConfig", "TrainResult", "train"]

@@ -1,0 +1,178 @@
+"""The command line: ``torchrun --nproc-per-node K -m course_lib.train …``, or without torchrun."""
+
+import argparse
+import os
+import re
+import sys
+import traceback
+from dataclasses import fields
+from pathlib import Path
+from typing import NoReturn, get_args
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from course_lib.train.checkpoint import checkpoints, step_of
+from course_lib.train.config import ConfigError, DDPName, ModelName, PrecisionName, TrainConfig
+from course_lib.train.interrupt import leave_on_interrupt
+from course_lib.train.loop import train
+from course_lib.train.meeting import agree_on_name
+
+PROGRAM = "course_lib.train"
+_EPILOG = """\
+examples:
+  python -m course_lib.train --model cnn
+  torchrun --nproc-per-node 2 -m course_lib.train --model transformer --ddp torch
+  torchrun --nproc-per-node 4 --max-restarts 3 -m course_lib.train --checkpoint runs/digits
+
+With --checkpoint, the same command goes on where the last one stopped; with torchrun's
+--max-restarts it does so by itself when a rank dies, and ends with the same loss.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong option once, not on every rank."""
+
+    def error(self, message: str) -> NoReturn:
+        if _rank() == 0:
+            super().error(message)
+        sys.exit(2)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))  # set by torchrun
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line: `TrainConfig`'s options, and ``--device``."""
+    made = _Parser(
+        prog=f"python -m {PROGRAM}",
+        description="Train a small model, data parallel on the ranks that torchrun starts.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    defaults = {field.name: field.default for field in fields(TrainConfig)}
+
+    def add(group: argparse._ArgumentGroup, name: str, text: str, **kwargs: object) -> None:
+        default = defaults[name]
+        text += "" if default is None else f" ({default})"
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(option, default=default, help=text, **kwargs)  # type: ignore[arg-type]
+
+    model = made.add_argument_group("model")
+    add(model, "model", "mlp or cnn: digits; transformer: text", choices=get_args(ModelName))
+    add(model, "width", "units, channels, or size of the residual stream", type=int)
+    add(model, "layers", "hidden layers, convolutions, or blocks", type=int)
+    add(model, "heads", "transformer: attention heads", type=int)
+    add(model, "context", "transformer: bytes it sees at once", type=int)
+    add(model, "dropout", "probability of dropping an activation", type=float)
+    steps = made.add_argument_group("steps")
+    add(steps, "batch_size", "examples per step, of all ranks together", type=int)
+    add(steps, "accumulate", "micro-batches that a rank cuts its share into", type=int)
+    add(steps, "epochs", "passes over the training set", type=int)
+    add(steps, "steps", "optimizer steps in total, instead of --epochs", type=int)
+    add(steps, "lr", "learning rate of AdamW", type=float)
+    add(steps, "weight_decay", "of AdamW", type=float)
+    add(steps, "clip_norm", "largest norm of a gradient; not clipped if left out", type=float)
+    add(steps, "seed", "of the initial weights and the order of examples", type=int)
+    how = made.add_argument_group("how")
+    add(how, "ddp", "whose DistributedDataParallel", choices=get_args(DDPName))
+    add(how, "precision", "format of matrix products", choices=get_args(PrecisionName))
+    text = "auto: GPUs if there is one for every rank of this machine (auto)"
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
+    add(how, "checkpoint", "folder to write checkpoints to, and to go on from", metavar="DIR")
+    add(how, "checkpoint_every", "steps between two of them", type=int)
+    add(how, "log_every", "steps between two lines of progress; 0: none", type=int)
+    return made
+
+
+def join(device: str) -> None:
+    """Join the process group that torchrun describes, or make one of this process alone.
+
+    With a GPU for every rank of this machine, rank i of it takes ``cuda:i``, and NCCL; else gloo.
+
+    Raises ConfigError if `device` is ``cuda`` and there are not enough of them.
+    """
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if device == "cuda" and gpus < ranks_here:
+        raise ConfigError(
+            f"--device cuda needs a GPU for each of the {ranks_here} ranks of this machine, and "
+            f"PyTorch sees {gpus}. Start fewer ranks, or use --device cpu."
+        )
+    store, rank, world_size = _meeting_place()
+    if gpus >= ranks_here:
+        gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(gpu)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        dist.init_process_group(
+            "nccl", store=store, rank=rank, world_size=world_size, device_id=gpu
+        )
+    else:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+def _meeting_place() -> tuple[Store, int, int]:
+    """Return the store through which the ranks find each other, rank, and world size."""
+    if "RANK" not in os.environ:
+        return HashStore(), 0, 1
+    store, rank, world_size = next(rendezvous("env://"))
+    return PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
+
+
+def last_words(folder: str | None) -> str:
+    """Return what to tell a person who pressed Ctrl-C."""
+    kept = "Nothing was kept; with --checkpoint DIR, the same command would go on."
+    if folder is not None:
+        found = checkpoints(Path(folder))
+        step = step_of(found[-1]) if found else 0
+        kept = f"{folder} has step {step}: the same command goes on from there."
+    return f"\n{PROGRAM}: interrupted. {kept}\n"
+
+
+def main() -> int:
+    """Train as the command line says; return the exit status."""
+    arguments = parser()
+    options = vars(arguments.parse_args())
+    device = options.pop("device")
+    first = _rank() == 0
+    try:
+        config = TrainConfig(**options)
+        leave_on_interrupt(lambda: last_words(config.checkpoint) if first else "")
+        join(device)
+        train(config)
+    except (ConfigError, FloatingPointError) as error:
+        if first:
+            sys.stderr.write(f"{PROGRAM}: {error}\n")
+        status = 2 if isinstance(error, ConfigError) else 1
+    except Exception as error:
+        # At once, without a farewell to the others, who may wait for this rank: they find the
+        # connection closed, and torchrun starts all of them anew.
+        what = f"failed\n{traceback.format_exc()}"
+        if re.search("closed by peer|reset by peer|Broken pipe", str(error)):
+            what = "has lost the connection to another rank, which has ended: see why it did\n"
+        sys.stderr.write(f"{PROGRAM}: rank {_rank()} {what}")
+        leave(1)
+    else:
+        status = 0
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return status
+
+
+def leave(status: int) -> NoReturn:
+    """End this process with `status`, and without Python's shutdown.
+
+    A thread of gloo can outlive the process group, and sometimes aborts the process when the
+    interpreter is taken down ("terminate called without an active exception"). torchrun would take
+    a run that has ended well for one that failed, and start it again.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,114 @@
+"""Checkpoints: what a run needs to go on exactly where it was.
+
+Rank 0 writes to a temporary file, makes sure that it is on the disk, and renames it: a file with
+the right name is complete, whenever the process or the machine stopped. The newest two are kept, in
+case a disk damages one.
+
+Rank 0 reads too, and sends the bytes to the others, so that no rank goes on from another step: file
+systems of several machines need not show the same files, or not yet.
+
+The random numbers of a step follow from seed, step and rank, and epoch and position in the epoch
+from the step; none of them is stored.
+"""
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.point_to_point import Group, place_in
+from course_lib.train.config import ConfigError
+
+KEEP = 2
+_FORMAT = "course_lib.train 1"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of `folder`, oldest first; none if there is no folder."""
+    return sorted(folder.glob("step-*.pt"), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Return how many steps had been done when the checkpoint at `path` was written."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
+    """Write `content` (tensors, numbers, text, lists, dicts) and return the file's path.
+
+    Older checkpoints than the newest `KEEP` are removed. To be called by one rank.
+    """
+    path = folder / f"step-{step:08d}.pt"
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        torch.save({"format": _FORMAT, **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    entry = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(entry)  # the name, too
+    finally:
+        os.close(entry)
+    for old in checkpoints(folder)[:-KEEP]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(
+    folder: Path, say: Callable[[str], None], group: Group = None
+) -> dict[str, Any] | None:
+    """Return the newest checkpoint that rank 0 can read, on all ranks; None if there is none.
+
+    All ranks must call. Makes `folder` if need be, and removes what an interrupted write has left
+    there. Tensors come on the CPU. `say` is told which files are damaged, and passed over.
+
+    Raises ConfigError, on all ranks, if rank 0 cannot use the folder: now, and not after the first
+    hundred steps.
+    """
+    rank, _ = place_in(group)
+    found: list[Any] = [None, None]  # what is wrong, the file
+    if rank == 0:
+        try:
+            _prepare(folder)
+            found[1] = _newest(folder, say)
+        except OSError as error:
+            found[0] = f"--checkpoint {folder}: {error}. Name another folder."
+    dist.broadcast_object_list(found, group=group, group_src=0)
+    problem, data = found
+    if problem is not None:
+        raise ConfigError(problem)
+    return None if data is None else _read(data)
+
+
+def _prepare(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("step-*.tmp"):
+        left.unlink()
+    if not os.access(folder, os.W_OK):
+        raise PermissionError("no permission to write there")
+
+
+def _newest(folder: Path, say: Callable[[str], None]) -> bytes | None:
+    for path in reversed(checkpoints(folder)):
+        try:
+            data = path.read_bytes()
+            _read(data)
+        except Exception as error:  # torch.load raises what it stumbles over, of any type
+            reason = str(error).partition("\n")[0]
+            say(f"{path} is damaged ({reason}): trying the one before")
+        else:
+            return data
+    return None
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    # weights_only: a checkpoint is data, and must not be able to run code.
+    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if content.pop("format", None) != _FORMAT:
+        raise ValueError("it was not written by this program")
+    return content

@@ -1,0 +1,117 @@
+"""What a training run is: its options, and which of them a checkpoint belongs to."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+ModelName = Literal["mlp", "cnn", "transformer"]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
+DDPName = Literal["ours", "torch"]
+
+RESULT = (
+    *("model", "width", "layers", "heads", "context", "dropout"),
+    *("batch_size", "lr", "weight_decay", "clip_norm", "precision", "seed"),
+)
+"""The options that decide which numbers come out. The others may change from run to run: how many
+ranks and micro-batches share a batch, and whose DDP averages, changes them by rounding only."""
+
+
+class ConfigError(ValueError):
+    """Options that make no run, or another one than the checkpoint's. Says what to change.
+
+    All ranks raise it alike, so none is left waiting for another.
+    """
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The options of a run; on the command line, each is `--name` with dashes.
+
+    Attributes:
+        model: `mlp` or `cnn` on the digits, `transformer` on the text of Python's documentation.
+        width: units of a hidden layer, channels, or size of the residual stream.
+        layers: hidden layers, convolutions, or transformer blocks.
+        heads: attention heads; they divide `width`.
+        context: bytes of text that the transformer sees at once.
+        dropout: probability with which an activation is dropped in training, 0 to below 1.
+        batch_size: examples per step of *all ranks together*. Each of K ranks takes batch_size / K
+            of them, so that the result does not depend on K.
+        accumulate: micro-batches into which a rank cuts its share, one after the other: less memory
+            for activations, the same step.
+        epochs: passes over the training set; an incomplete last batch is left out.
+        steps: optimizer steps in total, instead of `epochs`. Counted from the first step of all,
+            also after a restart.
+        lr: learning rate α of AdamW.
+        weight_decay: decay per unit of α, decoupled from the gradient.
+        clip_norm: largest Euclidean norm of a step's gradient; None leaves it as it is.
+        precision: `fp32`, or the format in which matrix products are computed.
+        ddp: whose DistributedDataParallel: `ours`, or `torch`.
+        seed: of the initial weights, the order of the examples and what is dropped.
+        checkpoint: a folder. Rank 0 writes the state there, and all ranks go on from the newest
+            one that is there already. None keeps nothing.
+        checkpoint_every: steps between two checkpoints; there is one at the end in any case.
+        log_every: steps between two lines of progress on rank 0; 0 for silence.
+
+    Raises:
+        ConfigError: a value that makes no sense; names the option.
+
+    """
+
+    model: ModelName = "mlp"
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    context: int = 128
+    dropout: float = 0.0
+    batch_size: int = 48
+    accumulate: int = 1
+    epochs: int = 5
+    steps: int | None = None
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    clip_norm: float | None = None
+    precision: PrecisionName = "fp32"
+    ddp: DDPName = "ours"
+    seed: int = 0
+    checkpoint: str | None = None
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        choices = {"model": ModelName, "precision": PrecisionName, "ddp": DDPName}
+        for name, choice in choices.items():
+            _require(self, name, getattr(self, name) in get_args(choice), f"{get_args(choice)}")
+        at_least_one = ("width", "layers", "heads", "context", "batch_size", "accumulate")
+        for name in (*at_least_one, "epochs", "checkpoint_every"):
+            _require(self, name, getattr(self, name) >= 1, "1 or more")
+        for name in ("weight_decay", "log_every", "seed"):
+            _require(self, name, getattr(self, name) >= 0, "0 or more")
+        _require(self, "steps", self.steps is None or self.steps >= 1, "1 or more")
+        _require(self, "lr", self.lr > 0, "above 0")
+        _require(self, "clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0")
+        _require(self, "dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        if self.model == "transformer":
+            divides = self.width % self.heads == 0
+            _require(self, "width", divides, f"a multiple of heads={self.heads}")
+
+    def micro_batch_size(self, world_size: int) -> int:
+        """Return how many examples one of `world_size` ranks computes on at a time.
+
+        Raises ConfigError if the batch cannot be shared out equally: the mean over the ranks would
+        not be the mean over the examples (see `replicas`).
+        """
+        parts = world_size * self.accumulate
+        if self.batch_size % parts:
+            below = self.batch_size // parts * parts
+            nearest = f"{below} or {below + parts}" if below else f"{parts}"
+            raise ConfigError(
+                f"batch_size={self.batch_size} is the batch of all ranks and cannot be shared out "
+                f"equally: {world_size} ranks × accumulate={self.accumulate} micro-batches need a "
+                f"multiple of {parts}. Use --batch-size {nearest}."
+            )
+        return self.batch_size // parts
+
+
+def _require(config: TrainConfig, name: str, right: bool, expected: str) -> None:
+    if not right:
+        option = name.replace("_", "-")
+        raise ConfigError(f"--{option} is {getattr(config, name)!r}: it has to be {expected}")

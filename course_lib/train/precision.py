@@ -1,0 +1,49 @@
+"""Mixed precision: matrix products in 16 bits, everything that adds up in 32.
+
+Parameters, gradients, their averages and the optimizer stay in float32; autocast casts what enters
+a matrix product. bfloat16 has float32's range and 8 significant bits. float16 has 11, but its
+smallest number is about 6e-8, and many gradients are smaller: so the loss is scaled up before
+backward, and gradients are scaled down before the step. If a gradient overflowed, the step is left
+out and the scale halved. The ranks decide alike, because they look at the same averages.
+
+P. Micikevicius et al., "Mixed Precision Training", 2018.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from course_lib.train.config import ConfigError, PrecisionName
+
+
+class Precision:
+    """How `name` is done on `device`.
+
+    Attributes:
+        scaler: scales the loss, with `fp16`; without, it passes everything on as it is.
+
+    Raises:
+        ConfigError: the device does not have this precision; says which to take.
+
+    """
+
+    def __init__(self, name: PrecisionName, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        if name == "fp16" and not on_gpu:
+            raise ConfigError(
+                "--precision fp16 needs a GPU: on the CPU it is slower than fp32 and its gradients "
+                "underflow. Use --precision bf16 or fp32."
+            )
+        if name == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(False):
+            raise ConfigError(
+                f"--precision bf16: {torch.cuda.get_device_name(device)} has no bfloat16 (that "
+                "came with Ampere, 2020). Use --precision fp16 or fp32."
+            )
+        self._device_type = device.type
+        self._enabled = name != "fp32"
+        self._dtype = torch.float16 if name == "fp16" else torch.bfloat16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context for forward and loss; backward takes the same types by itself."""
+        return torch.autocast(self._device_type, dtype=self._dtype, enabled=self._enabled)

@@ -1,0 +1,74 @@
+"""What rank 0 says while it trains: one line that overwrites itself, or lines, if to a file."""
+
+import shutil
+import sys
+import time
+
+
+def say(text: str) -> None:
+    """Print a line in one piece: ranks share a pipe, and pieces of lines would mix."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text: `9.5 s`, `0:10`, `1:00:00`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Progress:
+    """Tells how far a run is: step, epoch, loss, speed, time left.
+
+    Args:
+        start: steps that were done before this run.
+        total: steps in the end.
+        steps_per_epoch: to say which epoch it is.
+        unit: `samples` or `tokens`.
+        units_per_step: how many of them all ranks together work through in a step.
+
+    """
+
+    def __init__(
+        self, start: int, total: int, steps_per_epoch: int, unit: str, units_per_step: int
+    ) -> None:
+        self._start = self._last = start
+        self._total = total
+        self._steps_per_epoch = steps_per_epoch
+        self._unit = unit
+        self._units_per_step = units_per_step
+        self._began = self._last_time = time.perf_counter()
+        self._overwrites = sys.stdout.isatty()
+        self._open = False
+
+    def report(self, step: int, loss: float) -> None:
+        """Say that `step` steps are done, the last one with this loss (mean over the ranks)."""
+        now = time.perf_counter()
+        speed = self._units_per_step * (step - self._last) / max(now - self._last_time, 1e-9)
+        self._last, self._last_time = step, now
+        left = (now - self._began) / (step - self._start) * (self._total - step)
+        text = (
+            f"step {step:{len(str(self._total))}}/{self._total} · "
+            f"epoch {(step - 1) // self._steps_per_epoch + 1} · loss {loss:.4f} · "
+            f"{speed:,.0f} {self._unit}/s · {duration(left)} left"
+        )
+        if self._overwrites:
+            self._open = True
+            width = shutil.get_terminal_size().columns - 1  # a full line would wrap
+            sys.stdout.write(f"\r\033[K{text[:width]}")
+            sys.stdout.flush()
+        else:
+            say(text)
+
+    def seconds(self) -> float:
+        """Return how long this run has taken."""
+        return time.perf_counter() - self._began
+
+    def close(self) -> None:
+        """Leave the last line as it is and begin a new one."""
+        if self._open:
+            self._open = False
+            say("")

@@ -1,0 +1,167 @@
+"""One rank's side of a run: its replica, its optimizer, how far it is, and one step of it."""
+
+import hashlib
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.point_to_point import place_in
+from course_lib.train.checkpoint import load_checkpoint, save_checkpoint
+from course_lib.train.config import RESULT, ConfigError, TrainConfig
+from course_lib.train.datasets import Dataset
+from course_lib.train.models import build_model, mean_loss
+from course_lib.train.precision import Precision
+from course_lib.train.progress import say
+
+
+class Trainer:
+    """A replica that takes AdamW steps together with those of the other ranks.
+
+    All ranks must construct it, and call its methods in the same order.
+
+    Attributes:
+        model: the replica, without the wrapper.
+        precision: how products are computed.
+        step: optimizer steps so far, including those before a restart.
+        losses: of these steps, as far as `read_losses` has read them.
+
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
+        """Build the replica; go on from the newest checkpoint, if there is one.
+
+        Raises ConfigError if that is of another configuration.
+        """
+        self._config = config
+        self._dataset = dataset
+        self._rank, self._world_size = place_in(None)
+        self._folder = None if config.checkpoint is None else Path(config.checkpoint)
+        self._identity = {name: getattr(config, name) for name in RESULT}
+        self._identity["data"] = dataset.fingerprint()
+        self._unread: list[Tensor] = []
+        self.step = 0
+        self.losses: list[float] = []
+        self.precision = Precision(config.precision, device)
+        torch.manual_seed(config.seed)
+        self.model = build_model(config).to(device)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), config.lr, weight_decay=config.weight_decay, fused=True
+        )
+        if self._folder is not None:
+            self._resume(self._folder)
+        self._ddp = _wrapped(self.model, config, device)
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Run one backward for nothing: after their first one, both DDPs lay out buckets anew.
+
+        A sum of K > 2 numbers depends on the order of adding, which depends on the place in the
+        bucket. So a resumed run must not take a step with buckets that the other never used.
+        """
+        count = self._config.micro_batch_size(self._world_size)
+        inputs, targets = (tensor[:count] for tensor in self._dataset.train)
+        with self.precision.autocast():
+            loss = mean_loss(self._ddp(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.zero_grad()
+
+    def take_step(self, micro_batches: Tensor) -> None:
+        """Take one step with this rank's examples: indices, int64 of shape (accumulate, size)."""
+        # What a step drops depends on nothing but this, so a checkpoint need not hold it.
+        torch.manual_seed(_seed_of(self._config.seed, self.step, self._rank))
+        self._optimizer.zero_grad()
+        scaler = self.precision.scaler
+        losses = []
+        for number, indices in enumerate(micro_batches, 1):
+            inputs, targets = (tensor[indices] for tensor in self._dataset.train)
+            last = number == len(micro_batches)
+            with nullcontext() if last else self._ddp.no_sync():
+                with self.precision.autocast():
+                    loss = mean_loss(self._ddp(inputs), targets) / len(micro_batches)
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        if self._config.clip_norm is not None:
+            scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_norm)
+        scaler.step(self._optimizer)
+        scaler.update()
+        self._unread.append(torch.stack(losses).sum(dtype=torch.float64))
+        self.step += 1
+
+    def read_losses(self) -> None:
+        """Bring `losses` up to date: means over the ranks. Waits for the GPU.
+
+        Raises FloatingPointError if one is infinite or not a number.
+        """
+        if not self._unread:
+            return
+        losses = torch.stack(self._unread)
+        self._unread.clear()
+        dist.all_reduce(losses)
+        self.losses += (losses / self._world_size).tolist()
+        for number, loss in enumerate(self.losses[-len(losses) :], self.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss is {loss} at step {number}. Take a smaller --lr than "
+                    f"{self._config.lr:g}, or limit the gradient with --clip-norm 1"
+                )
+
+    def save(self) -> None:
+        """Write a checkpoint, if the run has a folder for them; rank 0 does it."""
+        self.read_losses()
+        if self._folder is None or self._rank != 0:
+            return
+        content = {
+            "identity": self._identity,
+            "step": self.step,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self.precision.scaler.state_dict(),
+        }
+        save_checkpoint(self._folder, self.step, content)
+
+    def _resume(self, folder: Path) -> None:
+        content = load_checkpoint(folder, say)
+        if content is None:
+            return
+        there = content["identity"]
+        for name, mine in self._identity.items():
+            if there.get(name) != mine:
+                raise ConfigError(_difference(folder, name, there.get(name), mine))
+        self.step = content["step"]
+        self.losses = content["losses"].tolist()
+        self.model.load_state_dict(content["model"])
+        self._optimizer.load_state_dict(content["optimizer"])
+        self.precision.scaler.load_state_dict(content["scaler"])
+
+
+def _difference(folder: Path, name: str, there: object, mine: object) -> str:
+    what = f"with --{name.replace('_', '-')} {there}, and this one has {mine}"
+    if name == "data":
+        what = "on other data (the text is that of another release of Python)"
+    return (
+        f"the checkpoint in {folder} is of a run {what}. Go on with the same options, or name "
+        "another folder with --checkpoint."
+    )
+
+
+def _wrapped(
+    model: nn.Module, config: TrainConfig, device: torch.device
+) -> DistributedDataParallel | TorchDDP:
+    if config.ddp == "ours":
+        return DistributedDataParallel(model)
+    devices = [device] if device.type == "cuda" else None
+    return TorchDDP(model, device_ids=devices, gradient_as_bucket_view=True)
+
+
+def _seed_of(seed: int, step: int, rank: int) -> int:
+    """Return a seed of 64 bits; those of neighbouring steps and ranks have nothing in common."""
+    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
