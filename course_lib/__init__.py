@@ -16,7 +16,7 @@
 - `module_states`: equal weights and buffers on all ranks
 - `comm_hooks`: what is done with a full bucket, left open
 - `communication_stream`: a GPU stream beside the one that computes
-- `reducer`: buckets that leave during backward
+- `reducer_errors`, `reducer`: buckets that leave during backward
 - `uneven_inputs`: ranks that run out of batches
 - `ddp`: DistributedDataParallel
 - `shared_memory`: all-reduce without messages, on one machine

@@ -33,6 +33,13 @@ from course_lib.communication_stream import CommunicationStream
 from course_lib.gradient_sync import copy_scaled
 from course_lib.module_states import broadcast_tensors
 from course_lib.point_to_point import Group, place_in
+from course_lib.reducer_errors import (
+    changed_parameter,
+    second_backward,
+    sparse_gradient,
+    unfinished_backward,
+    unused_parameters,
+)
 
 
 class State(enum.Enum):
@@ -99,10 +106,7 @@ class Reducer:
         ready on rank 0. Raises RuntimeError if an exception ended the last backward half-way.
         """
         if self._in_backward:
-            raise self._error(
-                "the last backward() did not end, so some buckets were sent and others not",
-                "After an exception in backward, build the model and its wrapper anew.",
-            )
+            raise unfinished_backward()
         if self._rebuild_pending and self._synchronised:
             self._rebuild_pending = False
             self._rebuild()
@@ -138,12 +142,7 @@ class Reducer:
         if self._state is State.LOCAL:
             return
         if self._state is State.DONE:
-            raise self._error(
-                f"backward() reached '{self.names[index]}' a second time after one forward, when "
-                "its gradient had been averaged already",
-                "Call the wrapped model before each backward(), and not its .module. To add up "
-                "gradients, put all but the last forward and backward in `with model.no_sync():`.",
-            )
+            raise second_backward(self.names[index])
         if not self._in_backward:
             self._in_backward = True
             engine = torch.autograd.Variable._execution_engine
@@ -166,16 +165,9 @@ class Reducer:
 
     def _check(self, index: int, gradient: Tensor, view: Tensor) -> None:
         if gradient.is_sparse:
-            raise self._error(
-                f"the gradient of '{self.names[index]}' is sparse",
-                "Buckets are dense: use nn.Embedding(…, sparse=False).",
-            )
+            raise sparse_gradient(self.names[index])
         if gradient.dtype != view.dtype or gradient.shape != view.shape:
-            raise self._error(
-                f"'{self.names[index]}' has a gradient of {tuple(gradient.shape)} "
-                f"{gradient.dtype}, but was {tuple(view.shape)} {view.dtype} when it was wrapped",
-                "Change dtype or shape first (model.half(), say), and wrap the model then.",
-            )
+            raise changed_parameter(self.names[index], gradient, view)
 
     def _launch_complete(self) -> None:
         """Launch the buckets that are complete, as far as none before them is missing."""
@@ -217,7 +209,7 @@ class Reducer:
             return
         missing = sorted(set(range(len(self.params))) - set(self._order))
         if missing and not self.find_unused:
-            raise self._unused(missing)
+            raise unused_parameters([self.names[index] for index in missing])
         for index in missing:
             self._take(index)
         users = self._launch_rest_and_wait(set(missing))
@@ -254,20 +246,6 @@ class Reducer:
         self._state = State.DONE
         self._synchronised = True
         return users
-
-    # --- errors -----------------------------------------------------------------------------------
-
-    def _unused(self, missing: Sequence[int]) -> RuntimeError:
-        names = ", ".join(f"'{self.names[i]}'" for i in missing[:8])
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        return self._error(
-            f"backward() gave no gradient to {names}{more}",
-            "If the loss is not to depend on them, wrap the model with find_unused_parameters=True "
-            "(zeros are averaged in their place), or freeze them before wrapping it.",
-        )
-
-    def _error(self, what: str, advice: str) -> RuntimeError:
-        return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}")
 
 
 def _weak_hook(reducer: Reducer, index: int) -> Callable[[Tensor], None]:

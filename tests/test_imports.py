@@ -19,7 +19,8 @@ READING_ORDER = [
     *("sgd", "sharding", "replicas"),
     *("point_to_point", "rooted_collectives", "ring", "pipelined_ring", "collectives"),
     *("cost_model", "bucketing", "gradient_sync", "tuned_all_reduce"),
-    *("module_states", "comm_hooks", "communication_stream", "reducer", "uneven_inputs", "ddp"),
+    *("module_states", "comm_hooks", "communication_stream"),
+    *("reducer_errors", "reducer", "uneven_inputs", "ddp"),
     *("shared_memory", "shared_memory_group"),
 ]
 

@@ -1,0 +1,62 @@
+"""What the reducer says when backward did something that would leave the replicas different.
+
+Each function returns a RuntimeError whose message names the rank and the parameter, and ends with
+what to do about it.
+"""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+_SHOWN = 8
+
+
+def unfinished_backward() -> RuntimeError:
+    """Return the error for a forward after a backward that an exception ended half-way."""
+    return _error(
+        "the last backward() did not end, so some buckets were sent and others not",
+        "After an exception in backward, build the model and its wrapper anew.",
+    )
+
+
+def second_backward(name: str) -> RuntimeError:
+    """Return the error for a gradient of `name` that comes after it has been averaged."""
+    return _error(
+        f"backward() reached '{name}' a second time after one forward, when its gradient had been "
+        "averaged already",
+        "Call the wrapped model before each backward(), and not its .module. To add up gradients, "
+        "put all but the last forward and backward in `with model.no_sync():`.",
+    )
+
+
+def sparse_gradient(name: str) -> RuntimeError:
+    """Return the error for a sparse gradient of `name`."""
+    return _error(
+        f"the gradient of '{name}' is sparse",
+        "Buckets are dense: use nn.Embedding(…, sparse=False).",
+    )
+
+
+def changed_parameter(name: str, gradient: Tensor, view: Tensor) -> RuntimeError:
+    """Return the error for a gradient of another dtype or shape than its place in the bucket."""
+    return _error(
+        f"'{name}' has a gradient of {tuple(gradient.shape)} {gradient.dtype}, but was "
+        f"{tuple(view.shape)} {view.dtype} when it was wrapped",
+        "Change dtype or shape first (model.half(), say), and wrap the model then.",
+    )
+
+
+def unused_parameters(names: Sequence[str]) -> RuntimeError:
+    """Return the error for parameters that got no gradient, where that was not announced."""
+    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return _error(
+        f"backward() gave no gradient to {shown}{more}",
+        "If the loss is not to depend on them, wrap the model with find_unused_parameters=True "
+        "(zeros are averaged in their place), or freeze them before wrapping it.",
+    )
+
+
+def _error(what: str, advice: str) -> RuntimeError:
+    return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}")
