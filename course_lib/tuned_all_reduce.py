@@ -70,7 +70,7 @@ class TunedAllReduce:
         self,
         group: Group = None,
         network: Network | None = None,
-        sizes: Sequence[int] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22),
+        sizes: Sequence[int] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24),
         repeats: int = 5,
         device: torch.device | str = "cpu",
         also: Mapping[str, AllReduce] | None = None,
@@ -108,14 +108,17 @@ class TunedAllReduce:
 
     def _time(self, algorithm: AllReduce, tensor: Tensor, repeats: int) -> float:
         """Return the median seconds of one all-reduce, on the slowest rank."""
+        # Small ones are timed several in a row: one alone would be that of the machine's wake-up.
+        in_a_row = 8 if tensor.nbytes < 1 << 18 else 1
         seconds = []
         for _ in range(repeats + 1):  # the first one opens connections
             dist.barrier(self.group)
             start = time.perf_counter()
-            algorithm(tensor, self.group)
+            for _ in range(in_a_row):
+                algorithm(tensor, self.group)
             if tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)
-            seconds.append(time.perf_counter() - start)
+            seconds.append((time.perf_counter() - start) / in_a_row)
         mine = sorted(seconds[1:])[repeats // 2]
         slowest = torch.tensor([mine], device=tensor.device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)

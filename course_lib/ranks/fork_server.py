@@ -196,3 +196,8 @@ def _load(name: str) -> None:
 
 if __name__ == "__main__":
     main()
+    # No interpreter shutdown here either: what is frozen is not freed, and compiled modules such as
+    # Triton's, which PyTorch loads, would print a page about what leaked.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

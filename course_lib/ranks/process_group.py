@@ -16,8 +16,11 @@ Two rules make hangs findable:
 
 from __future__ import annotations
 
+import os
+import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,9 +67,27 @@ def _create(options: Any, _: Any) -> MeteredProcessGroup:
     )  # fmt: skip
     connecting.block()
     inner = dist.ProcessGroupNCCL if _nccl() else dist.ProcessGroupGloo
-    group.connect(inner(options.store, rank, size, options.timeout))
+    with _without_greeting():
+        group.connect(inner(options.store, rank, size, options.timeout))
     connecting.unblock()
     return group
+
+
+@contextmanager
+def _without_greeting() -> Iterator[None]:
+    """Keep what gloo prints once it is connected, before PyTorch 2.11, out of a rank's output."""
+    if torch.__version__ >= "2.11":
+        yield
+        return
+    sys.stdout.flush()
+    output = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def _nccl() -> bool:
@@ -115,6 +136,12 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "metered"
 
+    # Releases after 2.13 ask, of a Python group too, what its backend can do.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
     # Collectives -----------------------------------------------------------------------------
 
     def _collective(self, kind: Collective, arguments: tuple[Any, ...]) -> dist.Work:
@@ -135,6 +162,9 @@ class MeteredProcessGroup(dist.ProcessGroup):
         operation.block()
         try:
             inner = launch(*arguments)
+        except Exception:
+            me.add_pending(-1)  # refused, so not under way
+            raise
         finally:
             operation.unblock()
         emulated = me.link.carry_collective(operation, inner) if me.link is not None else None
@@ -204,7 +234,11 @@ class MeteredProcessGroup(dist.ProcessGroup):
             self.key, seq, channel,
         )  # fmt: skip
         launch = self._inner.send if sends else self._inner.recv
-        inner = launch(tensors, peer, tag)
+        try:
+            inner = launch(tensors, peer, tag)
+        except Exception:
+            me.add_pending(-1)
+            raise
         emulated = me.link.carry_message(operation) if me.link is not None else None
         return MeteredWork(
             inner,

@@ -9,6 +9,10 @@ import base64
 import io
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 Bundle = dict[str, Any]
@@ -18,15 +22,43 @@ _send: Callable[[Bundle], None] | None = None
 def send_displays_to(send: Callable[[Bundle], None]) -> None:
     """Give IPython's ``display`` and matplotlib's ``show`` of this process a place to show things.
 
-    Both were loaded by the fork server or are not there; a rank has no notebook of its own.
+    A rank has no notebook of its own. Where the modules are not loaded yet, they get it as soon as
+    they are.
     """
     global _send
     _send = send
-    for name in ("IPython.core.display_functions", "IPython.display"):
+    waiting = {}
+    for name, (attribute, ours) in _REPLACED.items():
         if name in sys.modules:
-            sys.modules[name].display = display  # type: ignore[attr-defined]
-    if "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].show = show_figures  # type: ignore[attr-defined]
+            setattr(sys.modules[name], attribute, ours)
+        else:
+            waiting[name] = (attribute, ours)
+    if waiting:
+        sys.meta_path.insert(0, _ReplaceOnImport(waiting))
+
+
+class _ReplaceOnImport(MetaPathFinder):
+    """Replaces one function of a module when it is imported: module → (name, function)."""
+
+    def __init__(self, waiting: dict[str, tuple[str, Callable[..., None]]]) -> None:
+        self._waiting = waiting
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return what the other finders find, with a loader that does so."""
+        if fullname not in self._waiting:
+            return None
+        attribute, ours = self._waiting.pop(fullname)
+        spec = find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            setattr(module, attribute, ours)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def display(*objects: Any, **options: Any) -> None:
@@ -46,6 +78,13 @@ def show_figures(*_: Any, **__: Any) -> None:
         for number in pyplot.get_fignums():
             display(pyplot.figure(number))
         pyplot.close("all")
+
+
+_REPLACED: dict[str, tuple[str, Callable[..., None]]] = {
+    "IPython.core.display_functions": ("display", display),
+    "IPython.display": ("display", display),
+    "matplotlib.pyplot": ("show", show_figures),
+}
 
 
 def render(value: Any) -> Bundle:

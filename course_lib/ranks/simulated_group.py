@@ -72,6 +72,12 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "simulated"
 
+    # Releases after 2.13 ask, of a Python group too, what its backend can do.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
     def _post(
         self,
         kind: str,

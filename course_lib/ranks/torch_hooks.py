@@ -34,6 +34,7 @@ class _World:
         self.tags_to_pg: dict[str, list[Any]] = {}
         self.pg_to_tag: dict[Any, str] = {}
         self.pg_coalesce_state: dict[Any, list[Any]] = {}
+        self.pg_flight_recorder_hooks: dict[Any, Any] = {}  # after 2.13
         self.comms: list[Any] = []
 
     @property

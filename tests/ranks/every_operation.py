@@ -47,6 +47,17 @@ def all_reduces(n: int) -> dict[str, torch.Tensor]:
     return out
 
 
+def all_to_all(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+    """Exchange tensors of one size; gloo takes lists of them from PyTorch 2.12 on."""
+    if dist.get_backend() == "simulated" or torch.__version__ >= "2.12":
+        dist.all_to_all(outputs, inputs)
+    else:
+        received = torch.stack(outputs)
+        dist.all_to_all_single(received, torch.stack(inputs))
+        for output, row in zip(outputs, received, strict=True):
+            output.copy_(row)
+
+
 def collectives(dtype: torch.dtype, n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
     rank, k = dist.get_rank(), dist.get_world_size()
     out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
@@ -80,7 +91,7 @@ def collectives(dtype: torch.dtype, n: int) -> dict[str, torch.Tensor | list[tor
     scatter(x, values(rank, k * n, dtype, 20))
     out["reduce_scatter_single"] = x
     parts = [torch.empty(n, dtype=dtype) for _ in range(k)]
-    dist.all_to_all(parts, [values(rank, n, dtype, 30 + i) for i in range(k)])
+    all_to_all(parts, [values(rank, n, dtype, 30 + i) for i in range(k)])
     out["all_to_all"] = parts
     x = torch.empty(k * n, dtype=dtype)
     dist.all_to_all_single(x, values(rank, k * n, dtype, 40))

@@ -26,6 +26,7 @@ from course_lib.ranks.simulated_work import WorkQueue
         (torch.autograd.Variable._execution_engine, "queue_callback"),
         (dist, "HashStore"),
         (dist.Backend, "register_backend"),
+        (dist.ProcessGroup, "_get_backend"),
     ],
 )
 def test_the_name_is_still_there(holder: object, name: str) -> None:
@@ -86,6 +87,30 @@ def test_callbacks_at_the_end_of_backward_keep_their_order() -> None:
     assert not torch_hooks.in_backward()
     (2 * x).sum().backward()
     assert order == ["hook", "first", "second"]
+
+
+def test_a_handle_that_only_compiled_code_holds_can_still_be_waited_for() -> None:
+    waits = []
+
+    class Handle(dist.Work):
+        def wait(self, timeout: object = None) -> bool:
+            waits.append(1)
+            return True
+
+    class Group(dist.ProcessGroup):
+        def broadcast(self, tensors: object, opts: object) -> Handle:  # type: ignore[override]
+            return Handle()
+
+    group = Group(0, 1)  # type: ignore[call-arg]
+    tensors = [torch.ones(8) for _ in range(4)]
+    # DDP's constructor calls this; each tensor is a bucket of its own.
+    call = threading.Thread(
+        target=dist._broadcast_coalesced, args=(group, tensors, 1, 0), daemon=True
+    )
+    call.start()
+    call.join(10)
+    assert not call.is_alive(), f"PyTorch {torch.__version__} lets go of handles written in Python"
+    assert len(waits) == len(tensors)
 
 
 def test_an_exception_reaches_a_loop() -> None:
