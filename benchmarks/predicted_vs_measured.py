@@ -2,11 +2,11 @@
 
     python benchmarks/predicted_vs_measured.py [--rounds 5] [--write]
 
-Four real CPU ranks on an emulated network of 1 ms and 100 MB/s train a small model with four ways
-to synchronise gradients. Simulated ranks run the same functions: communication by the network's
-formula, computation by the CPU time of the rank, the only one that runs. Real ranks share cores;
-how much that slows computation is measured once, by a step without communication, and told to the
-simulation as the device's slowdown. Nothing else is fitted.
+Real CPU ranks on an emulated slow network train a small model, with three ways to synchronise
+gradients and with none: four ranks, which share this machine's cores, and two. Simulated ranks run
+the same functions: communication by the network's formula, computation by the CPU time of the rank,
+the only one that runs. How much sharing slows computation is measured once, by a step without
+communication, and told to the simulation as the device's slowdown. Nothing else is fitted.
 
 Beside both stands what the cost model says, with the same step's time C, of which backward is 2/3,
 and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(all); and C/3 plus
@@ -16,10 +16,12 @@ and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(al
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,12 +37,22 @@ from course_lib.ranks.network import Device, Network
 from course_lib.ranks.timeline import draw_timelines
 from course_lib.ranks.trace import Trace
 
-WORLD_SIZE = 4
-NETWORK = Network(latency=1e-3, bandwidth=100e6)
 WIDTH, LAYERS, BATCH = 320, 20, 768
 BUCKET_MB = 2.0
 MOST_BUSY = 0.1
 STRATEGIES = ("no communication", "per parameter", "flat", "bucketed, overlapped")
+Times = dict[str, tuple[float, float]]
+"""Strategy → (measured, predicted) seconds."""
+
+
+class Case(NamedTuple):
+    """So many ranks on a network."""
+
+    world_size: int
+    network: Network
+
+
+CASES = (Case(4, Network(1e-3, 100e6)), Case(2, Network(2.5e-3, 94e6)))
 
 
 def model() -> nn.Sequential:
@@ -81,7 +93,7 @@ def train(strategy: str, steps: int) -> list[float]:
     return seconds
 
 
-def formula(strategy: str, alone: float) -> float:
+def formula(case: Case, strategy: str, alone: float) -> float:
     """Return what the cost model says, from the seconds of a step without communication."""
     params = list(model().parameters())
     if strategy == "no communication":
@@ -92,8 +104,8 @@ def formula(strategy: str, alone: float) -> float:
     buckets = assign_buckets(params, cap, first)
     sizes = [sum(params[i].nbytes for i in bucket) for bucket in buckets]
     if strategy == "bucketed, overlapped":
-        return alone / 3 + overlapped_time(sizes, 2 / 3 * alone, WORLD_SIZE, NETWORK)
-    return alone + sum(ring_all_reduce_time(size, WORLD_SIZE, NETWORK) for size in sizes)
+        return alone / 3 + overlapped_time(sizes, 2 / 3 * alone, *case)
+    return alone + sum(ring_all_reduce_time(size, *case) for size in sizes)
 
 
 def slowest(results: list[list[float]]) -> float:
@@ -109,69 +121,68 @@ def last_step(trace: Trace) -> Trace:
     return Trace(after, trace.world_size)
 
 
-def on_real(strategy: str, steps: int) -> tuple[float, Trace]:
+def on_real(case: Case, strategy: str, steps: int) -> tuple[float, Trace]:
     """Return the seconds of a step on real ranks, and the trace of one of them."""
-    with Ranks(WORLD_SIZE, on="cpu", network=NETWORK) as ranks:
+    with Ranks(case.world_size, on="cpu", network=case.network) as ranks:
         seconds = slowest(ranks.run(train, strategy, steps))
         return seconds, last_step(ranks.trace)
 
 
-def on_simulated(strategy: str, steps: int, slowdown: float = 1.0) -> tuple[float, Trace]:
+def on_simulated(
+    case: Case, strategy: str, steps: int, slowdown: float = 1.0
+) -> tuple[float, Trace]:
     """Return the seconds of a step on simulated ranks whose computation is measured."""
-    device = Device(slowdown=dict.fromkeys(range(WORLD_SIZE), slowdown))
     ranks = Ranks(
-        WORLD_SIZE, on="simulated", network=NETWORK, device=device, computation="measured"
+        case.world_size,
+        on="simulated",
+        network=case.network,
+        device=Device(slowdown=dict.fromkeys(range(case.world_size), slowdown)),
+        computation="measured",
     )
     seconds = slowest(ranks.run(train, strategy, steps))
     return seconds, last_step(ranks.trace)
 
 
-def main() -> None:
-    """Print the table; with ``--write``, also to ``benchmarks/results/``, with a figure."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="per round and strategy")
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    rounds: list[dict[str, tuple[float, float]]] = []
-    slowdowns: list[float] = []
-    tries = 0
-    while len(rounds) < options.rounds:
-        tries += 1
+def one_round(case: Case, steps: int) -> tuple[Times, float, dict[str, Trace]]:
+    """Measure and predict every strategy once; return also the slowdown and the last traces."""
+    times: Times = {}
+    slowdown = 1.0
+    for strategy in STRATEGIES:
+        real, real_trace = on_real(case, strategy, steps)
+        if strategy == STRATEGIES[0]:
+            slowdown = real / on_simulated(case, strategy, steps)[0]
+        simulated, simulated_trace = on_simulated(case, strategy, steps, slowdown)
+        times[strategy] = real, simulated
+    titled = {"measured on real ranks": real_trace, "predicted by simulated ranks": simulated_trace}
+    return times, slowdown, titled
+
+
+def measure(case: Case, rounds: int, steps: int) -> tuple[list[Times], float, dict[str, Trace]]:
+    """Return the rounds in which the machine was ours, the median slowdown, and traces."""
+    kept: list[Times] = []
+    slowdowns = []
+    for tries in itertools.count(1):
         busy = BusyElsewhere()
-        times: dict[str, tuple[float, float]] = {}
-        slowdown = 1.0
-        for strategy in STRATEGIES:
-            real, real_trace = on_real(strategy, options.steps)
-            if strategy == STRATEGIES[0]:
-                slowdown = real / on_simulated(strategy, options.steps)[0]
-            simulated, simulated_trace = on_simulated(strategy, options.steps, slowdown)
-            times[strategy] = real, simulated
+        times, slowdown, traces = one_round(case, steps)
         others = busy.share()
         pairs = ", ".join(f"{1e3 * r:.0f} / {1e3 * s:.0f} ms" for r, s in times.values())
         print(f"measured / predicted: {pairs}; others used {100 * others:.0f} %", file=sys.stderr)
-        if others > MOST_BUSY and tries < 3 * options.rounds:
+        if others > MOST_BUSY and tries < 3 * rounds:
             print("the machine was busy: this round does not count", file=sys.stderr)
             continue
-        rounds.append(times)
+        kept.append(times)
         slowdowns.append(slowdown)
-    titled = {"measured on real ranks": real_trace, "predicted by simulated ranks": simulated_trace}
-    timelines = draw_timelines(
-        {f"{title}: {1e3 * trace.makespan:.0f} ms": trace for title, trace in titled.items()}
-    )
-    text = report(rounds, slowdowns)
-    print(text)
-    if options.write:
-        save("predicted_vs_measured", text, {"rounds": rounds, "slowdowns": slowdowns})
-        timelines.savefig(RESULTS / "predicted_vs_measured.png")
+        if len(kept) == rounds:
+            break
+    return kept, statistics.median(slowdowns), traces
 
 
-def report(rounds: list[dict[str, tuple[float, float]]], slowdowns: list[float]) -> str:
+def table(case: Case, rounds: list[Times], slowdown: float) -> str:
     """Return the medians over the rounds as Markdown."""
     rows = []
     for strategy in STRATEGIES:
         real, simulated = zip(*(times[strategy] for times in rounds), strict=True)
-        model_says = [formula(strategy, times[STRATEGIES[0]][0]) for times in rounds]
+        model_says = [formula(case, strategy, times[STRATEGIES[0]][0]) for times in rounds]
         off = statistics.median(m / r - 1 for m, r in zip(model_says, real, strict=True))
         errors = sorted(s / r - 1 for r, s in zip(real, simulated, strict=True))
         rows.append(
@@ -187,31 +198,55 @@ def report(rounds: list[dict[str, tuple[float, float]]], slowdowns: list[float])
         for which in (0, 1)
     }
     ranking = "the same in every round" if len(orders) == 1 else "NOT the same in every round"
-    parameters = sum(p.numel() for p in model().parameters())
+    network = f"{1e3 * case.network.latency:g} ms and {case.network.bandwidth / 1e6:g} MB/s"
     return "\n".join(
         [
-            "# Predicted and measured",
+            f"## {case.world_size} ranks, {network}",
             "",
-            f"A training step of an MLP ({parameters / 1e6:.1f} million parameters, "
-            f"{sum(1 for _ in model().parameters())} tensors, batch {BATCH} per rank) on "
-            f"{WORLD_SIZE} CPU ranks, network of {1e3 * NETWORK.latency:g} ms and "
-            f"{NETWORK.bandwidth / 1e6:g} MB/s; buckets of {BUCKET_MB:g} MiB. Medians of "
-            f"{len(slowdowns)} rounds. {WORLD_SIZE} ranks on these cores slow computation by "
-            f"{statistics.median(slowdowns):.2f}, measured without communication: the first row "
-            "is what was fitted, the others are predicted.",
-            sentence("python benchmarks/predicted_vs_measured.py"),
+            f"Sharing the cores slows computation by {slowdown:.2f}, measured without "
+            "communication: the first row is what was fitted, the others are predicted. The "
+            f"ranking, measured and predicted, is {ranking}.",
             "",
             "| gradients | measured (ms) | simulated (ms) | error | over the rounds "
             "| formula (ms) | error |",
             "|---|---|---|---|---|---|---|",
             *rows,
-            "",
-            f"The ranking, measured and predicted, is {ranking}.",
-            "",
-            "![Two timelines of one step with overlapped buckets: the real ranks above, the "
-            "simulated ranks below](predicted_vs_measured.png)",
         ]
     )
+
+
+def main() -> None:
+    """Print the tables; with ``--write``, also to ``benchmarks/results/``, with a figure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=9, help="per round and strategy")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    parameters = sum(p.numel() for p in model().parameters())
+    parts = [
+        "# Predicted and measured",
+        f"A training step of an MLP ({parameters / 1e6:.1f} million parameters, "
+        f"{sum(1 for _ in model().parameters())} tensors, batch {BATCH} per rank), buckets of "
+        f"{BUCKET_MB:g} MiB. Medians of {options.rounds} rounds, of the slowest rank's median of "
+        f"{options.steps} steps. " + sentence("python benchmarks/predicted_vs_measured.py"),
+    ]
+    data = {}
+    for case in CASES:
+        rounds, slowdown, traces = measure(case, options.rounds, options.steps)
+        parts.append(table(case, rounds, slowdown))
+        data[f"K = {case.world_size}"] = {"rounds": rounds, "slowdown": slowdown}
+        if case is CASES[0]:
+            titled = {f"{title}: {1e3 * t.makespan:.0f} ms": t for title, t in traces.items()}
+            timelines = draw_timelines(titled)
+            parts.append(
+                "![Two timelines of one step with overlapped buckets: the real ranks above, the "
+                "simulated ranks below](predicted_vs_measured.png)"
+            )
+    text = "\n\n".join(parts)
+    print(text)
+    if options.write:
+        save("predicted_vs_measured", text, data)
+        timelines.savefig(RESULTS / "predicted_vs_measured.png")
 
 
 if __name__ == "__main__":
