@@ -220,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=9, help="per round and strategy")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only so many of them")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     parameters = sum(p.numel() for p in model().parameters())
@@ -231,7 +232,7 @@ def main() -> None:
         f"{options.steps} steps. " + sentence("python benchmarks/predicted_vs_measured.py"),
     ]
     data = {}
-    for case in CASES:
+    for case in CASES[: options.cases]:
         rounds, slowdown, traces = measure(case, options.rounds, options.steps)
         parts.append(table(case, rounds, slowdown))
         data[f"K = {case.world_size}"] = {"rounds": rounds, "slowdown": slowdown}

@@ -28,7 +28,8 @@ from course_lib.ranks.board import Board
 from course_lib.ranks.events import Operation
 from course_lib.ranks.network import Network
 
-_POLL = 3e-4
+_POLL = 3e-4, 2e-3
+"""Seconds between two looks whether the other side is ready: the least and the most."""
 _MAX_LAG = 0.003
 
 
@@ -136,15 +137,30 @@ class EmulatedLink:
                 arrived = [each for each in self._travelling if each.end <= now]
                 self._travelling = [each for each in self._travelling if each.end > now]
                 ends = [each.end for each in self._travelling]
-                waiting = bool(self._collectives or self._messages)
+                poll = self._poll()
             for each in arrived:
                 try:
                     done = each.inner.get_future().value() if each.inner is not None else None
                     each.future.set_result(done)
                 except RuntimeError as error:  # gloo lost a connection: whoever waits shall hear it
                     each.future.set_exception(error)
-            soon = min([*ends, now + _POLL] if waiting else ends, default=now)
+            soon = min([*ends, now + poll])
+            if soon == math.inf:  # nothing is under way
+                continue
             time.sleep(max(0.0, soon - time.monotonic()))
+
+    def _poll(self) -> float:
+        """Return the seconds until the next look at what waits for its other side.
+
+        A start that is seen late is no later: an end is reckoned from what the sides have written
+        down. So a tenth of the transfer's time is soon enough, and leaves the cores to computation.
+        """
+        times = [self._network.time(each.operation.bytes) for each in self._messages]
+        if self._collectives:
+            what = self._collectives[0].operation
+            times.append(collective_time(self._network, what.kind, len(what.members), what.bytes))
+        least, most = _POLL
+        return min(max(min(times) / 10, least), most) if times else math.inf
 
     def _start_collectives(self) -> None:
         """Start the collectives, one after the other, that all their members are ready for."""
