@@ -83,12 +83,30 @@ def test_random_numbers_belong_to_the_rank() -> None:
         for _ in range(3):
             dist.barrier()
             numbers += [torch.rand(1).item(), random.random(), float(np.random.rand())]
+        for _ in range(5):  # draws two numbers, and keeps one for the next time
+            dist.barrier()
+            numbers.append(random.gauss(0, 1))
         return numbers
 
     together = Ranks(3, on="simulated").run(draw)
     # Alone, rank 0 of one: what rank 0 of three draws.
     assert Ranks(1, on="simulated").run(draw)[0] == together[0]
     assert len({tuple(numbers) for numbers in together}) == 3
+
+
+def test_ranks_begin_alike_and_the_notebook_s_random_numbers_stay() -> None:
+    def draw() -> list[float]:
+        first = random.random()
+        dist.barrier()
+        return [first, random.random(), random.gauss(0, 1)]
+
+    random.seed(5)
+    expected = [random.random(), random.random()]
+    random.seed(5)
+    assert random.random() == expected[0]
+    once, again = (Ranks(3, on="simulated").run(draw) for _ in range(2))
+    assert random.random() == expected[1]
+    assert once == again and once[0] == once[1] == once[2]
 
 
 def _ring(n: int) -> None:
