@@ -5,7 +5,6 @@ and results can be compared exactly; another test checks with random numbers tha
 bit for bit. The same function runs on simulated ranks and on gloo's.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,18 +33,8 @@ DTYPES = [torch.float64, torch.bfloat16, torch.int64, torch.complex64]
 
 
 @pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
-    made: dict[tuple[str, int], Ranks] = {}
-
-    def get(on: str, world_size: int) -> Ranks:
-        if (on, world_size) not in made:
-            network = Network(latency=1e-3, bandwidth=1e8) if on == "simulated" else None
-            made[on, world_size] = Ranks(world_size, on=on, network=network, timeout=60)
-        return made[on, world_size]
-
-    yield get
-    for ranks in made.values():
-        ranks.close()
+def network() -> Network:
+    return Network(latency=1e-3, bandwidth=1e8)
 
 
 def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -9,7 +9,7 @@ the same algorithm, that is the oracle as well.
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,20 +36,6 @@ STEPS, BATCH = 5, 24
 BOTH = [DistributedDataParallel, TorchDDP]
 SMALL_CAP = 400 / MEGABYTE
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
-    made: dict[tuple[str, int], Ranks] = {}
-
-    def get(on: str, world_size: int) -> Ranks:
-        if (on, world_size) not in made:
-            made[on, world_size] = Ranks(world_size, on=on, timeout=60)
-        return made[on, world_size]
-
-    yield get
-    for ranks in made.values():
-        ranks.close()
 
 
 def mlp(seed: int = 0) -> nn.Module:

@@ -1,6 +1,6 @@
 """Three ways to average gradients: each equal to one machine with the whole batch, at its price."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,20 +25,6 @@ STRATEGIES: dict[str, Callable[..., None]] = {
 }
 WORLDS = [(on, k) for on in ("simulated", "cpu") for k in (1, 2, 3, 4)]
 STEPS, BATCH = 5, 24
-
-
-@pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
-    made: dict[tuple[str, int], Ranks] = {}
-
-    def get(on: str, world_size: int) -> Ranks:
-        if (on, world_size) not in made:
-            made[on, world_size] = Ranks(world_size, on=on, timeout=60)
-        return made[on, world_size]
-
-    yield get
-    for ranks in made.values():
-        ranks.close()
 
 
 def model(seed: int = 0) -> nn.Module:

@@ -1,6 +1,6 @@
 """All-reduce in shared memory against the sum, and as the backend of both DDPs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,10 @@ LENGTHS = [0, 1, 3, 1000, 600_001]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64]
 
 
-@pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[[int], Ranks]]:
-    made: dict[int, Ranks] = {}
+@pytest.fixture(scope="module", autouse=True)
+def no_file_left_behind() -> Iterator[None]:
     before = set(Path("/dev/shm").glob("all-reduce-*"))
-
-    def get(world_size: int) -> Ranks:
-        if world_size not in made:
-            made[world_size] = Ranks(world_size, on="cpu", timeout=60)
-        return made[world_size]
-
-    yield get
-    for ranks in made.values():
-        ranks.close()
+    yield
     assert set(Path("/dev/shm").glob("all-reduce-*")) <= before
 
 
@@ -67,7 +58,7 @@ def all_kinds() -> list[tuple[int, torch.dtype, list[Tensor]]]:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_everyone_gets_the_sum(ranks_of, k):
-    for replica in ranks_of(k).run(all_kinds):
+    for replica in ranks_of("cpu", k).run(all_kinds):
         for length, dtype, results in replica:
             expected = sum(values(r, length, dtype) for r in range(k))
             for result in results:
@@ -94,7 +85,7 @@ def many_in_a_row() -> list[Tensor]:
 
 @pytest.mark.parametrize("k", [2, 4])
 def test_ranks_agree_bit_for_bit_however_fast_they_are(ranks_of, k):
-    first, *others = ranks_of(k).run(many_in_a_row)
+    first, *others = ranks_of("cpu", k).run(many_in_a_row)
     generators = [torch.Generator().manual_seed(r) for r in range(k)]
     for number, result in enumerate(first):
         exact = sum(torch.randn(len(result), generator=g).double() for g in generators)
@@ -112,7 +103,7 @@ def in_a_group(members: list[int]) -> Tensor | None:
 
 
 def test_a_group_of_some_ranks(ranks_of):
-    results = ranks_of(4).run(in_a_group, [1, 3])
+    results = ranks_of("cpu", 4).run(in_a_group, [1, 3])
     for rank in (1, 3):
         assert torch.equal(results[rank], values(1, 100) + values(3, 100))
 
@@ -142,10 +133,10 @@ def train(ddp: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_both_ddps_train_over_it(ranks_of, k):
-    expected = ranks_of(k).run(train, "torch")
+    expected = ranks_of("cpu", k).run(train, "torch")
     for ddp in ("torch, shared", "ours, shared", "ours, shared in place"):
-        replicas = ranks_of(k).run(train, ddp)
-        assert ranks_of(k).trace.calls(0)["all_reduce"] == 0  # gloo had nothing to add up
+        replicas = ranks_of("cpu", k).run(train, ddp)
+        assert ranks_of("cpu", k).trace.calls(0)["all_reduce"] == 0  # gloo had nothing to add up
         for replica in replicas:
             for tensor, first, wanted in zip(replica, replicas[0], expected[0], strict=True):
                 assert torch.equal(tensor, first)
@@ -165,7 +156,7 @@ def others_go_to_the_inner_group() -> tuple[Tensor, Tensor]:
 
 
 def test_what_is_no_sum_is_left_to_the_inner_group(ranks_of):
-    for largest, first in ranks_of(3).run(others_go_to_the_inner_group):
+    for largest, first in ranks_of("cpu", 3).run(others_go_to_the_inner_group):
         assert largest.item() == 2
         assert first.item() == 5
 
@@ -178,7 +169,7 @@ def one_stays_away() -> None:
 
 def test_a_rank_that_does_not_come_is_named(ranks_of):
     with pytest.raises(RankError, match=r"rank \d waited 0\.3 s .* for rank 1 "):
-        ranks_of(3).run(one_stays_away)
+        ranks_of("cpu", 3).run(one_stays_away)
 
 
 def too_much() -> None:

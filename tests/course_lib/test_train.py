@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.distributed import HashStore
 from torch.nn.functional import cross_entropy
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError
 from course_lib.train import ConfigError, TrainConfig, TrainResult, train
 from course_lib.train import __main__ as command_line
 from course_lib.train.checkpoint import checkpoints, save_checkpoint, step_of
@@ -45,20 +45,6 @@ TEXT = TrainConfig(
     **{"batch_size": 24, "steps": 5, "log_every": 0},
 )
 CONFIGS = {"mlp": DIGITS, "cnn": replace(DIGITS, model="cnn"), "transformer": TEXT}
-
-
-@pytest.fixture(scope="module")
-def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
-    made: dict[tuple[str, int], Ranks] = {}
-
-    def get(on: str, world_size: int) -> Ranks:
-        if (on, world_size) not in made:
-            made[on, world_size] = Ranks(world_size, on=on, timeout=60)
-        return made[on, world_size]
-
-    yield get
-    for ranks in made.values():
-        ranks.close()
 
 
 def in_double(config: TrainConfig) -> TrainResult:

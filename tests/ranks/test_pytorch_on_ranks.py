@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from training import train
 
 from course_lib.ranks import Ranks
 
@@ -31,15 +32,6 @@ def same(both: tuple[Ranks, Ranks], fn: object) -> Ranks:
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-
-
-def train(net: nn.Module, steps: int) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        net(torch.randn(5, 8, generator=generator)).square().mean().backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("by_world_size", [True, False])

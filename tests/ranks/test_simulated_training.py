@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from training import train
 
 from course_lib.ranks.computation import clock, compute
 from course_lib.ranks.network import Device, Network
@@ -22,15 +23,6 @@ def model(width: int = 16) -> nn.Sequential:
         nn.Linear(8, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, width), nn.ReLU(),
         nn.Linear(width, 4),
     )  # fmt: skip
-
-
-def train(net: nn.Module, steps: int = 3) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        net(torch.randn(5, 8, generator=generator)).square().mean().backward()
-        optimizer.step()
 
 
 def weights(net: nn.Module) -> torch.Tensor:
