@@ -10,7 +10,6 @@ than in their bytes: the advantage of a ring shows on a network (`predicted_vs_m
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from machine import BusyElsewhere, save, sentence
+from machine import BusyElsewhere, arguments, publish, sentence
 
 from course_lib.collectives import (
     central_all_reduce,
@@ -106,11 +105,9 @@ def pretty(size: int) -> str:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/all_reduce.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = arguments(__doc__, rounds=7)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     measured = {}
     for world_size in options.world_sizes:
@@ -127,9 +124,7 @@ def main() -> None:
             *(table(world_size, results) for world_size, results in measured.items()),
         ]
     )
-    print(text)
-    if options.write:
-        save("all_reduce", text, {"seconds": measured})
+    publish("all_reduce", text, {"seconds": measured}, options.write)
 
 
 if __name__ == "__main__":

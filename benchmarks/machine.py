@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -40,12 +41,25 @@ def sentence(made_by: str) -> str:
     )
 
 
-def save(name: str, markdown: str, data: Mapping[str, Any]) -> None:
-    """Write ``results/<name>.md`` for people and ``results/<name>.json`` for programs."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
-    text = json.dumps({"machine": facts(), **data}, indent=1)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser, described by the first line of `doc`, of what every benchmark understands.
+
+    ``--rounds`` (that many unless told) and ``--write``.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--write", action="store_true", help="also to benchmarks/results/")
+    return parser
+
+
+def publish(name: str, markdown: str, data: Mapping[str, Any], write: bool) -> None:
+    """Print the text; if `write`, also to ``results/<name>.md``, and the data to ``.json``."""
+    print(markdown)
+    if write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
+        text = json.dumps({"machine": facts(), **data}, indent=1)
+        (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 class BusyElsewhere:

@@ -9,7 +9,6 @@ back, as its profiler records it. It has no noise, and does not see gloo's own b
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import save, sentence
+from machine import arguments, publish, sentence
 from models import MODELS
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -54,10 +53,7 @@ def peak(variant: str, name: str) -> float:
 
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/memory.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=1).parse_args()
     rows, measured = [], {}
     for name, kind in MODELS.items():
         size = sum(param.nbytes for param in kind.make().parameters()) / 2**20
@@ -84,9 +80,7 @@ def main() -> None:
             *rows,
         ]
     )
-    print(text)
-    if options.write:
-        save("memory", text, {"MiB": measured})
+    publish("memory", text, {"MiB": measured}, options.write)
 
 
 if __name__ == "__main__":

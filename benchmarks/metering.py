@@ -7,13 +7,12 @@ Both kinds are measured in turn, round by round, in one process; the ratio is ta
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
-from machine import save, sentence
+from machine import arguments, publish, sentence
 
 from course_lib.ranks import Ranks
 
@@ -57,10 +56,7 @@ def compare(world_size: int, rounds: int) -> list[str]:
 
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/metering.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=9).parse_args()
     rows = [row for world_size in (2, 4) for row in compare(world_size, options.rounds)]
     text = "\n".join(
         [
@@ -74,9 +70,7 @@ def main() -> None:
             *rows,
         ]
     )
-    print(text)
-    if options.write:
-        save("metering", text, {"rows": rows})
+    publish("metering", text, {"rows": rows}, options.write)
 
 
 if __name__ == "__main__":

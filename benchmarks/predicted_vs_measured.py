@@ -15,7 +15,6 @@ and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(al
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from machine import RESULTS, BusyElsewhere, save, sentence
+from machine import RESULTS, BusyElsewhere, arguments, publish, sentence
 from torch import nn
 
 from course_lib.bucketing import assign_buckets
@@ -217,11 +216,9 @@ def table(case: Case, rounds: list[Times], slowdown: float) -> str:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/``, with a figure."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--steps", type=int, default=9, help="per round and strategy")
     parser.add_argument("--cases", type=int, default=len(CASES), help="only so many of them")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     parameters = sum(p.numel() for p in model().parameters())
     parts = [
@@ -244,9 +241,8 @@ def main() -> None:
                 "simulated ranks below](predicted_vs_measured.png)"
             )
     text = "\n\n".join(parts)
-    print(text)
+    publish("predicted_vs_measured", text, data, options.write)
     if options.write:
-        save("predicted_vs_measured", text, data)
         timelines.savefig(RESULTS / "predicted_vs_measured.png")
 
 

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 import torch.distributed as dist
-from machine import descendants, save, sentence
+from machine import arguments, descendants, publish, sentence
 
 
 def nothing() -> int:
@@ -261,10 +261,8 @@ def table(world_size: int, medians: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/ranks_vs_peers.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--write", action="store_true")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -279,9 +277,7 @@ def main() -> None:
     )
     measured = {size: compare(kinds, size, options.rounds) for size in options.world_sizes}
     text = "\n\n".join([title, *(table(size, each) for size, each in measured.items())])
-    print(text)
-    if options.write:
-        save("ranks_vs_peers", text, {"world sizes": measured})
+    publish("ranks_vs_peers", text, {"world sizes": measured}, options.write)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ python benchmarks/sampler.py [--rounds 7] [--write]
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import Any
 
-from machine import save, sentence
+from machine import arguments, publish, sentence
 from torch.utils.data import DistributedSampler
 
 from course_lib.sharding import ShardedSampler
@@ -26,16 +25,13 @@ def seconds(sampler: Any, epoch: int) -> tuple[float, list[int]]:
 
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/sampler.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=7).parse_args()
     rows, ratios = [], {}
     for length in (100_000, 1_000_000, 5_000_000):
         for world_size in (1, 2, 4, 8):
-            arguments: dict[str, Any] = {"num_replicas": world_size, "rank": world_size - 1}
-            ours = ShardedSampler(range(length), **arguments)
-            theirs = DistributedSampler(range(length), **arguments)
+            place: dict[str, Any] = {"num_replicas": world_size, "rank": world_size - 1}
+            ours = ShardedSampler(range(length), **place)
+            theirs = DistributedSampler(range(length), **place)
             pairs = []
             for epoch in range(options.rounds):
                 mine, indices = seconds(ours, epoch)
@@ -58,9 +54,7 @@ def main() -> None:
             *rows,
         ]
     )
-    print(text)
-    if options.write:
-        save("sampler", text, {"seconds": ratios})
+    publish("sampler", text, {"seconds": ratios}, options.write)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ student's ring makes it, and the time until a deadlock is reported.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from machine import save, sentence
+from machine import arguments, publish, sentence
 
 from course_lib.collectives import simple_ring_all_reduce
 from course_lib.ranks import DeadlockError, Network, Ranks
@@ -87,10 +86,7 @@ CASES: dict[str, tuple[Callable[[], int], str, float]] = {
 
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/simulation.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=5).parse_args()
     deadlock()  # what the first call loads
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     counts = {}
@@ -116,9 +112,7 @@ def main() -> None:
             *rows,
         ]
     )
-    print(text)
-    if options.write:
-        save("simulation", text, {"seconds": seconds})
+    publish("simulation", text, {"seconds": seconds}, options.write)
 
 
 if __name__ == "__main__":

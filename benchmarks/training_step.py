@@ -10,7 +10,6 @@ that their weights can be compared at the end.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import BusyElsewhere, save, sentence
+from machine import BusyElsewhere, arguments, publish, sentence
 from models import MODELS
 from torch import Tensor, nn
 
@@ -105,11 +104,9 @@ def flat(model: nn.Module) -> Tensor:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.*``."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = arguments(__doc__, rounds=9)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     measured: dict[str, Any] = {}
     for world_size in options.world_sizes:
@@ -132,9 +129,7 @@ def main() -> None:
             *(table(name, each["seconds"], each["differences"]) for name, each in measured.items()),
         ]
     )
-    print(text)
-    if options.write:
-        save("training_step", text, {"models": measured})
+    publish("training_step", text, {"models": measured}, options.write)
 
 
 def table(name: str, times: dict[str, list[float]], differences: dict[str, float]) -> str:
