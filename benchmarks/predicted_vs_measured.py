@@ -10,7 +10,7 @@ communication, and told to the simulation as the device's slowdown. Nothing else
 
 Beside both stands what the cost model says, with the same step's time C, of which backward is 2/3,
 and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(all); and C/3 plus
-`cost_model.overlapped_time`.
+`bucket_size.overlapped_time`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import torch.distributed as dist
 from machine import RESULTS, BusyElsewhere, arguments, publish, sentence
 from torch import nn
 
+from course_lib.bucket_size import overlapped_time
 from course_lib.bucketing import assign_buckets
-from course_lib.cost_model import overlapped_time, ring_all_reduce_time
+from course_lib.cost_model import ring_all_reduce_time
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import Ranks, clock

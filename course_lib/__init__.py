@@ -9,7 +9,8 @@
 - `ring`: reduce-scatter, all-gather, and the ring made of them
 - `pipelined_ring`: the same in segments
 - `collectives`: all-reduce in five ways, and all of the above
-- `cost_model`: how long each takes, and how large a bucket should be
+- `cost_model`: how long each takes
+- `bucket_size`: how large a bucket should be
 - `bucketing`: which gradients travel together
 - `gradient_sync`: averaging per parameter, flat, in buckets
 - `tuned_all_reduce`: the fastest algorithm for each size
@@ -19,6 +20,7 @@
 - `reducer_errors`, `reducer`: buckets that leave during backward
 - `uneven_inputs`: ranks that run out of batches
 - `ddp`: DistributedDataParallel
+- `shared_pages`: memory that all ranks of one machine see
 - `shared_memory`: all-reduce without messages, on one machine
 - `shared_memory_group`: a backend made of it
 

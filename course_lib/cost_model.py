@@ -95,6 +95,25 @@ def ring_all_reduce_time(nbytes: float, world_size: int, network: Network) -> fl
     return 2 * ring_reduce_scatter_time(nbytes, world_size, network)
 
 
+def pipelined_ring_all_reduce_time(
+    nbytes: float, world_size: int, network: Network, segments: int = 4, window: int = 4
+) -> float:
+    """Return (R-1) max(wb, α+b) + wb + α with b = n/(sKβ), a segment on the wire; 0 for K = 1.
+
+    Of s = `segments` per chunk, w = min(s, `window`) are on their way at once, so there are
+    R = 2(K-1) s/w rounds of w messages. Either the link never rests, and that is 2(K-1) n/(Kβ) + α;
+    or it waits for a message to arrive. With one segment it is the plain ring. Where the window
+    does not divide the segments, it is off by part of a round.
+    """
+    if world_size == 1:
+        return 0.0
+    segment = nbytes / world_size / segments / network.bandwidth
+    window = min(segments, window)
+    rounds = 2 * (world_size - 1) * segments / window
+    in_a_round = max(window * segment, network.latency + segment)
+    return (rounds - 1) * in_a_round + window * segment + network.latency
+
+
 def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return 2 log(p) α + 2(p-1)/p n/β, with p the largest power of two that is at most K.
 
@@ -148,52 +167,6 @@ def bus_bandwidth(nbytes: float, seconds: float, world_size: int) -> float:
     return 2 * (world_size - 1) / world_size * nbytes / seconds
 
 
-# --- buckets --------------------------------------------------------------------------------------
-
-
-def overlapped_time(
-    bucket_bytes: Sequence[float],
-    backward: float,
-    world_size: int,
-    network: Network,
-    all_reduce_time: Callable[[float, int, Network], float] = ring_all_reduce_time,
-) -> float:
-    """Return when backward and all all-reduces are over, in seconds from the start of backward.
-
-    The gradients become ready at an even pace during the `backward` seconds. The buckets, given in
-    the order in which they become ready, are reduced one at a time, each as soon as it is ready and
-    the one before is done. One bucket with everything gives B + t(n): no overlap.
-    """
-    total = sum(bucket_bytes) or 1.0
-    ready = end = 0.0
-    for nbytes in bucket_bytes:
-        ready += backward * nbytes / total
-        end = max(end, ready) + all_reduce_time(nbytes, world_size, network)
-    return max(end, backward)
-
-
-def best_bucket_bytes(
-    nbytes: float, backward: float, world_size: int, network: Network, largest_count: int = 10_000
-) -> float:
-    """Return the size of equal buckets, n/m, for which `overlapped_time` is least with a ring.
-
-    Each of m buckets costs o = 2(K-1) α on top of its bytes, so many are dear; but the first leaves
-    only after B/m seconds, and the last one ends after backward, so few overlap badly:
-
-        T(m) = max(B/m + m o + w,  B + o + w/m)       w = 2(K-1)/K n/β,  B = `backward`
-
-    If communication is what takes long, the first term decides, with its minimum at m = √(B/o).
-    Searches m = 1 … `largest_count`.
-    """
-    overhead = 2 * (world_size - 1) * network.latency
-    wire = 2 * (world_size - 1) / world_size * nbytes / network.bandwidth
-
-    def time(count: int) -> float:
-        return max(backward / count + count * overhead + wire, backward + overhead + wire / count)
-
-    return nbytes / min(range(1, largest_count + 1), key=time)
-
-
 # --- from measurements ----------------------------------------------------------------------------
 
 
@@ -212,15 +185,22 @@ def fit_link(
     """
     if len({nbytes for nbytes, _ in measurements}) < 2 or any(t <= 0 for _, t in measurements):
         raise ValueError("a fit needs positive times of messages of at least two different sizes")
-    # Each equation a α + b (1/β) = 1 is t = …, divided by t.
-    rows = [(messages / t, byte_factor * nbytes / t) for nbytes, t in measurements]
-    aa, ab, bb = (math.fsum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (math.fsum(r[i] for r in rows) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    latency = (a * bb - b * ab) / determinant
-    seconds_per_byte = (b * aa - a * ab) / determinant
+    # A straight line through (n, t), every point with the weight 1/t²; around the centre, because
+    # sums of n and n² are so much alike that their difference would have no digits left.
+    weights = [t**-2 for _, t in measurements]
+    total = math.fsum(weights)
+    n0, t0 = (
+        math.fsum(w * each[i] for w, each in zip(weights, measurements, strict=True)) / total
+        for i in (0, 1)
+    )
+    points = [(w, n - n0, t - t0) for w, (n, t) in zip(weights, measurements, strict=True)]
+    slope = math.fsum(w * n * t for w, n, t in points) / math.fsum(w * n * n for w, n, _ in points)
+    latency = (t0 - slope * n0) / messages
     if latency < 0:
-        latency, seconds_per_byte = 0.0, b / bb
+        latency = 0.0
+        per_time = [n / t for n, t in measurements]
+        slope = math.fsum(per_time) / math.fsum(r * r for r in per_time)
+    seconds_per_byte = slope / byte_factor
     if seconds_per_byte <= 0:
         raise ValueError(
             "longer messages did not take longer: measure larger ones, where bytes outweigh latency"

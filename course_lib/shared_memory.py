@@ -1,8 +1,8 @@
 """Shared memory: all-reduce between ranks of one machine, without messages.
 
 Over a network a number must be sent to be added. Processes of one machine can map the same memory
-instead: each sees the others' tensors at an address of its own, and the sum is plain additions. On
-GPUs this is symmetric memory over NVLink (one-shot and two-shot all-reduce); here it is /dev/shm.
+instead (`shared_pages`): each sees the others' tensors at an address of its own, and the sum is
+plain additions. On GPUs this is symmetric memory over NVLink (`symmetric_memory`).
 
     barrier             everyone's numbers are there
     rank r:             chunk r of mine += chunk r of each other rank      reads  n bytes
@@ -16,34 +16,22 @@ the ranks end with the same bits.
 
 `SharedMemory.empty` makes a tensor that the others can see: gradients that live in it are reduced
 where they are. Other tensors are copied in and out, in pieces.
-
-The barrier is a counter per rank that the others watch. Its order with the data is that of x86,
-which keeps the order of writes; it is not made for machines that reorder them (ARM).
-
-PyTorch has the GPU's form in `torch.distributed._symmetric_memory`.
 """
 
-import os
-import secrets
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.point_to_point import Group, flat_in_place, place_in
 from course_lib.sharding import shard, shard_bounds
+from course_lib.shared_pages import SpinBarrier, map_for_all
 
 BLOCK_BYTES = 512 << 10
 """Bytes that are added and then copied in one go: they must stay in the cache in between."""
 STAGING_BYTES = 2 << 20
 """Bytes of a piece of a private tensor."""
 _MAX_PLANS = 1024
-_PAGE = 4096
-_FLAG_STRIDE = 64  # int64s: each counter far from the next, or their cache lines would be shared
 
 
 class SharedMemory:
@@ -55,8 +43,11 @@ class SharedMemory:
         group: the process group; used to agree on names, not for the data. None for all ranks.
         timeout: seconds after which a rank that does not come to a barrier is given up.
 
+    Attributes:
+        barrier: `barrier()` returns when all ranks have called it; see `SpinBarrier`.
+
     Raises:
-        OSError: there is not enough shared memory.
+        OSError: there is not enough memory, or the ranks are not on one machine.
         ValueError: this rank is not in the group.
 
     """
@@ -64,24 +55,18 @@ class SharedMemory:
     def __init__(self, group: Group = None, timeout: float = 300.0) -> None:
         self.group = group
         self.rank, self.world_size = place_in(group)
-        self.timeout = timeout
         self._regions: list[tuple[int, list[Tensor]]] = []  # own address, everyone's bytes
         # (address, elements, dtype) → the blocks to add up: gradients come again in every step.
         self._plans: dict[tuple[int, int, torch.dtype], list[list[Tensor]]] = {}
-        cores = os.cpu_count() or 1
-        self._spins = 300 if self.world_size <= cores else 20
-        flags = self._map(8 * _FLAG_STRIDE)
-        self._flags = [memoryview(slot.view(torch.int64).numpy().data) for slot in flags]
-        self._count = 0
-        self._waiting_since = 0.0
-        self._staging = [self._map(STAGING_BYTES) for _ in range(2)]
+        self.barrier = SpinBarrier(group, timeout)
+        self._staging = [map_for_all(STAGING_BYTES, group) for _ in range(2)]
 
     def empty(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a vector of `numel` elements, not initialised, that the other ranks can see.
 
         The memory stays until this object goes. All ranks must call, with the same arguments.
         """
-        slots = self._map(max(1, numel * dtype.itemsize))
+        slots = map_for_all(max(1, numel * dtype.itemsize), self.group)
         self._regions.append((slots[self.rank].data_ptr(), slots))
         return slots[self.rank][: numel * dtype.itemsize].view(dtype)
 
@@ -142,8 +127,8 @@ class SharedMemory:
         """
         step = STAGING_BYTES // flat.element_size()
         for piece in torch.split(flat, step):
-            nbytes = piece.numel() * piece.element_size()
             self._staging.reverse()
+            nbytes = piece.numel() * piece.element_size()
             slots = [slot[:nbytes].view(flat.dtype) for slot in self._staging[0]]
             slots[self.rank].copy_(piece)
             self.barrier()
@@ -159,65 +144,3 @@ class SharedMemory:
     def _mine_first(self, slots: list[Tensor]) -> Iterator[Tensor]:
         """Yield this rank's, then the others from its right-hand neighbour on."""
         return (slots[(self.rank + i) % self.world_size] for i in range(self.world_size))
-
-    def barrier(self) -> None:
-        """Return when all ranks have called, and see what they wrote before."""
-        self._count = count = self._count + 1
-        self._flags[self.rank][0] = count
-        for other, flag in enumerate(self._flags):
-            spins = 0
-            while flag[0] < count:
-                spins += 1
-                if spins > self._spins:
-                    os.sched_yield()
-                    if spins % 1024 == 0:
-                        self._give_up_after(other, spins)
-
-    def _give_up_after(self, other: int, spins: int) -> None:
-        if spins == 1024:
-            self._waiting_since = time.monotonic()
-        if time.monotonic() - self._waiting_since > self.timeout:
-            raise TimeoutError(
-                f"rank {self.rank} waited {self.timeout:g} s at a shared-memory barrier for rank "
-                f"{other} of the group: it has died, or did not call all_reduce as often"
-            )
-
-    def _map(self, nbytes: int) -> list[Tensor]:
-        """Return `nbytes` bytes of memory of each rank, zeros, as everyone sees them."""
-        length = -(-nbytes // _PAGE) * _PAGE
-        total = length * self.world_size
-        answer: list[str | OSError] = [""]
-        if self.rank == 0:
-            try:
-                answer[0] = _create(total)
-            except OSError as error:
-                answer[0] = error
-        dist.broadcast_object_list(answer, group=self.group, group_src=0)
-        if isinstance(answer[0], OSError):
-            raise OSError(
-                f"no {total >> 20} MiB of shared memory to be had ({answer[0]}): a container's "
-                "is often 64 MiB, and larger with `docker run --shm-size=2g`"
-            )
-        memory = torch.from_file(answer[0], shared=True, size=total, dtype=torch.uint8)
-        dist.barrier(self.group)
-        if self.rank == 0:  # all have it; gone from the folder, it cannot outlive the processes
-            Path(answer[0]).unlink()
-        return list(memory.split(length))  # type: ignore[no-untyped-call]
-
-
-def _create(nbytes: int) -> str:
-    """Make a file of `nbytes` zeros in memory, with its pages reserved; return its path."""
-    folder = Path("/dev/shm")
-    if not folder.is_dir():
-        folder = Path(tempfile.gettempdir())
-    path = folder / f"all-reduce-{secrets.token_hex(8)}"
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    try:
-        # Memory that is only promised would end the process, when it is written to and not there.
-        os.posix_fallocate(descriptor, 0, nbytes)
-    except OSError:
-        path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-    return str(path)

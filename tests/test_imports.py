@@ -18,10 +18,10 @@ ROOT = Path(__file__).parent.parent
 READING_ORDER = [
     *("sgd", "sharding", "replicas"),
     *("point_to_point", "rooted_collectives", "ring", "pipelined_ring", "collectives"),
-    *("cost_model", "bucketing", "gradient_sync", "tuned_all_reduce"),
+    *("cost_model", "bucket_size", "bucketing", "gradient_sync", "tuned_all_reduce"),
     *("module_states", "comm_hooks", "communication_stream"),
     *("reducer_errors", "reducer", "uneven_inputs", "ddp"),
-    *("shared_memory", "shared_memory_group"),
+    *("shared_pages", "shared_memory", "shared_memory_group"),
 ]
 
 # part of the repository -> what it may import besides the standard library and itself.

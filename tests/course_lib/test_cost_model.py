@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from course_lib import collectives, cost_model
-from course_lib.cost_model import Link, best_bucket_bytes, fit_link, overlapped_time
+from course_lib import collectives, cost_model, pipelined_ring
+from course_lib.bucket_size import best_bucket_bytes, overlapped_time
+from course_lib.cost_model import Link, fit_link
 from course_lib.ranks import Ranks
 from course_lib.ranks.network import Network
 
@@ -68,13 +69,23 @@ def test_two_levels(nodes, ranks_per_node):
     assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_second_segment_travels_while_the_first_one_arrives():
-    ranks = Ranks(4, on="simulated", network=NETWORK)
-    times = []
-    for segments in (1, 2):
-        ranks.run(lambda s=segments: collectives.ring_all_reduce(torch.ones(LENGTH), segments=s))
-        times.append(ranks.trace.makespan)
-    assert times[1] < times[0]
+@pytest.mark.parametrize("latency", [1e-6, 1.3e-3, 1.0])
+@pytest.mark.parametrize("segments", [1, 2, 3, 8])
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_a_ring_in_segments_takes_the_time_of_its_formula(k, segments, latency):
+    ranks = Ranks(k, on="simulated", network=Network(latency, NETWORK.bandwidth))
+    length = LENGTH * k  # chunks of it divide into any of these numbers of segments
+    ranks.run(lambda: collectives.pipelined_ring_all_reduce(torch.ones(length), None, segments))
+    expected = cost_model.pipelined_ring_all_reduce_time(
+        4 * length, k, Link(latency, NETWORK.bandwidth), segments, pipelined_ring.WINDOW
+    )
+    assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_enough_segments_pay_the_latency_once():
+    k, n, alone = 8, 1e6, Link(0.0, NETWORK.bandwidth)  # a segment takes 4.5 ms
+    time = cost_model.pipelined_ring_all_reduce_time(n, k, NETWORK, segments=4)
+    assert time == pytest.approx(cost_model.ring_all_reduce_time(n, k, alone) + NETWORK.latency)
 
 
 @pytest.mark.parametrize("k", [4, 8, 64])
@@ -161,6 +172,8 @@ def test_a_fit_finds_the_link_that_made_the_times(latency, bandwidth, k):
     assert fit_link(times, 2 * (k - 1), 2 * (k - 1) / k) == pytest.approx(link, rel=1e-6)
 
 
+# Two points outweigh the others by 10¹², and all sizes are much alike.
+@example([(6.31167965e8, 9.9375), *2 * [(6.74552594e8, 1e-6)], (6.74552594e8, 2), (7.1193426e8, 2)])
 @given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-6, 10)), min_size=3, max_size=9))
 def test_no_neighbour_of_the_fit_explains_the_times_better(measurements):
     assume(len({n for n, _ in measurements}) > 2)

@@ -1,7 +1,9 @@
 """All-reduce in shared memory against the sum, and as the backend of both DDPs."""
 
-from collections.abc import Iterator
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,21 +11,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from course_lib import shared_memory
+from course_lib import shared_pages
 from course_lib.ddp import DistributedDataParallel
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError
 from course_lib.shared_memory import SharedMemory
 from course_lib.shared_memory_group import SharedMemoryGroup
+from course_lib.shared_pages import map_for_all
 
 LENGTHS = [0, 1, 3, 1000, 600_001]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_file_left_behind() -> Iterator[None]:
-    before = set(Path("/dev/shm").glob("all-reduce-*"))
-    yield
-    assert set(Path("/dev/shm").glob("all-reduce-*")) <= before
 
 
 def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -172,15 +168,50 @@ def test_a_rank_that_does_not_come_is_named(ranks_of):
         ranks_of("cpu", 3).run(one_stays_away)
 
 
-def too_much() -> None:
-    def refuse(nbytes: int) -> str:
-        raise OSError(28, "No space left on device")
-
+def more_than_there_is() -> Tensor:
     memory = SharedMemory()
-    shared_memory._create = refuse
-    memory.empty(1 << 20)
+    with pytest.raises(OSError, match=r"rank 0 .* cannot have 12884901888 MiB .*one machine"):
+        memory.empty(1 << 50)  # of 4 bytes, for each of 3 ranks
+    tensor = values(dist.get_rank(), 100)
+    memory.all_reduce(tensor)  # and all go on
+    return tensor
 
 
-def test_too_little_memory_is_an_error_on_all_ranks():
-    with Ranks(2, on="cpu", timeout=60) as ranks, pytest.raises(RankError, match="--shm-size"):
-        ranks.run(too_much)
+def one_cannot_map_it() -> Tensor:
+    if dist.get_rank() == 1:
+        shared_pages.torch = SimpleNamespace(from_file=refuse, uint8=torch.uint8, empty=torch.empty)
+    try:
+        with pytest.raises(OSError, match=r"rank 1 .* cannot have .*No such file"):
+            map_for_all(100)
+    finally:
+        shared_pages.torch = torch
+    tensor = values(dist.get_rank(), 100)
+    SharedMemory().all_reduce(tensor)
+    return tensor
+
+
+def refuse(*_: Any, **__: Any) -> Tensor:
+    raise RuntimeError("No such file or directory")
+
+
+@pytest.mark.parametrize("program", [more_than_there_is, one_cannot_map_it])
+def test_too_little_memory_is_an_error_on_all_ranks(ranks_of, program):
+    expected = sum(values(r, 100) for r in range(3))
+    for result in ranks_of("cpu", 3).run(program):
+        assert torch.equal(result, expected)
+
+
+def open_files() -> tuple[list[str], list[str]]:
+    def names() -> list[str]:
+        return sorted(os.listdir("/proc/self/fd"))
+
+    before = names()
+    memory = SharedMemory()
+    memory.empty(1000)
+    return before, names()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which files are open")
+def test_no_file_stays_open(ranks_of):
+    for before, after in ranks_of("cpu", 2).run(open_files):
+        assert after == before

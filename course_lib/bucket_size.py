@@ -1,0 +1,60 @@
+"""The size of buckets: when a step with overlap ends, and which buckets let it end soonest.
+
+Communication can begin when the first bucket is complete, and ends after the last one. Small
+buckets begin early, but each pays its latency; large ones pay it seldom, and begin late:
+
+    backward    |  B/m  |  B/m  |  B/m  |               m buckets of n/m bytes
+    network             | t(n/m) | t(n/m) | t(n/m) |
+
+Times are in seconds, sizes in bytes, K = `world_size`; t(n) is the time of an all-reduce of n
+bytes, as `cost_model` counts it.
+
+S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+"""
+
+from collections.abc import Callable, Sequence
+
+from course_lib.cost_model import Network, ring_all_reduce_time
+
+
+def overlapped_time(
+    bucket_bytes: Sequence[float],
+    backward: float,
+    world_size: int,
+    network: Network,
+    all_reduce_time: Callable[[float, int, Network], float] = ring_all_reduce_time,
+) -> float:
+    """Return when backward and all all-reduces are over, in seconds from the start of backward.
+
+    The gradients become ready at an even pace during the `backward` seconds. The buckets, given in
+    the order in which they become ready, are reduced one at a time, each as soon as it is ready and
+    the one before is done. One bucket with everything gives B + t(n): no overlap.
+    """
+    total = sum(bucket_bytes) or 1.0
+    ready = end = 0.0
+    for nbytes in bucket_bytes:
+        ready += backward * nbytes / total
+        end = max(end, ready) + all_reduce_time(nbytes, world_size, network)
+    return max(end, backward)
+
+
+def best_bucket_bytes(
+    nbytes: float, backward: float, world_size: int, network: Network, largest_count: int = 10_000
+) -> float:
+    """Return the size of equal buckets, n/m, for which `overlapped_time` is least with a ring.
+
+    Each of m buckets costs o = 2(K-1) α on top of its bytes, so many are dear; but the first leaves
+    only after B/m seconds, and the last one ends after backward, so few overlap badly:
+
+        T(m) = max(B/m + m o + w,  B + o + w/m)       w = 2(K-1)/K n/β,  B = `backward`
+
+    If communication is what takes long, the first term decides, with its minimum at m = √(B/o).
+    Searches m = 1 … `largest_count`.
+    """
+    overhead = 2 * (world_size - 1) * network.latency
+    wire = 2 * (world_size - 1) / world_size * nbytes / network.bandwidth
+
+    def time(count: int) -> float:
+        return max(backward / count + count * overhead + wire, backward + overhead + wire / count)
+
+    return nbytes / min(range(1, largest_count + 1), key=time)
