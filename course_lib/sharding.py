@@ -23,7 +23,8 @@ must say which epoch it is, with `set_epoch`; if it forgets, every epoch has the
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import chain
 from typing import TypeVar, overload
 
 import torch
@@ -32,6 +33,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 T = TypeVar("T")
+
+_PIECE = 4096  # indices
 
 
 def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -78,7 +81,7 @@ class ShardedSampler(Sampler[int]):
 
     Has the arguments of `torch.utils.data.distributed.DistributedSampler` and yields exactly its
     indices in its order, so it can take its place in a `DataLoader`; it is faster, because it turns
-    only its own share into Python numbers, not all N.
+    only its own share into Python numbers, not all N, and these as they are asked for.
 
     `num_replicas` and `rank` default to those of the initialised process group. `len(sampler)` is
     the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
@@ -132,14 +135,14 @@ class ShardedSampler(Sampler[int]):
             dtype = torch.int32 if n < 1 << 31 else torch.int64
             order = torch.randperm(n, generator=generator, device="cpu", dtype=dtype)
             # Slice first: turning all n indices into Python numbers is what would take the time.
-            indices = order[self.rank : self.total_size : self.num_replicas].tolist()
-            if last >= n > 0:
-                indices.append(int(order[last % n]))
+            # Piece by piece, because the numbers of one then leave their memory, warm, to the next.
+            mine = torch.split(order[self.rank : self.total_size : self.num_replicas], _PIECE)
+            pieces: Iterator[Iterable[int]] = map(Tensor.tolist, mine)
+            padding = [int(order[last % n])] if last >= n > 0 else []
         else:
-            indices = list(range(n)[self.rank : self.total_size : self.num_replicas])
-            if last >= n > 0:
-                indices.append(last % n)
-        return iter(indices)
+            pieces = iter([range(n)[self.rank : self.total_size : self.num_replicas]])
+            padding = [last % n] if last >= n > 0 else []
+        return chain.from_iterable(chain(pieces, [padding]))
 
     def __len__(self) -> int:
         return self.num_samples

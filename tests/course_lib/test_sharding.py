@@ -114,6 +114,17 @@ def test_samplers_cover_and_with_drop_last_are_disjoint(length, world_size, seed
     assert length - len(dropped) < world_size
 
 
+@pytest.mark.parametrize("sampler", [ShardedSampler, DistributedSampler])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
+    long = sampler(range(20_001), 2, 1, shuffle)
+    expected = list(long)
+    indices = iter(long)
+    first = next(indices)
+    long.set_epoch(1)
+    assert [first, *indices] == expected == list(DistributedSampler(range(20_001), 2, 1, shuffle))
+
+
 def test_epochs_differ_in_order_only_if_announced():
     sampler = ShardedSampler(range(50), 2, 1)
     first = list(sampler)
