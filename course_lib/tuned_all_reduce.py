@@ -87,10 +87,7 @@ class TunedAllReduce:
         if network is None:
             for size in sizes:
                 tensor = torch.zeros(-(-size // 4), device=device)
-                self.times[size] = {
-                    name: self._time(algorithm, tensor, repeats)
-                    for name, algorithm in self._algorithms.items()
-                }
+                self.times[size] = self._measure(tensor, repeats)
 
     def __call__(self, tensor: Tensor, group: Group = None) -> None:
         """Replace everyone's `tensor` by the sum, in place. Raises ValueError for another group."""
@@ -106,20 +103,23 @@ class TunedAllReduce:
         nearest = min(self.times, key=lambda size: abs(math.log(size / max(nbytes, 1))))
         return min(self.times[nearest], key=self.times[nearest].__getitem__)
 
-    def _time(self, algorithm: AllReduce, tensor: Tensor, repeats: int) -> float:
-        """Return the median seconds of one all-reduce, on the slowest rank."""
+    def _measure(self, tensor: Tensor, repeats: int) -> dict[str, float]:
+        """Return for each algorithm the median seconds of an all-reduce, of the slowest rank each.
+
+        The algorithms take turns, so that what else the machine does meanwhile hits them alike.
+        """
         # Small ones are timed several in a row: one alone would be that of the machine's wake-up.
         in_a_row = 8 if tensor.nbytes < 1 << 18 else 1
-        seconds = []
-        for _ in range(repeats + 1):  # the first one opens connections
-            dist.barrier(self.group)
-            start = time.perf_counter()
-            for _ in range(in_a_row):
-                algorithm(tensor, self.group)
-            if tensor.is_cuda:
-                torch.cuda.synchronize(tensor.device)
-            seconds.append((time.perf_counter() - start) / in_a_row)
-        mine = sorted(seconds[1:])[repeats // 2]
-        slowest = torch.tensor([mine], device=tensor.device)
+        seconds = torch.zeros(repeats + 1, len(self._algorithms), dtype=torch.float64)
+        for turn in seconds:
+            for i, algorithm in enumerate(self._algorithms.values()):
+                dist.barrier(self.group)
+                start = time.perf_counter()
+                for _ in range(in_a_row):
+                    algorithm(tensor, self.group)
+                if tensor.is_cuda:
+                    torch.cuda.synchronize(tensor.device)
+                turn[i] = (time.perf_counter() - start) / in_a_row
+        slowest = seconds[1:].to(tensor.device)  # the first turn opens connections
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
-        return float(slowest)
+        return dict(zip(self._algorithms, slowest.median(dim=0).values.tolist(), strict=True))
