@@ -20,8 +20,9 @@
 - `reducer_errors`, `reducer`: buckets that leave during backward
 - `uneven_inputs`: ranks that run out of batches
 - `ddp`: DistributedDataParallel
-- `shared_pages`: memory that all ranks of one machine see
-- `shared_memory`: all-reduce without messages, on one machine
+- `peer_memory`: all-reduce without messages, on one machine
+- `shared_pages`, `shared_memory`: the same on the CPU
+- `symmetric_memory`: the same between GPUs
 - `shared_memory_group`: a backend made of it
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,

@@ -21,7 +21,8 @@ READING_ORDER = [
     *("cost_model", "bucket_size", "bucketing", "gradient_sync", "tuned_all_reduce"),
     *("module_states", "comm_hooks", "communication_stream"),
     *("reducer_errors", "reducer", "uneven_inputs", "ddp"),
-    *("shared_pages", "shared_memory", "shared_memory_group"),
+    *("peer_memory", "shared_pages", "shared_memory", "symmetric_memory"),
+    *("shared_memory_group",),
 ]
 
 # part of the repository -> what it may import besides the standard library and itself.
