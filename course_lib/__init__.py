@@ -17,6 +17,7 @@
 - `module_states`: equal weights and buffers on all ranks
 - `comm_hooks`: what is done with a full bucket, left open
 - `communication_stream`: a GPU stream beside the one that computes
+- `bucket_memory`: where the gradients of all buckets lie
 - `reducer_errors`, `reducer`: buckets that leave during backward
 - `uneven_inputs`: ranks that run out of batches
 - `ddp`: DistributedDataParallel

@@ -16,7 +16,7 @@ sums numbers of one kind.
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -75,15 +75,6 @@ def assign_buckets(
     return sorted(buckets, key=lambda bucket: when[bucket[-1]])
 
 
-Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
-"""`allocate(numel, dtype, device)`: a vector, not initialised."""
-
-
-def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a vector of ordinary memory."""
-    return torch.empty(numel, dtype=dtype, device=device)
-
-
 class Bucket:
     """The tensors of one bucket, and the flat buffer in which they lie one behind the other.
 
@@ -108,35 +99,3 @@ class Bucket:
             piece.view(member.shape) for piece, member in zip(pieces, members, strict=True)
         ]
         self.pending = len(self.indices)
-
-
-ALIGNMENT = 32
-"""Elements to a multiple of which a bucket begins: GPUs send aligned memory faster."""
-
-
-def allocate_memory(
-    tensors: Sequence[Tensor], allocate: Allocate = allocate_empty
-) -> dict[Kind, Tensor]:
-    """Return for each dtype and device a vector in which any buckets of the `tensors` have room."""
-    lengths: dict[Kind, int] = {}
-    for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        lengths[kind] = lengths.get(kind, 0) + tensor.numel() + ALIGNMENT
-    return {kind: allocate(length, *kind) for kind, length in lengths.items()}
-
-
-def lay_out(
-    tensors: Sequence[Tensor], assignment: Sequence[Sequence[int]], memory: Mapping[Kind, Tensor]
-) -> list[Bucket]:
-    """Return the buckets of `assignment`, one behind the other in `memory`.
-
-    So buckets can be made anew without twice the memory; what was in the old ones is then lost.
-    """
-    rest = dict(memory)
-    buckets = []
-    for indices in assignment:
-        kind = (tensors[indices[0]].dtype, tensors[indices[0]].device)
-        length = sum(tensors[i].numel() for i in indices)
-        buckets.append(Bucket(tensors, indices, rest[kind][:length]))
-        rest[kind] = rest[kind][-(-length // ALIGNMENT) * ALIGNMENT :]
-    return buckets

@@ -58,6 +58,23 @@ CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
 """`hook(state, bucket)` → a future of a vector as long as `bucket.buffer()`."""
 
 
+def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]:
+    """Call the hook, a pair `(state, hook)`; return what waits until the bucket holds its result.
+
+    That raises TypeError if the hook's future holds no tensor.
+    """
+    state, call = hook
+    gradients = bucket.buffer()  # before the hook can replace it
+    future = call(state, bucket)
+
+    def wait() -> None:
+        reduced = first_tensor(future.wait()).detach()
+        if reduced.data_ptr() != gradients.data_ptr():
+            gradients.copy_(reduced.view(-1))
+
+    return wait
+
+
 def all_reduce_hook(
     group: dist.ProcessGroup | None,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # PyTorch asks for this annotation

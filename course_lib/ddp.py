@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.bucketing import Allocate, allocate_empty
+from course_lib.bucket_memory import Allocate, allocate_empty
 from course_lib.comm_hooks import CommHook
 from course_lib.module_states import (
     broadcast_module_states,

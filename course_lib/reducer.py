@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.bucketing import Allocate, Bucket, allocate_memory, assign_buckets, lay_out
-from course_lib.comm_hooks import CommHook, GradBucket, first_tensor
+from course_lib.bucket_memory import Allocate, GradientBuckets
+from course_lib.bucketing import Bucket
+from course_lib.comm_hooks import CommHook, GradBucket, launch
 from course_lib.communication_stream import CommunicationStream
 from course_lib.gradient_sync import copy_scaled
 from course_lib.module_states import broadcast_tensors
@@ -73,7 +74,6 @@ class Reducer:
         self.divisor = self.world_size
         self.find_unused = find_unused
         self.hook: tuple[Any, CommHook] | None = None
-        self._caps = (bucket_cap_mb, first_bucket_mb)
         self._stream = CommunicationStream(self.params[0].device)
         self._state = State.LOCAL
         self._in_backward = False
@@ -81,21 +81,11 @@ class Reducer:
         self._order: list[int] = []  # indices, as their gradients became ready
         # With unused parameters the order says little, and differs from step to step.
         self._rebuild_pending = not find_unused
-        self._memory = allocate_memory(self.params, allocate)
-        self._use_buckets(list(range(len(self.params) - 1, -1, -1)))
+        self._gradients = GradientBuckets(self.params, bucket_cap_mb, first_bucket_mb, allocate)
+        self._waits: list[Callable[[], object]] = []  # one for each bucket that has left
         for index, param in enumerate(self.params):
             hook = _weak_hook(self, index)
             param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-    def _use_buckets(self, order: Sequence[int]) -> None:
-        assignment = assign_buckets(self.params, *self._caps, order)
-        self._buckets = lay_out(self.params, assignment, self._memory)
-        self._place = {
-            index: (bucket, view)
-            for bucket in self._buckets
-            for index, view in zip(bucket.indices, bucket.views, strict=True)
-        }
-        self._waits: list[Callable[[], object]] = []
 
     # --- before a forward -------------------------------------------------------------------------
 
@@ -110,7 +100,9 @@ class Reducer:
         if self._rebuild_pending and self._synchronised:
             self._rebuild_pending = False
             self._rebuild()
-        self._reset()
+        self._order.clear()
+        self._waits.clear()
+        self._gradients.expect_all()
         self._state = State.EXPECTING
 
     def stay_local(self) -> None:
@@ -118,14 +110,8 @@ class Reducer:
         if not self._in_backward:
             self._state = State.LOCAL
 
-    def _reset(self) -> None:
-        self._order.clear()
-        self._waits.clear()
-        for bucket in self._buckets:
-            bucket.pending = len(bucket.indices)
-
     def _rebuild(self) -> None:
-        default = list(range(len(self.params) - 1, -1, -1))
+        default = self._gradients.order
         seen = self._order if len(self._order) == len(self.params) else default
         order = torch.tensor(seen, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
@@ -133,7 +119,7 @@ class Reducer:
         if indices != default:
             for param in self.params:  # what was not cleared lies where others will be
                 param.grad = None if param.grad is None else param.grad.clone()
-            self._use_buckets(indices)
+            self._gradients.use(indices)
 
     # --- during backward --------------------------------------------------------------------------
 
@@ -152,7 +138,7 @@ class Reducer:
 
     def _take(self, index: int) -> None:
         """Copy the gradient into its bucket, which it is from now on a view of."""
-        param, (bucket, view) = self.params[index], self._place[index]
+        param, (bucket, view) = self.params[index], self._gradients.place[index]
         gradient = param.grad
         if gradient is not None:
             self._check(index, gradient, view)
@@ -171,8 +157,8 @@ class Reducer:
 
     def _launch_complete(self) -> None:
         """Launch the buckets that are complete, as far as none before them is missing."""
-        while len(self._waits) < len(self._buckets):
-            bucket = self._buckets[len(self._waits)]
+        while len(self._waits) < len(self._gradients.buckets):
+            bucket = self._gradients.buckets[len(self._waits)]
             if bucket.pending:
                 return
             with self._stream.after_current():
@@ -184,18 +170,9 @@ class Reducer:
             work = dist.all_reduce(bucket.buffer, group=self.group, async_op=True)
             assert work is not None  # it is None only on ranks outside the group
             return lambda: work.wait()
-        number = len(self._waits)
         params = [self.params[i] for i in bucket.indices]
-        state, hook = self.hook
-        last = number == len(self._buckets) - 1
-        future = hook(state, GradBucket(number, bucket, params, last))
-
-        def wait() -> None:
-            reduced = first_tensor(future.wait()).detach()
-            if reduced.data_ptr() != bucket.buffer.data_ptr():
-                bucket.buffer.copy_(reduced.view(-1))
-
-        return wait
+        last = len(self._waits) == len(self._gradients.buckets) - 1
+        return launch(self.hook, GradBucket(len(self._waits), bucket, params, last))
 
     # --- at its end -------------------------------------------------------------------------------
 
@@ -215,12 +192,12 @@ class Reducer:
         users = self._launch_rest_and_wait(set(missing))
         for index in missing:
             if users[index]:
-                self.params[index].grad = self._place[index][1]
+                self.params[index].grad = self._gradients.place[index][1]
 
     def contribute_zeros(self) -> None:
         """Take part in one synchronisation of the others, without a gradient of one's own."""
         self.prepare()
-        for bucket in self._buckets:
+        for bucket in self._gradients.buckets:
             bucket.buffer.zero_()
             bucket.pending = 0
         self._launch_rest_and_wait(set(range(len(self.params))))

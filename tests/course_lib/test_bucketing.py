@@ -6,14 +6,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.bucketing import (
-    ALIGNMENT,
-    MEGABYTE,
-    Bucket,
-    allocate_memory,
-    assign_buckets,
-    lay_out,
-)
+from course_lib.bucket_memory import ALIGNMENT, allocate_memory, lay_out
+from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 
