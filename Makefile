@@ -33,8 +33,8 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m mypy
 
 bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about half an hour)
-	@for each in metering ranks_vs_peers predicted_vs_measured all_reduce training_step memory \
-	  sampler simulation; do .venv/bin/python benchmarks/$$each.py --write || exit 1; done
+	@for each in metering ranks_vs_peers predicted_vs_measured all_reduce training_step step_profile \
+	  memory sampler simulation; do .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
