@@ -472,7 +472,8 @@ def started(*command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        # torchrun never removes the folder it makes for its logs.
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -82,11 +82,13 @@ def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
             command += ["--master-addr", address, "--master-port", str(port)]
             command += ["-m", "course_lib.ranks.multinode", "train.py:main"]
             command += ["--trace", "trace.json", "--timeout", "60", "hello"]
+            environment = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": card}
+            environment["TMPDIR"] = str(tmp_path)  # torchrun never removes its folder for logs
             processes.append(
                 subprocess.Popen(
                     command,
                     cwd=tmp_path,
-                    env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": card},
+                    env={**os.environ, **environment},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
