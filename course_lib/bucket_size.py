@@ -41,7 +41,7 @@ def overlapped_time(
 def best_bucket_bytes(
     nbytes: float, backward: float, world_size: int, network: Network, largest_count: int = 10_000
 ) -> float:
-    """Return the size of equal buckets, n/m, for which `overlapped_time` is least with a ring.
+    """Return the size, n/m bytes, of equal buckets that make `overlapped_time` least with a ring.
 
     Each of m buckets costs o = 2(K-1) α on top of its bytes, so many are dear; but the first leaves
     only after B/m seconds, and the last one ends after backward, so few overlap badly:
@@ -49,7 +49,7 @@ def best_bucket_bytes(
         T(m) = max(B/m + m o + w,  B + o + w/m)       w = 2(K-1)/K n/β,  B = `backward`
 
     If communication is what takes long, the first term decides, with its minimum at m = √(B/o).
-    Searches m = 1 … `largest_count`.
+    Searches m = 1 … `largest_count`, and raises ValueError if that is below 1.
     """
     overhead = 2 * (world_size - 1) * network.latency
     wire = 2 * (world_size - 1) / world_size * nbytes / network.bandwidth

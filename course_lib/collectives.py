@@ -13,13 +13,15 @@ Small tensors are all latency: central wins, 2 messages one after the other. Lar
 bandwidth: the ring wins, since no link rests and no rank is the bottleneck. `cost_model` has the
 formulas as functions; `tuned_all_reduce` chooses by them.
 
-All functions work in place on tensors of any shape, length (0 and less than K included), strides
-and dtype that can be added, for any K; `group=None` stands for all ranks. All members must call
-with the same shape and dtype. All ranks end with the same bits, because each element is added up on
-one rank and then copied. They raise ValueError on a rank outside the group.
+All five work in place on tensors of any shape, length (0 and less than K included), strides and
+dtype that can be added, for any K; `group=None` stands for all ranks. All members must call with
+the same shape and dtype. All ranks end with the same bits, because each element is added up on one
+rank and then copied. They raise ValueError on a rank outside the group, TypeError for a sparse
+tensor.
 
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
-MPICH", Int. J. High Perform. Comput. Appl. 2005.
+MPICH", Int. J. High Perform. Comput. Appl. 2005; M. Cho et al., "BlueConnect", MLSys 2019
+(hierarchical).
 """
 
 import torch
@@ -72,10 +74,11 @@ SEGMENT_BYTES = 2 << 20
 
 
 def central_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Replace everyone's `tensor` by the sum: rank 0 receives all of them, adds, and sends K - 1.
+    """Replace everyone's `tensor` (one shape and dtype) by the sum, which rank 0 adds up.
 
-    2α + 2(K-1) n/β, and (K-1) n bytes of memory on rank 0: the receives are all posted at once, so
-    that nobody waits for the others' latency. This is the parameter server's traffic.
+    It receives K - 1 messages of n bytes and sends as many: 2α + 2(K-1) n/β. The receives are all
+    posted at once, so that nobody waits for the others' latency: (K-1) n bytes of memory on rank 0.
+    This is the parameter server's traffic. Raises as `reduce_scatter`.
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
@@ -94,9 +97,10 @@ def central_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
 
 def tree_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Replace everyone's `tensor` by the sum: `reduce` to one rank, then `broadcast` from it.
+    """Replace everyone's `tensor` (one shape and dtype) by the sum: `reduce`, then `broadcast`.
 
-    2 ceil(log2 K) (α + n/β): few messages one after the other, but whole ones.
+    2 ceil(log2 K) (α + n/β): few messages one after the other, but whole ones. Raises as
+    `reduce_scatter`.
     """
     place_in(group)  # a rank that is no member learns so before the group's members are looked up
     root = dist.get_process_group_ranks(group)[0]
@@ -106,11 +110,11 @@ def tree_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
 
 def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = None) -> None:
-    """Replace everyone's `tensor` by the sum: a reduce-scatter and an all-gather around a ring.
+    """Replace everyone's `tensor` (one shape and dtype) by the sum, around a ring.
 
     2(K-1) (α + n/(Kβ)), 2(K-1)/K n bytes from each rank: see `ring`. Large tensors travel in
     `segments` pieces per chunk, so that adding overlaps receiving: see `pipelined_ring`. By default
-    they have about `SEGMENT_BYTES`.
+    they have about `SEGMENT_BYTES`. Raises as `reduce_scatter`, and ValueError if segments < 1.
     """
     if segments is None:
         _, world_size = place_in(group)
@@ -123,7 +127,7 @@ def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = 
 
 
 def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Replace everyone's `tensor` by the sum: recursive halving, then recursive doubling.
+    """Replace everyone's `tensor` (one shape and dtype) by the sum: recursive halving and doubling.
 
     For K = 2^k: in the first step rank r and rank r XOR K/2 exchange halves of the tensor and add;
     each then deals with one half only. After k steps rank r holds chunk r of the sum, and the same
@@ -131,7 +135,8 @@ def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
     2 log2(K) α + 2(K-1)/K n/β.
 
     For other K the ranks beyond the largest power of two first give their tensor to a partner, and
-    get the result from it: 2(α + n/β) more, and n bytes more from those partners.
+    get the result from it: 2(α + n/β) more, and n bytes more from those partners. Raises as
+    `reduce_scatter`.
     """
     rank, world_size = place_in(group)
     power = 1 << (world_size.bit_length() - 1)  # the largest power of two ≤ K
@@ -188,11 +193,12 @@ def two_level_groups(ranks_per_node: int) -> tuple[dist.ProcessGroup, dist.Proce
 def hierarchical_all_reduce(
     tensor: Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
 ) -> None:
-    """Replace everyone's `tensor` by the sum, sparing the slow links between the nodes.
+    """Replace everyone's `tensor` (one shape and dtype) by the sum, sparing links between nodes.
 
     Reduce-scatter inside the node, ring all-reduce of the own chunk with the same rank of the other
     nodes, all-gather inside. With L ranks per node each rank sends only 2(M-1)/M n/L bytes over the
-    network between the M nodes. `inside` and `between` as from `two_level_groups`.
+    network between the M nodes; time: `cost_model.hierarchical_all_reduce_time`. `inside` and
+    `between` as from `two_level_groups`. Raises as `reduce_scatter`.
     """
     with flat_in_place(tensor) as flat:
         ring_all_reduce(reduce_scatter(flat, inside), between)

@@ -34,7 +34,7 @@ class GradBucket:
         return self._index
 
     def buffer(self) -> Tensor:
-        """Return the gradients as one vector, which may be overwritten."""
+        """Return the gradients as one vector, shape (elements,), which may be overwritten."""
         return self._buffer
 
     def set_buffer(self, tensor: Tensor) -> None:
@@ -91,7 +91,10 @@ def all_reduce_hook(
 
 
 def first_tensor(value: Any) -> Tensor:
-    """Return the tensor a future holds: the future of a collective holds a list with one."""
+    """Return the tensor a future holds: the future of a collective holds a list with one.
+
+    Raises TypeError if it holds none.
+    """
     tensor = value[0] if isinstance(value, list | tuple) else value
     if not isinstance(tensor, Tensor):
         raise TypeError(

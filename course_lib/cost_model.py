@@ -6,7 +6,8 @@ time, one message each; ranks do not hinder one another. Of an algorithm it coun
 follow one another, and how many bytes pass the busiest link one after the other.
 
 `network` is anything with the attributes `latency` and `bandwidth`, such as `Link` below. Times are
-in seconds, sizes in bytes, K = `world_size`, log is to base 2.
+in seconds, sizes in bytes, K = `world_size`, log is to base 2. K and the number of segments are at
+least 1, which is not checked.
 
 Real networks differ: many ranks may share a link, a GPU's links are faster inside a node, adding
 takes time. The model is still what people choose algorithms and bucket sizes by: fit its two
@@ -41,7 +42,7 @@ class Link(NamedTuple):
 
 
 def message_time(nbytes: float, network: Network) -> float:
-    """Return α + n/β, the time of one message of n = `nbytes`."""
+    """Return α + n/β, the seconds of one message of n = `nbytes`."""
     return network.latency + nbytes / network.bandwidth
 
 
@@ -49,12 +50,12 @@ def message_time(nbytes: float, network: Network) -> float:
 
 
 def naive_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return α + (K-1) n/β: the root sends K - 1 messages through its one link; 0 for K = 1."""
+    """Return α + (K-1) n/β seconds: the root's one link carries K - 1 messages; 0 for K = 1."""
     return (world_size > 1) * network.latency + (world_size - 1) * nbytes / network.bandwidth
 
 
 def tree_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return ceil(log K) (α + n/β); a `reduce` takes as long.
+    """Return ceil(log K) (α + n/β) seconds; a `reduce` takes as long.
 
     Exact if K is a power of two. Otherwise no rank is so far from the root, and a broadcast may end
     up to that many latencies earlier.
@@ -65,7 +66,7 @@ def tree_broadcast_time(nbytes: float, world_size: int, network: Network) -> flo
 def pipelined_broadcast_time(
     nbytes: float, world_size: int, network: Network, segments: int = 8
 ) -> float:
-    """Return (K-1) α + (s + K - 2) n/(sβ) for s = `segments`; 0 for K = 1."""
+    """Return (K-1) α + (s + K - 2) n/(sβ) seconds for s = `segments`; 0 for K = 1."""
     if world_size == 1:
         return 0.0
     pieces = segments + world_size - 2
@@ -76,29 +77,29 @@ def pipelined_broadcast_time(
 
 
 def ring_reduce_scatter_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return (K-1) (α + n/(Kβ)), n being the whole tensor; an all-gather takes as long."""
+    """Return (K-1) (α + n/(Kβ)) seconds, n being the whole tensor; an all-gather takes as long."""
     return (world_size - 1) * message_time(nbytes / world_size, network)
 
 
 def central_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return 2α + 2(K-1) n/β: everything passes the link of one rank, in and out."""
+    """Return 2α + 2(K-1) n/β seconds: all passes one rank's link, in and out; 0 for K = 1."""
     return 2 * naive_broadcast_time(nbytes, world_size, network)
 
 
 def tree_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return 2 ceil(log K) (α + n/β): a reduce and a broadcast."""
+    """Return 2 ceil(log K) (α + n/β) seconds: a reduce and a broadcast."""
     return 2 * tree_broadcast_time(nbytes, world_size, network)
 
 
 def ring_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return 2(K-1) (α + n/(Kβ)); for large n it tends to 2n/β, whatever K is."""
+    """Return 2(K-1) (α + n/(Kβ)) seconds; for large n about 2(K-1)/K n/β, below 2n/β for any K."""
     return 2 * ring_reduce_scatter_time(nbytes, world_size, network)
 
 
 def pipelined_ring_all_reduce_time(
     nbytes: float, world_size: int, network: Network, segments: int = 4, window: int = 4
 ) -> float:
-    """Return (R-1) max(wb, α+b) + wb + α with b = n/(sKβ), a segment on the wire; 0 for K = 1.
+    """Return (R-1) max(wb, α+b) + wb + α seconds, b = n/(sKβ) being a segment's; 0 for K = 1.
 
     Of s = `segments` per chunk, w = min(s, `window`) are on their way at once, so there are
     R = 2(K-1) s/w rounds of w messages. Either the link never rests, and that is 2(K-1) n/(Kβ) + α;
@@ -115,7 +116,7 @@ def pipelined_ring_all_reduce_time(
 
 
 def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return 2 log(p) α + 2(p-1)/p n/β, with p the largest power of two that is at most K.
+    """Return 2 log(p) α + 2(p-1)/p n/β seconds, p being the largest power of two up to K.
 
     Where p < K, plus 2(α + n/β) for the ranks that give their tensor to others.
     """
@@ -128,10 +129,10 @@ def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Ne
 def hierarchical_all_reduce_time(
     nbytes: float, ranks_per_node: int, nodes: int, inside: Network, between: Network
 ) -> float:
-    """Return the time inside the nodes, 2(L-1)(α₁ + n/(Lβ₁)), and between: a ring of n/L bytes.
+    """Return 2(L-1) (α₁ + n/(Lβ₁)) + 2(M-1) (α₂ + n/(LMβ₂)) seconds: rings inside, and between.
 
-    L = `ranks_per_node`. `between` is the network of one rank: where the L ranks of a node share a
-    link of bandwidth β, give β/L.
+    L = `ranks_per_node`, M = `nodes`; α₁ and β₁ are those of `inside`, α₂ and β₂ of `between`. That
+    is the network of one rank: where the L ranks of a node share a link of bandwidth β, give β/L.
     """
     inner = ring_all_reduce_time(nbytes, ranks_per_node, inside)
     return inner + ring_all_reduce_time(nbytes / ranks_per_node, nodes, between)
@@ -143,6 +144,7 @@ ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {
     "ring": ring_all_reduce_time,
     "halving_doubling": halving_doubling_all_reduce_time,
 }
+"""Name → seconds as a function of (bytes, K, network); `collectives` has the algorithms."""
 
 
 def fastest_all_reduce(nbytes: float, world_size: int, network: Network) -> str:

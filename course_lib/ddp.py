@@ -55,7 +55,8 @@ class DistributedDataParallel(nn.Module):
             where no rank did. Costs one more all-reduce per step. If False, such a parameter is an
             error, named at the end of backward.
         broadcast_buffers: broadcast the first rank's buffers (BatchNorm's statistics) not only at
-            the start, but also before each forward that follows a synchronised one.
+            the start, but also before each forward that follows a synchronised one; so all ranks
+            must run that one, even if it only evaluates.
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
             dtype and device lie, for kinds that collectives work on directly (`shared_memory`).
 
@@ -119,7 +120,11 @@ class DistributedDataParallel(nn.Module):
         self._reducer.hook = (state, hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, and expect a backward (where gradients are on, and not in `no_sync`)."""
+        """Run the module, and expect a backward (where gradients are on, and not in `no_sync`).
+
+        Raises RuntimeError if the last backward did not end, or a parameter that was frozen when it
+        was wrapped is not any more.
+        """
         synchronised = torch.is_grad_enabled() and self._sync
         if synchronised and self._activity is not None:
             self._activity.announce(active=True)
@@ -162,7 +167,8 @@ class DistributedDataParallel(nn.Module):
 
         So it may be called between `backward()` and `optimizer.step()`, any number of times, and
         changes nothing. It matters only on a rank whose loss used no parameter at all (with
-        `find_unused_parameters`): there backward reaches nothing that could tell.
+        `find_unused_parameters`): there backward reaches nothing that could tell. Without that
+        option it raises RuntimeError, naming the parameters.
         """
         self._reducer.finish()
 

@@ -1,11 +1,12 @@
 """Gradient synchronisation: three ways to average gradients over the ranks after backward.
 
 Every rank has computed the gradients g_k of its own shard of the batch. Replicas stay equal if all
-take their step with the mean, 1/K * sum_k g_k. With D parameters in P tensors, b bytes each:
+take their step with the mean, 1/K * sum_k g_k. With D parameters of b bytes each, in P tensors, a
+latency of α s and a bandwidth of β bytes/s, rings take
 
-    sync_per_parameter   P all-reduces of a few bytes       P t(latency) + t(D b)
-    sync_flat            1 all-reduce, two more copies      1 t(latency) + t(D b)
-    sync_bucketed        about D b / cap of them
+    sync_per_parameter   P all-reduces                       2(K-1) (P α + D b/(Kβ))
+    sync_flat            1, of a copy of all gradients       2(K-1) (α + D b/(Kβ))
+    sync_bucketed        about D b / cap of them, likewise   something between
 
 All three are blocking: communication begins when backward is over, and the GPU idles meanwhile.
 `ddp` starts each bucket during backward, and is otherwise the third of them.
@@ -15,7 +16,8 @@ where their mean does not. The all-reduce may be any of `collectives`, such as `
 
 All ranks must make the same calls on the same tensors, or they would wait for one another. So a
 parameter whose gradient is None on this rank, because the loss does not depend on it, counts as
-zero, and has a gradient afterwards. Parameters that need no gradient (frozen) are left out.
+zero, and has a gradient afterwards. Parameters that need no gradient (frozen) are left out. The
+gradients are dense.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,11 +30,15 @@ from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.point_to_point import Group, place_in
 
 AllReduce = Callable[[Tensor, Group], object]
-"""`all_reduce(tensor, group)`: replaces everyone's vector by the sum over the ranks, in place."""
+"""`all_reduce(tensor, group)`: replaces everyone's tensor by the sum over the ranks, in place."""
 
 
 def library_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Replace everyone's `tensor` by the sum, with the backend's own all-reduce (NCCL, gloo)."""
+    """Replace everyone's `tensor` by the sum, with the backend's own all-reduce (NCCL, gloo).
+
+    It has one shape and dtype, and no gaps in memory: gloo would sum what lies in them, and not the
+    elements. Ranks outside `group` get a warning.
+    """
     dist.all_reduce(tensor, group=group)
 
 
@@ -42,8 +48,8 @@ def sync_per_parameter(
 ) -> None:
     """Replace every gradient by its mean over the ranks, one all-reduce per parameter.
 
-    For models of many small tensors it is slow by the latency of each. Raises ValueError on a rank
-    outside `group`.
+    In place; None becomes zeros first (see the module). For models of many small tensors it is slow
+    by the latency of each. Raises ValueError on a rank outside `group`.
     """
     _, world_size = place_in(group)
     for param in _trained(params):
@@ -76,9 +82,9 @@ def sync_bucketed(
 ) -> None:
     """Replace every gradient by its mean over the ranks, one all-reduce per bucket.
 
-    Buckets as `assign_buckets` makes them. Without overlap they only limit the extra memory: a
-    gradient is freed when it has been copied. Raises ValueError on a rank outside `group`, and as
-    `assign_buckets`.
+    Buckets as `assign_buckets` makes them, with caps in MiB; gradients are views into them
+    afterwards. Without overlap they only limit the extra memory: a gradient is freed when it has
+    been copied. Raises ValueError on a rank outside `group`, and as `assign_buckets`.
     """
     _, world_size = place_in(group)
     trained = _trained(params)

@@ -27,8 +27,8 @@ BROADCAST_MB = 250
 def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group = None) -> None:
     """Copy the tensors of rank `source` of `group` into everyone's, in place, packed together.
 
-    They have the same shapes and dtypes on all ranks. `source` counts inside the group. One
-    broadcast per dtype, device and `BROADCAST_MB`.
+    They are dense, with the same shapes and dtypes on all ranks. `source` counts inside the group;
+    all members must call, and no one else. One broadcast per dtype, device and `BROADCAST_MB`.
     """
     buckets = assign_buckets(tensors, BROADCAST_MB, BROADCAST_MB, range(len(tensors)))
     for indices in buckets:
@@ -42,16 +42,20 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group =
 
 
 def broadcast_module_states(module: nn.Module, source: int = 0, group: Group = None) -> None:
-    """Give all ranks the parameters and buffers of the module on rank `source` of `group`."""
+    """Give all ranks the parameters and buffers of the module on rank `source` of `group`.
+
+    In place, as `broadcast_tensors`. `verify_same_model` checks before that the modules are alike.
+    """
     tensors = [*module.parameters(), *module.buffers()]
     broadcast_tensors([tensor for tensor in tensors if tensor.numel()], source, group)
 
 
 def verify_same_model(module: nn.Module, group: Group = None) -> None:
-    """Check that the ranks have the same parameters and buffers: by name, shape and dtype.
+    """Check that the ranks have the same parameters and buffers: by name, shape, dtype and order.
 
-    All ranks must call. Costs one small all-gather: of a digest first, and of the descriptions only
-    if those differ. Raises RuntimeError on every rank, naming the first tensor that differs.
+    A parameter must also be frozen on all ranks or on none. All must call. Costs one small
+    all-gather, of a digest; the descriptions follow only if those differ. Raises RuntimeError on
+    every rank, naming the first tensor that differs; ValueError if this rank is not in `group`.
     """
     _, world_size = place_in(group)
     if world_size == 1:

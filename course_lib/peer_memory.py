@@ -10,8 +10,8 @@ additions (`shared_memory` on the CPU, `symmetric_memory` between GPUs). Two alg
 
 *One-shot* is over after one barrier, so small tensors take it. *Two-shot* is a reduce-scatter and
 an all-gather without a ring: no rank reads what another adds up. In all, every byte of a tensor is
-read once and written once, so it takes t ≥ 2n/B at a memory bandwidth of B bytes/s. In blocks that
-fit the cache, the sum is written while it is still there.
+read once and written once, so it takes t ≥ 2n/B at a memory bandwidth of B bytes/s per rank. In
+blocks that fit the cache, the sum is written while it is still there.
 
 The ranks end with the same bits: one-shot adds on all of them in the order of the ranks, and in
 two-shot each element is added up on one rank.
@@ -35,8 +35,8 @@ _MAX_PLANS = 1024
 def one_shot(shown: Sequence[Tensor], result: Tensor) -> None:
     """Write the sum of the `shown` vectors, one of each rank, to `result`, added in their order.
 
-    The ranks must have been at a barrier since they were written, and be at another one before
-    they are written again.
+    All have one length and dtype; `result` is overwritten, and none of them. The ranks must have
+    been at a barrier since they were written, and be at another one before they are written again.
     """
     first, *others = shown
     result.copy_(first)
@@ -45,7 +45,10 @@ def one_shot(shown: Sequence[Tensor], result: Tensor) -> None:
 
 
 def two_shot(blocks: Sequence[Sequence[Tensor]], barrier: Callable[[], None]) -> None:
-    """Replace the vectors of all ranks by their sum. `blocks` are what `blocks_of` gives."""
+    """Replace the vectors of all ranks by their sum, in place. Raises what `barrier` raises.
+
+    `blocks` are what `blocks_of` gives; all ranks must call.
+    """
     barrier()
     for mine, *others in blocks:
         for other in others:
@@ -56,9 +59,9 @@ def two_shot(blocks: Sequence[Sequence[Tensor]], barrier: Callable[[], None]) ->
 
 
 def blocks_of(everyones: Sequence[Tensor], rank: int, longest: int) -> list[list[Tensor]]:
-    """Return rank's chunk of the K vectors in blocks of at most `longest` elements.
+    """Return rank's chunk of the K vectors, as views, in blocks of at most `longest` elements.
 
-    Of each, the part of its own vector comes first.
+    A block is K vectors: the part of rank's own, and then the others' as `mine_first` orders them.
     """
     first, last = shard_bounds(everyones[0].numel(), len(everyones), rank)
     return [
@@ -101,7 +104,10 @@ class PeerMemory(ABC):
 
     @abstractmethod
     def map(self, nbytes: int) -> list[Tensor]:
-        """Return at least `nbytes` bytes (uint8) of memory of each rank, as this rank sees it."""
+        """Return at least `nbytes` bytes (uint8) of memory of each rank, as this rank sees it.
+
+        All ranks must call, with the same number, 1 or more.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
@@ -111,6 +117,7 @@ class PeerMemory(ABC):
         """Return a vector of `numel` elements, not initialised, that the other ranks can see.
 
         The memory stays until this object goes. All ranks must call, with the same arguments.
+        Raises as `map`.
         """
         slots = self.map(max(1, numel * dtype.itemsize))
         self._regions.append((slots[self.rank].data_ptr(), slots))
@@ -119,9 +126,10 @@ class PeerMemory(ABC):
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace everyone's `tensor` (of one shape and dtype) by the sum, in place.
 
-        Fastest for tensors within one made by `empty`, at the same place on all ranks; others are
-        copied in and out, in pieces. Raises ValueError for a tensor on another kind of device, and
-        as `barrier`.
+        A tensor within one made by `empty` is reduced where it lies, which is fastest; it has to be
+        at the same place on all ranks, or other numbers would be summed. Others are copied in and
+        out, in pieces. Raises ValueError for a tensor on another kind of device, TypeError for a
+        sparse one, and what `barrier` raises.
         """
         if tensor.device.type != self.device_type:
             raise ValueError(

@@ -12,6 +12,8 @@ every rank, no link rests where they bridge the latency, and then it is paid onl
 
     2(K-1) n/(Kβ) + α             (in general: cost_model.pipelined_ring_all_reduce_time)
 
+for n bytes, with latency α (s) and bandwidth β (bytes/s).
+
 The sums are taken in the same order as in the plain ring, and have the same bits. Segments shorter
 than about a megabyte do harm: a message costs its sender and its receiver work, which then
 outweighs what is hidden.
@@ -32,8 +34,9 @@ WINDOW = 4
 def pipelined_ring_all_reduce(tensor: Tensor, group: Group = None, segments: int = 4) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum over all ranks, in place.
 
-    Chunks travel in `segments` pieces each. On a GPU this is the plain ring: NCCL cuts messages
-    into pieces itself. Raises ValueError if segments < 1.
+    Chunks travel in `segments` pieces each; a rank sends as many bytes as in the plain ring. On a
+    GPU this is the plain ring: NCCL cuts messages into pieces itself. Raises ValueError if
+    segments < 1 or this rank is not in `group`, and TypeError for a sparse tensor.
     """
     if segments < 1:
         raise ValueError(f"segments={segments}: a chunk is sent in at least one piece")

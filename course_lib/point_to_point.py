@@ -77,8 +77,12 @@ def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
 def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group = None) -> None:
     """Send `outgoing` to rank `to` and receive `incoming` from rank `source`, at the same time.
 
-    Ranks count inside `group`. Takes α + n/β seconds where sending and receiving do not hinder each
-    other, with n the bytes of the larger message; one after the other they would take twice that.
+    Both are contiguous, of any shape; `incoming` is overwritten, and has the length and dtype of
+    what `source` sends. Ranks count inside `group`. Takes α + n/β seconds, with latency α (s),
+    bandwidth β (bytes/s) and n the bytes of the larger message, where sending and receiving do not
+    hinder each other; one after the other they would take twice that.
+
+    Raises ValueError if this rank is not in `group`.
     """
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)
@@ -90,12 +94,18 @@ def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Gr
 
 
 def start_send(tensor: Tensor, to: int, group: Group = None) -> dist.Work:
-    """Begin to send `tensor` to rank `to` of `group`; it may be changed after `.wait()`."""
+    """Begin to send `tensor` to rank `to` of `group`; it may be changed after `.wait()`.
+
+    It is contiguous, of any shape. Only members may call: see `place_in`.
+    """
     return _started(dist.isend(tensor, group=group, group_dst=to))
 
 
 def start_recv(tensor: Tensor, source: int, group: Group = None) -> dist.Work:
-    """Begin to receive `tensor` from rank `source` of `group`; it is there after `.wait()`."""
+    """Begin to receive `tensor` from rank `source` of `group`; it is there after `.wait()`.
+
+    It is contiguous, of the length and dtype of what is sent. Only members may call.
+    """
     return _started(dist.irecv(tensor, group=group, group_src=source))
 
 

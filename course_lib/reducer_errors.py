@@ -1,7 +1,7 @@
 """What the reducer says when backward did something that would leave the replicas different.
 
-Each function returns a RuntimeError whose message names the rank and the parameter, and ends with
-what to do about it.
+Each function returns a RuntimeError, for the caller to raise. The message names the rank and, where
+it is about one, the parameter, and ends with what to do about it.
 """
 
 from collections.abc import Sequence

@@ -94,7 +94,8 @@ def average_gradients(replicas: Sequence[nn.Module], weights: Sequence[float]) -
     in all replicas (a frozen or unused parameter), it stays None. The sum is taken once, in rank
     order, and copied to all: the replicas' gradients are then equal bit for bit.
 
-    Raises ValueError if there is not one weight for each replica.
+    Raises ValueError if there is not one weight for each replica, or a replica has fewer parameters
+    than another.
     """
     if len(weights) != len(replicas):
         raise ValueError(f"{len(replicas)} replicas need as many weights, not {len(weights)}")

@@ -1,7 +1,7 @@
 """The ring: reduce-scatter and all-gather, and both together an all-reduce.
 
 K ranks sit in a ring; each sends to its right neighbour and receives from its left one, at the same
-time. The tensor is cut into K chunks, chunk r belonging to rank r.
+time. The tensor, n bytes, is cut into K chunks, chunk r belonging to rank r.
 
 **Reduce-scatter.** Chunk c starts at rank c + 1 and travels once around the ring, to rank c; every
 rank that it visits adds its own part. In each of K - 1 steps every rank sends one chunk and gets
@@ -11,9 +11,10 @@ another, so all links work all the time. At the end rank r holds chunk r of the 
 
     time of each half  (K-1) (α + n/(Kβ))         bytes sent by one rank  (K-1)/K n
 
-Together a rank sends 2(K-1)/K n bytes, less than 2n however many ranks there are. No all-reduce can
-do with less: this is why rings carry the gradients of large models. The price is the latency of
-2(K-1) messages one after the other, which hurts small tensors and large K.
+with latency α (s) and bandwidth β (bytes/s). Together a rank sends 2(K-1)/K n bytes, less than 2n
+however many ranks there are. No all-reduce can do with less: this is why rings carry the gradients
+of large models. The price is the latency of 2(K-1) messages one after the other, which hurts small
+tensors and large K.
 
 Every chunk is added up once, on one path, and then copied: the ranks end with the same bits.
 
@@ -33,7 +34,8 @@ def reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
     The tensors have one shape and dtype. Chunk r is elements `shard_bounds(numel, K, r)` of the
     flattened tensor. `tensor` is the work space: its chunk r becomes the sum, and the rest holds
     partial sums. The result is a view of it where it is contiguous, else a copy. Time
-    (K-1) (α + n/(Kβ)).
+    (K-1) (α + n/(Kβ)). Raises ValueError if this rank is not in `group`, and TypeError for a sparse
+    tensor.
     """
     rank, world_size = place_in(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
@@ -53,7 +55,7 @@ def all_gather(tensor: Tensor, group: Group = None) -> None:
     """Fill everyone's `tensor`, in place, with chunk r from rank r, for each rank r.
 
     Chunk r is elements `shard_bounds(numel, K, r)` of the flattened tensor, which has the same
-    shape and dtype on all ranks. Time (K-1) (α + n/(Kβ)).
+    shape and dtype on all ranks. Time (K-1) (α + n/(Kβ)). Raises as `reduce_scatter`.
     """
     rank, world_size = place_in(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
@@ -68,7 +70,8 @@ def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum over all ranks, in place.
 
     `reduce_scatter`, then `all_gather`: 2(K-1) (α + n/(Kβ)) seconds. With c_r the bytes of chunk r,
-    rank r sends 2n - c_r - c_{r+1} bytes: 2(K-1)/K n where K divides the length.
+    rank r sends 2n - c_r - c_{r+1} bytes: 2(K-1)/K n where K divides the length. Raises as
+    `reduce_scatter`.
     """
     with flat_in_place(tensor) as flat:
         reduce_scatter(flat, group)

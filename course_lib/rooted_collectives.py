@@ -1,7 +1,7 @@
 """Collectives with a root: broadcast, reduce, scatter and gather, between one rank and all others.
 
 What does it take to bring n bytes from one rank to K - 1 others? Each message costs α + n/β seconds
-(latency α, bandwidth β), and a rank sends one at a time.
+(latency α in s, bandwidth β in bytes/s), and a rank sends one at a time.
 
     naive        the root sends to everyone               α + (K-1) n/β
     tree         whoever has it, sends it on               ceil(log2 K) (α + n/β)
@@ -36,10 +36,10 @@ from course_lib.point_to_point import (
 
 
 def naive_broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
-    """Copy rank `src`'s `tensor` (any shape, the same on all ranks) into everyone's, in place.
+    """Copy rank `src`'s `tensor` (one shape and dtype on all ranks) into everyone's, in place.
 
     The root sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError if this rank or `src`
-    is not in `group`.
+    is not in `group`, and TypeError for a sparse tensor.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -56,7 +56,7 @@ def tree_broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
     """Copy rank `src`'s `tensor` into everyone's, in place, along a binomial tree.
 
     In round i the 2^i ranks that have it send it to 2^i others: ceil(log2 K) rounds of α + n/β, in
-    each of which the root sends n bytes. Raises as `naive_broadcast`.
+    each of which the root sends n bytes. Shapes and errors as in `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -79,7 +79,8 @@ def pipelined_broadcast(
     """Copy rank `src`'s `tensor` into everyone's, in place, along a chain, in `segments` pieces.
 
     Rank r passes segment i on while it receives segment i + 1: (K-1) α + (s + K - 2) n/(sβ).
-    Each rank but the last sends n bytes. Raises as `naive_broadcast`, and if segments < 1.
+    Each rank but the last sends n bytes. Shapes and errors as in `naive_broadcast`; ValueError also
+    if segments < 1.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -110,7 +111,8 @@ def reduce(tensor: Tensor, dst: int = 0, group: Group = None) -> None:
     """Leave the sum over all ranks' `tensor` (of one shape and dtype) in rank `dst`'s, in place.
 
     The binomial tree backwards: ceil(log2 K) (α + n/β). On the other ranks the tensor holds partial
-    sums afterwards. Raises ValueError if this rank or `dst` is not in `group`.
+    sums afterwards. Raises ValueError if this rank or `dst` is not in `group`, and TypeError for a
+    sparse tensor.
     """
     rank, world_size = place_in(group)
     root = root_in(group, dst)
@@ -130,10 +132,11 @@ def reduce(tensor: Tensor, dst: int = 0, group: Group = None) -> None:
 def scatter(
     tensor: Tensor, pieces: Sequence[Tensor] | None = None, src: int = 0, group: Group = None
 ) -> None:
-    """Receive in `tensor` what rank `src` holds for this rank: its `pieces[r]`, of the same shape.
+    """Receive in `tensor`, in place, what rank `src` holds for this rank r: its `pieces[r]`.
 
-    Only the root gives `pieces`, one per member of `group`. It sends K - 1 messages. Raises
-    ValueError if their number is not K, if they are missing, and as `naive_broadcast`.
+    Only the root gives `pieces`, one per member of `group`, all of the shape and dtype of `tensor`.
+    It sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError on the root if they are
+    missing or not K (the others then wait in vain), and as `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -157,9 +160,9 @@ def scatter(
 
 
 def gather(tensor: Tensor, dst: int = 0, group: Group = None) -> list[Tensor] | None:
-    """Return on rank `dst` all ranks' `tensor`, in rank order, and None on the others.
+    """Return on rank `dst` copies of all ranks' `tensor`, in rank order, and None on the others.
 
-    All must have the shape and dtype of the root's. The root receives K - 1 messages:
+    All must have the shape and dtype of the root's. The root receives K - 1 messages of n bytes:
     α + (K-1) n/β. Raises ValueError if this rank or `dst` is not in `group`.
     """
     rank, world_size = place_in(group)

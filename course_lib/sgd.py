@@ -97,7 +97,9 @@ def train_epoch(
     """Pass once over the N examples `x`, `y` (both N long), a step per batch; return the losses.
 
     `losses[i]` is batch i's mean loss *before* its step. The last batch may be shorter; its step is
-    as large as any other, because the gradient is a mean.
+    as large as any other, because the gradient is a mean. What `.grad` held before is cleared.
+
+    Raises ValueError if batch_size < 1.
     """
     losses = []
     for batch in minibatches(len(x), batch_size, generator, device=x.device):
@@ -113,7 +115,7 @@ def train_epoch(
 def gradient_spread(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor) -> float:
     """Return σ² = 1/N * sum_i |∇f_i - ∇F|²: how much single examples disagree at the current w.
 
-    Takes N backward passes, one for each example of `x`, `y`.
+    Takes N + 1 backward passes for the N >= 1 examples `x`, `y`: one for each, and one for ∇F.
     """
     full = batch_gradient(model, loss_fn, x, y)
     one_by_one = ([i] for i in range(len(x)))

@@ -87,7 +87,8 @@ class ShardedSampler(Sampler[int]):
     the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
 
     Raises ValueError if rank is not in 0 … num_replicas - 1, and if there is no process group to
-    ask for an argument that was left out (RuntimeError if this PyTorch has none at all).
+    ask for an argument that was left out (RuntimeError if this PyTorch has none at all). Iterating
+    raises RuntimeError if the dataset's length has changed meanwhile.
     """
 
     def __init__(

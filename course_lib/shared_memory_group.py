@@ -1,8 +1,9 @@
 """A process group over shared memory: a backend of one's own, for our DDP and PyTorch's alike.
 
 `torch.distributed` calls methods of a `ProcessGroup`; whoever inherits from it is a backend. This
-one sums CPU tensors in shared memory (`shared_memory`) and hands everything else to the group that
-it was made from. It can be given wherever a group is asked for:
+one sums CPU tensors in shared memory (`shared_memory`) and hands what else DDP needs (other
+all-reduces, broadcast, all-gather, barrier) to the group that it was made from. It has no other
+operations, and PyTorch does not know its members, so give it to DDP and not to other collectives:
 
     DistributedDataParallel(model, group=SharedMemoryGroup())            # ours
     torch.nn.parallel.DistributedDataParallel(model, process_group=SharedMemoryGroup())
@@ -25,7 +26,7 @@ from course_lib.shared_memory import SharedMemory
 
 
 class Done(dist.Work):
-    """The handle of an operation that is over."""
+    """The handle of an operation that is over: `wait` returns True, `result` the tensors."""
 
     def __init__(self, result: list[Tensor]) -> None:
         super().__init__()
@@ -52,6 +53,10 @@ class Done(dist.Work):
 class SharedMemoryGroup(dist.ProcessGroup):
     """A process group of the members of `inner` (None: all ranks), all on one machine.
 
+    Args:
+        inner: the group that does what is not summed in shared memory; None for all ranks.
+        timeout: seconds, as of `SharedMemory`.
+
     Attributes:
         memory: the `SharedMemory`; tensors made by its `empty` are summed without being copied.
 
@@ -64,7 +69,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._inner: Any = dist.group.WORLD if inner is None else inner
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        """Sum in shared memory; hand other operations, and tensors on a GPU, to the inner group."""
+        """Sum `tensors`, of any shape, in place in shared memory, one after the other.
+
+        Other operations, and tensors on a GPU, are the inner group's. Raises TimeoutError if a rank
+        does not come.
+        """
         summing = opts is None or opts.reduceOp == dist.ReduceOp.SUM
         if not summing or any(tensor.device.type != "cpu" for tensor in tensors):
             handle: dist.Work = self._inner.allreduce(tensors, opts)

@@ -32,7 +32,8 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
     """Return `nbytes` bytes of memory of each rank, zeros, as everyone in `group` sees them.
 
     Entry r, a vector of at least `nbytes` elements of dtype uint8, is rank r's. All members must
-    call, with the same number. Raises OSError, on all of them, if one of them cannot have it.
+    call, with the same number, 1 or more. Raises OSError, on all of them, if one of them cannot
+    have it; ValueError if this rank is not in the group.
     """
     rank, world_size = place_in(group)
     length = -(-nbytes // _PAGE) * _PAGE
@@ -92,9 +93,9 @@ def _file_in_memory(nbytes: int) -> Iterator[str]:
 class SpinBarrier:
     """A barrier of the ranks of `group` (None: all ranks), all on one machine.
 
-    All members must construct it. `barrier()` returns when all have called it as often, and then
-    sees what they had written before. It raises TimeoutError, naming the rank, if one does not come
-    within `timeout` seconds.
+    All members must construct it, which raises as `map_for_all`. `barrier()` returns when all have
+    called it as often, and then sees what they had written before. It raises TimeoutError, naming
+    the rank, if one does not come within `timeout` seconds.
     """
 
     def __init__(self, group: Group = None, timeout: float = 300.0) -> None:

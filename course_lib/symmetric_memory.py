@@ -32,6 +32,7 @@ class SymmetricMemory(PeerMemory):
         device: this rank's GPU; None: the current one.
 
     Raises:
+        ImportError: this PyTorch has no symmetric memory.
         RuntimeError: PyTorch cannot share memory between these GPUs.
         ValueError: this rank is not in the group.
 

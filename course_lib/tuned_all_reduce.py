@@ -45,14 +45,16 @@ ALGORITHMS: dict[str, Callable[[Tensor, Group], None]] = {
 class TunedAllReduce:
     """An all-reduce that uses for each size the algorithm that is the fastest there.
 
-    `tuned(tensor)` replaces everyone's `tensor` by the sum over `group`, in place; so does
-    `tuned(tensor, group)`, which `gradient_sync` calls, for the group that it was made for.
+    `tuned(tensor)` replaces everyone's `tensor`, contiguous and of one shape and dtype, by the sum
+    over `group`, in place; so does `tuned(tensor, group)`, which `gradient_sync` calls, for the
+    group that it was made for.
 
     Args:
         group: the process group; None for all ranks.
         network: predict from its latency (s) and bandwidth (bytes/s); None: measure, now.
-        sizes: in bytes, where to measure. In between, the nearest counts; all ranks give the same.
-        repeats: how often, of which the median counts.
+        sizes: in bytes, where to measure. In between, the nearest by ratio counts; all ranks give
+            the same.
+        repeats: how often, at least once; the median counts.
         device: where the measured tensors lie: where those to be reduced will.
         also: name → all-reduce, more to choose from: where all ranks are on one machine,
             `lambda tensor, group: memory.all_reduce(tensor)` of a `shared_memory.SharedMemory`.
@@ -97,7 +99,7 @@ class TunedAllReduce:
         self._algorithms[name](tensor, self.group)
 
     def choice(self, nbytes: int) -> str:
-        """Return the name of the algorithm for tensors of `nbytes`."""
+        """Return the name, in `ALGORITHMS` or `also`, of the algorithm for tensors of `nbytes`."""
         if self.network is not None:
             return fastest_all_reduce(nbytes, self.world_size, self.network)
         nearest = min(self.times, key=lambda size: abs(math.log(size / max(nbytes, 1))))

@@ -20,6 +20,9 @@ from course_lib.point_to_point import Group, place_in
 class Activity:
     """Who still has inputs, as of the last forward.
 
+    The ranks of `group` tell each other with tensors on `device`. Raises ValueError if this rank is
+    not one of them.
+
     Attributes:
         active: the ranks (numbers in the group) that ran a forward in the last round in which any
             did; all of them before the first.
@@ -36,7 +39,7 @@ class Activity:
     def announce(self, active: bool) -> bool:
         """Say whether this rank runs another forward; return whether any rank does.
 
-        All ranks must call, once per round.
+        All ranks must call, once per round. One all-reduce of K int32, which the host waits for.
         """
         flags = torch.zeros(self._world_size, dtype=torch.int32, device=self._device)
         flags[self.rank] = int(active)

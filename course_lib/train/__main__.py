@@ -133,7 +133,11 @@ def last_words(folder: str | None) -> str:
 
 
 def main() -> int:
-    """Train as the command line says; return the exit status."""
+    """Train as the command line says; return the exit status.
+
+    0, or 2 for wrong options, or 1 if the loss is not finite. After any other error it does not
+    return, but ends the process with status 1.
+    """
     arguments = parser()
     options = vars(arguments.parse_args())
     device = options.pop("device")

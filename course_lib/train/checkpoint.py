@@ -24,6 +24,7 @@ from course_lib.point_to_point import Group, place_in
 from course_lib.train.config import ConfigError
 
 KEEP = 2
+"""How many checkpoints of a run are kept."""
 _FORMAT = "course_lib.train 1"
 
 
@@ -40,7 +41,8 @@ def step_of(path: Path) -> int:
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
     """Write `content` (tensors, numbers, text, lists, dicts) and return the file's path.
 
-    Older checkpoints than the newest `KEEP` are removed. To be called by one rank.
+    Older checkpoints than the newest `KEEP` are removed. To be called by one rank. Raises OSError
+    if the file cannot be written; the older ones are still there then.
     """
     path = folder / f"step-{step:08d}.pt"
     temporary = path.with_suffix(".tmp")

@@ -16,8 +16,9 @@ INTERRUPTED = 128 + signal.SIGINT
 def leave_on_interrupt(last_words: Callable[[], str]) -> None:
     """From now on, Ctrl-C (SIGINT) prints `last_words()` and ends this process with status 130.
 
-    Whatever the main thread does, or waits for. To be called on the main thread. Nothing is cleaned
-    up that the operating system does not: files must be complete, or recognisable, at any moment.
+    Whatever the main thread does, or waits for. To be called on the main thread (else ValueError).
+    Nothing is cleaned up that the operating system does not: files must be complete, or
+    recognisable, at any moment.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

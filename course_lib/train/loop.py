@@ -119,7 +119,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def rank_device() -> torch.device:
-    """Return this rank's GPU, if it has chosen one and its process group takes GPU tensors."""
+    """Return this rank's GPU if it has chosen one and its group takes GPU tensors, else the CPU."""
     if torch.cuda.is_initialized() and "cuda" in dist.get_backend_config():  # type: ignore[no-untyped-call]
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -16,6 +16,7 @@ from course_lib.train.config import TrainConfig
 PIXELS = 8
 """Height and width of a digit."""
 CLASSES = 10
+"""The digits 0 to 9."""
 VOCABULARY = 256
 """The transformer reads and predicts bytes."""
 
@@ -91,6 +92,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only transformer: which byte follows, for every position of a piece of text.
 
+    Takes bytes, integers of shape (B, T) with T <= context; returns logits of shape (B, T, 256).
+
     The embedding is also the output layer, a *tied* weight (O. Press and L. Wolf, "Using the Output
     Embedding to Improve Language Models", 2017): one parameter, one gradient, used twice.
 
@@ -125,7 +128,10 @@ class Transformer(nn.Module):
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats: logits (…, classes), targets (…), integers."""
+    """Return the mean cross-entropy in nats, a scalar.
+
+    Logits have the shape (…, classes), targets, integers, the shape (…).
+    """
     # In full precision: bf16 has 8 significant bits, and the loss is what people compare.
     flat = logits.flatten(0, -2)
     full = flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat

@@ -36,7 +36,8 @@ class Trainer:
     def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
         """Build the replica; go on from the newest checkpoint, if there is one.
 
-        Raises ConfigError if that is of another configuration.
+        Raises ConfigError if that is of another configuration, the folder cannot be used, the
+        device does not have the precision, or the batch cannot be shared out equally.
         """
         self._config = config
         self._dataset = dataset
@@ -113,7 +114,10 @@ class Trainer:
                 )
 
     def save(self) -> None:
-        """Write a checkpoint, if the run has a folder for them; rank 0 does it."""
+        """Write a checkpoint, if the run has a folder for them; rank 0 does it.
+
+        Reads the losses, and raises as `read_losses`; on rank 0 also OSError, as `save_checkpoint`.
+        """
         self.read_losses()
         if self._folder is None or self._rank != 0:
             return
