@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from course_lib import reducer
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import Ranks
-from course_lib.shared_memory_group import SharedMemoryGroup
+from course_lib.shared_memory_group import shared_memory_group
 
 OURS, TORCHS, ALONE = "ours", "PyTorch's DDP, our group", "no communication"
 PARTS = [
@@ -63,7 +63,7 @@ class Stopwatch:
 def profile(name: str, variant: str, rounds: int) -> list[list[float]]:
     """Return, on a rank, seconds of each of the `PARTS` for each step."""
     torch.manual_seed(0)
-    group, model, watch = SharedMemoryGroup(), MODELS[name].make(), Stopwatch()
+    group, model, watch = shared_memory_group(), MODELS[name].make(), Stopwatch()
     memory: Any = group.memory
     memory.barrier = watch.around("waiting for the other ranks", memory.barrier)
     memory.all_reduce = watch.around("all-reduce", memory.all_reduce)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
 from course_lib.ranks import Ranks
-from course_lib.shared_memory_group import SharedMemoryGroup
+from course_lib.shared_memory_group import SharedMemoryGroup, shared_memory_group
 
 TorchDDP = nn.parallel.DistributedDataParallel
 TORCH, ALONE = "torch DDP", "no communication"
@@ -78,7 +78,7 @@ def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> di
 
 def measure(name: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return, on a rank: variant → seconds per step, and → difference of weights to PyTorch's."""
-    variants = make_variants(MODELS[name].make, SharedMemoryGroup())
+    variants = make_variants(MODELS[name].make, shared_memory_group())
     generator = torch.Generator().manual_seed(dist.get_rank())
     times: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(rounds + 2):

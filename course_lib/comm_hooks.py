@@ -43,7 +43,8 @@ class GradBucket:
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients one by one, as views into the vector in their parameters' shapes."""
-        return list(self._bucket.views)
+        pieces = torch.split(self._buffer, [param.numel() for param in self._params])
+        return [p.view(param.shape) for p, param in zip(pieces, self._params, strict=True)]
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters, in the order of `gradients`."""

@@ -16,8 +16,8 @@ where their mean does not. The all-reduce may be any of `collectives`, such as `
 
 All ranks must make the same calls on the same tensors, or they would wait for one another. So a
 parameter whose gradient is None on this rank, because the loss does not depend on it, counts as
-zero, and has a gradient afterwards. Parameters that need no gradient (frozen) are left out. The
-gradients are dense.
+zero, and has a gradient afterwards. Parameters that need no gradient (frozen) are left out.
+Sparse gradients are refused with a TypeError.
 """
 
 from collections.abc import Callable, Iterable
@@ -108,4 +108,7 @@ def copy_scaled(gradient: Tensor | None, factor: float, view: Tensor) -> None:
 
 def _trained(params: Iterable[Tensor]) -> list[Tensor]:
     """Return the parameters that need gradients, each once: a tied one is in several modules."""
-    return list(dict.fromkeys(param for param in params if param.requires_grad))
+    trained = list(dict.fromkeys(param for param in params if param.requires_grad))
+    if any(param.grad is not None and param.grad.is_sparse for param in trained):
+        raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
+    return trained

@@ -1,12 +1,11 @@
 """A process group over shared memory: a backend of one's own, for our DDP and PyTorch's alike.
 
 `torch.distributed` calls methods of a `ProcessGroup`; whoever inherits from it is a backend. This
-one sums CPU tensors in shared memory (`shared_memory`) and hands what else DDP needs (other
-all-reduces, broadcast, all-gather, barrier) to the group that it was made from. It has no other
-operations, and PyTorch does not know its members, so give it to DDP and not to other collectives:
+one sums CPU tensors in shared memory (`shared_memory`) and hands everything else to the group that
+it was made from. It can be given wherever a group is asked for:
 
-    DistributedDataParallel(model, group=SharedMemoryGroup())            # ours
-    torch.nn.parallel.DistributedDataParallel(model, process_group=SharedMemoryGroup())
+    DistributedDataParallel(model, group=shared_memory_group())            # ours
+    torch.nn.parallel.DistributedDataParallel(model, process_group=shared_memory_group())
 
 An all-reduce is done when the call returns, so its handle has nothing left to wait for. It does not
 overlap with backward; on a CPU that costs little, since communication needs the same cores.
@@ -14,6 +13,7 @@ overlap with backward; on a CPU that costs little, since communication needs the
 
 # PyTorch declares two overloads of every operation; its Python callers use the one with options.
 # mypy: disable-error-code="override"
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.point_to_point import Group
+from course_lib.point_to_point import Group, place_in
 from course_lib.shared_memory import SharedMemory
+
+NAME = "shared_memory"
+"""Of the backend."""
 
 
 class Done(dist.Work):
@@ -51,22 +54,18 @@ class Done(dist.Work):
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
-    """A process group of the members of `inner` (None: all ranks), all on one machine.
-
-    Args:
-        inner: the group that does what is not summed in shared memory; None for all ranks.
-        timeout: seconds, as of `SharedMemory`.
+    """What `shared_memory_group` makes.
 
     Attributes:
         memory: the `SharedMemory`; tensors made by its `empty` are summed without being copied.
 
-    Raises OSError and ValueError as `SharedMemory` does.
     """
 
-    def __init__(self, inner: Group = None, timeout: float = 300.0) -> None:
+    def __init__(self, inner: dist.ProcessGroup, timeout: float) -> None:
         self.memory = SharedMemory(inner, timeout)
         super().__init__(self.memory.rank, self.memory.world_size)  # type: ignore[call-arg]
-        self._inner: Any = dist.group.WORLD if inner is None else inner
+        self._inner = inner
+        self._name = ""
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """Sum `tensors`, of any shape, in place in shared memory, one after the other.
@@ -76,20 +75,55 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """
         summing = opts is None or opts.reduceOp == dist.ReduceOp.SUM
         if not summing or any(tensor.device.type != "cpu" for tensor in tensors):
-            handle: dist.Work = self._inner.allreduce(tensors, opts)
-            return handle
+            return self._inner.allreduce(tensors, opts)
         for tensor in tensors:
             self.memory.all_reduce(tensor)
         return Done(tensors)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
-        return self._inner.broadcast(tensors, opts)
+    # PyTorch asks a process group for these by name; without them it is "not set".
+    def getGroupName(self) -> str:
+        return self._name
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return self._inner.allgather(outputs, inputs, opts)
-
-    def barrier(self, opts: Any = None) -> Any:
-        return self._inner.barrier(opts or dist.BarrierOptions())
+    def setGroupName(self, name: str) -> None:
+        self._name = name
 
     def getBackendName(self) -> str:
-        return "shared_memory"
+        return NAME
+
+
+def shared_memory_group(inner: Group = None, timeout: float = 300.0) -> SharedMemoryGroup:
+    """Return a process group of the members of `inner` (None: all ranks), all on one machine.
+
+    All members must call. `torch.distributed` knows it, as what its `new_group` returns, and gives
+    it back with `destroy_process_group`. `timeout` is in seconds. Raises OSError and ValueError as
+    `SharedMemory` does.
+    """
+    place_in(inner)
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    given = (dist.group.WORLD if inner is None else inner, timeout)
+    members = dist.get_process_group_ranks(inner)
+    group = dist.new_group(members, backend=NAME, pg_options=given, use_local_synchronization=True)
+    assert isinstance(group, SharedMemoryGroup)
+    return group
+
+
+def _create(_: Any, given: tuple[dist.ProcessGroup, float]) -> SharedMemoryGroup:
+    return SharedMemoryGroup(*given)
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def method(self: SharedMemoryGroup, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._inner, name)(*arguments, **options)
+
+    return method
+
+
+for _name in (
+    *("broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall"),
+    *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),
+    *("_allgather_base", "_reduce_scatter_base", "alltoall_base"),  # before PyTorch 2.13
+    *("allreduce_coalesced", "allgather_coalesced", "barrier"),
+    *("send", "recv", "recv_anysource"),
+):
+    setattr(SharedMemoryGroup, _name, _handed_on(_name))

@@ -14,9 +14,11 @@ not made for machines that reorder them (ARM).
 import contextlib
 import errno
 import os
+import platform
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,21 +38,24 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
     have it; ValueError if this rank is not in the group.
     """
     rank, world_size = place_in(group)
-    length = -(-nbytes // _PAGE) * _PAGE
+    length = -(-max(1, nbytes) // _PAGE) * _PAGE
     total = length * world_size
     with contextlib.ExitStack() as until_all_have_it:
-        path: list[str | None] = [None]
+        made: list[str | None] = [None, _machine()]  # path, where
         refusal: Exception | None = None
         memory = torch.empty(0, dtype=torch.uint8)
         try:
             if rank == 0:
-                path[0] = until_all_have_it.enter_context(_file_in_memory(total))
+                made[0] = until_all_have_it.enter_context(_file_in_memory(total))
         except OSError as error:
             refusal = error
-        dist.broadcast_object_list(path, group=group, group_src=0)
+        dist.broadcast_object_list(made, group=group, group_src=0)
+        path, where = made
         try:
-            if path[0] is not None:
-                memory = torch.from_file(path[0], shared=True, size=total, dtype=torch.uint8)
+            if where != _machine():  # where the path may be that of another file
+                raise OSError("it is on another machine, or in another container")
+            if path is not None:
+                memory = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)
         except (OSError, RuntimeError) as error:
             refusal = error
         refusals: list[Exception | None] = [None] * world_size
@@ -62,6 +67,15 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
                 f"share ({refusal}): all ranks must be on one machine, and it must have that much"
             )
     return list(memory.split(length))  # type: ignore[no-untyped-call]
+
+
+def _machine() -> str:
+    """Return what tells machines and, where it matters to /proc, containers apart."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # macOS
+        return platform.node()
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ class TunedAllReduce:
         network: predict from its latency (s) and bandwidth (bytes/s); None: measure, now.
         sizes: in bytes, where to measure. In between, the nearest by ratio counts; all ranks give
             the same.
-        repeats: how often, at least once; the median counts.
+        repeats: how often, 1 or more; the median counts.
         device: where the measured tensors lie: where those to be reduced will.
         also: name → all-reduce, more to choose from: where all ranks are on one machine,
             `lambda tensor, group: memory.all_reduce(tensor)` of a `shared_memory.SharedMemory`.
@@ -63,8 +63,8 @@ class TunedAllReduce:
         times: size → name → measured seconds; empty if predicted.
 
     Raises:
-        ValueError: this rank is not in the group, a size is not positive, or there are both a
-            network to predict from and algorithms `also`, for which there is no formula.
+        ValueError: this rank is not in the group, a size or `repeats` is not positive, or there are
+            both a network to predict from and algorithms `also`, for which there is no formula.
 
     """
 
@@ -82,6 +82,8 @@ class TunedAllReduce:
         self.network = network
         if not sizes or min(sizes) < 1:
             raise ValueError(f"sizes={tuple(sizes)}: give at least one size in bytes, above 0")
+        if repeats < 1:
+            raise ValueError(f"repeats={repeats}: each algorithm has to be timed at least once")
         if also and network is not None:
             raise ValueError(f"{', '.join(also)} can only be measured: leave out network=…")
         self._algorithms: dict[str, AllReduce] = {**ALGORITHMS, **(also or {})}
@@ -93,7 +95,7 @@ class TunedAllReduce:
 
     def __call__(self, tensor: Tensor, group: Group = None) -> None:
         """Replace everyone's `tensor` by the sum, in place. Raises ValueError for another group."""
-        if group not in (None, self.group):
+        if group is not None and group is not (self.group or dist.group.WORLD):
             raise ValueError("this all-reduce was tuned for another group: make one for this group")
         name = self.choice(tensor.numel() * tensor.element_size())
         self._algorithms[name](tensor, self.group)

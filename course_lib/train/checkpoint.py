@@ -30,7 +30,8 @@ _FORMAT = "course_lib.train 1"
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of `folder`, oldest first; none if there is no folder."""
-    return sorted(folder.glob("step-*.pt"), key=step_of)
+    found = (path for path in folder.glob("step-*.pt") if path.stem[len("step-") :].isdecimal())
+    return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:

@@ -92,6 +92,6 @@ def pieces(text: Tensor, context: int) -> Examples:
     """
     count = (len(text) - 1) // context
     if count < 1:
-        raise ConfigError(f"--context is {context}: the text to test on has {len(text)} bytes")
+        raise ConfigError(f"--context is {context}: a text has only {len(text)} bytes")
     length = count * context
     return text[:length].view(count, context), text[1 : length + 1].view(count, context)

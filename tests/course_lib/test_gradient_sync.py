@@ -249,3 +249,15 @@ def test_different_models_are_named(ranks_of, what, named):
 
 def test_equal_models_pass(ranks_of):
     ranks_of("simulated", 3).run(different, "nothing")
+
+
+def of_a_sparse_gradient(strategy: str) -> None:
+    embedding = nn.Embedding(3, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    STRATEGIES[strategy](embedding.parameters())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sparse_gradient_is_refused(strategy):
+    with pytest.raises(RankError, match=r"TypeError: .*sparse=False"):
+        Ranks(2, on="simulated").run(of_a_sparse_gradient, strategy)

@@ -1,5 +1,6 @@
 """All-reduce in shared memory against the sum, and as the backend of both DDPs."""
 
+import importlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib import shared_pages
+from course_lib.collectives import ring_all_reduce
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import RankError
 from course_lib.shared_memory import SharedMemory
-from course_lib.shared_memory_group import SharedMemoryGroup
+from course_lib.shared_memory_group import shared_memory_group
 from course_lib.shared_pages import map_for_all
 
 LENGTHS = [0, 1, 3, 1000, 600_001]
@@ -108,7 +110,7 @@ def train(ddp: str) -> list[Tensor]:
     torch.manual_seed(dist.get_rank())
     net = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.BatchNorm1d(300), nn.Linear(300, 9))
     options = {"bucket_cap_mb": 0.02}
-    group = SharedMemoryGroup() if "shared" in ddp else None
+    group = shared_memory_group() if "shared" in ddp else None
     if ddp == "torch":
         model: nn.Module = TorchDDP(net, **options)
     elif ddp == "torch, shared":
@@ -142,7 +144,7 @@ def test_both_ddps_train_over_it(ranks_of, k):
 
 
 def others_go_to_the_inner_group() -> tuple[Tensor, Tensor]:
-    group, rank = SharedMemoryGroup(), dist.get_rank()
+    group, rank = shared_memory_group(), dist.get_rank()
     largest = torch.tensor([rank])
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     first = torch.tensor([rank + 5])
@@ -155,6 +157,48 @@ def test_what_is_no_sum_is_left_to_the_inner_group(ranks_of):
     for largest, first in ranks_of("cpu", 3).run(others_go_to_the_inner_group):
         assert largest.item() == 2
         assert first.item() == 5
+
+
+def other_collectives(rank: int, k: int) -> list[Tensor]:
+    group = shared_memory_group()
+    mine, x = values(rank, 100), values(rank, 100)
+    ring_all_reduce(x, group)
+    gathered = torch.empty(k * 100)
+    dist.all_gather_into_tensor(gathered, mine, group=group)
+    scattered = torch.empty(100)
+    dist.reduce_scatter_tensor(scattered, gathered, group=group)
+    swapped = torch.empty(k)
+    dist.all_to_all_single(swapped, torch.arange(float(k)) + 10 * rank, group=group)
+    dist.reduce(mine, 0, group=group)
+    dist.destroy_process_group(group)
+    return [x, gathered, scattered, swapped, mine]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_it_is_a_group_like_any_other(ranks_of, k):
+    each = [values(r, 100) for r in range(k)]
+    for rank, results in enumerate(ranks_of("cpu", k).run(lambda: other_collectives(*place()))):
+        x, gathered, scattered, swapped, reduced = results
+        assert torch.equal(x, sum(each))
+        assert torch.equal(gathered, torch.cat(each))
+        assert torch.equal(scattered, k * each[rank])
+        assert swapped.tolist() == [10 * r + rank for r in range(k)]
+        if rank == 0:
+            assert torch.equal(reduced, sum(each))
+
+
+def place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def different_models() -> None:
+    net = nn.Linear(3, 2 + dist.get_rank())
+    DistributedDataParallel(net, group=shared_memory_group())
+
+
+def test_models_that_differ_are_named_over_it(ranks_of):
+    with pytest.raises(RankError, match=r"weight.*rank 1"):
+        ranks_of("cpu", 2).run(different_models)
 
 
 def one_stays_away() -> None:
@@ -177,6 +221,17 @@ def more_than_there_is() -> Tensor:
     return tensor
 
 
+def one_is_elsewhere() -> Tensor:
+    if dist.get_rank() == 2:
+        shared_pages._machine = lambda: "another one"
+    with pytest.raises(OSError, match=r"rank 2 .* on another machine"):
+        map_for_all(100)
+    importlib.reload(shared_pages)
+    tensor = values(dist.get_rank(), 100)
+    SharedMemory().all_reduce(tensor)
+    return tensor
+
+
 def one_cannot_map_it() -> Tensor:
     if dist.get_rank() == 1:
         shared_pages.torch = SimpleNamespace(from_file=refuse, uint8=torch.uint8, empty=torch.empty)
@@ -194,7 +249,7 @@ def refuse(*_: Any, **__: Any) -> Tensor:
     raise RuntimeError("No such file or directory")
 
 
-@pytest.mark.parametrize("program", [more_than_there_is, one_cannot_map_it])
+@pytest.mark.parametrize("program", [more_than_there_is, one_cannot_map_it, one_is_elsewhere])
 def test_too_little_memory_is_an_error_on_all_ranks(ranks_of, program):
     expected = sum(values(r, 100) for r in range(3))
     for result in ranks_of("cpu", 3).run(program):

@@ -225,6 +225,16 @@ def test_only_the_newest_checkpoints_stay_and_a_damaged_one_is_passed_over(
     ]
 
 
+def test_files_of_other_names_are_left_alone(tmp_path):
+    kept = save_checkpoint(tmp_path, 3, {"step": 3})
+    other = tmp_path / "step-final.pt"
+    other.write_text("somebody's own")
+    assert checkpoints(tmp_path) == [kept]
+    newer = [save_checkpoint(tmp_path, step, {"step": step}) for step in (4, 5)]
+    assert checkpoints(tmp_path) == newer
+    assert other.exists()
+
+
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
     old = save_checkpoint(tmp_path, 3, {"step": 3})
     content = old.read_bytes()

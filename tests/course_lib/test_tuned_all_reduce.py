@@ -64,12 +64,15 @@ def test_more_algorithms_can_be_chosen_from():
 
 def for_another_group() -> None:
     tuned = TunedAllReduce(network=LINK)
+    tuned(torch.ones(1), dist.group.WORLD)  # all ranks are all ranks
     tuned(torch.ones(1), dist.new_group([0, 1]))
 
 
 def test_mistakes_are_named():
     with pytest.raises(RankError, match="tuned for another group"):
         Ranks(2, on="simulated").run(for_another_group)
+    with pytest.raises(RankError, match="at least once"):
+        Ranks(2, on="simulated").run(lambda: TunedAllReduce(repeats=0))
     with pytest.raises(RankError, match="at least one size"):
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(sizes=()))
     with pytest.raises(RankError, match="memory can only be measured"):
