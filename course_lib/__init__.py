@@ -18,6 +18,7 @@
 - `comm_hooks`: what is done with a full bucket, left open
 - `communication_stream`: a GPU stream beside the one that computes
 - `bucket_memory`: where the gradients of all buckets lie
+- `backward_hooks`: when a gradient is ready, and when backward is over
 - `reducer_errors`, `reducer`: buckets that leave during backward
 - `uneven_inputs`: ranks that run out of batches
 - `ddp`: DistributedDataParallel

@@ -75,13 +75,28 @@ def assign_buckets(
     return sorted(buckets, key=lambda bucket: when[bucket[-1]])
 
 
+def lay_out_like(tensor: Tensor, piece: Tensor) -> Tensor:
+    """Return a view of `piece`, a vector of the length of `tensor`, in its shape and strides.
+
+    A gradient must lie in memory as its parameter does (channels last, transposed): optimizers in
+    one kernel go through both as they lie. If the tensor has gaps, the view is contiguous.
+    """
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    without_gaps = 1
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
+        if stride != without_gaps:
+            return piece.view(tensor.shape)
+        without_gaps *= size
+    return piece.as_strided(tensor.shape, tensor.stride())
+
+
 class Bucket:
     """The tensors of one bucket, and the flat buffer in which they lie one behind the other.
 
     Attributes:
         indices: which of the tensors it holds, in the order in which they lie in the buffer.
         buffer: shape (sum of their lengths,), of their dtype, on their device.
-        views: for each of them the part of `buffer` that is its place, in its shape.
+        views: for each of them the part of `buffer` that is its place, laid out like it.
         pending: how many of them are still to come.
 
     """
@@ -95,7 +110,5 @@ class Bucket:
         length = sum(member.numel() for member in members)
         self.buffer = members[0].new_empty(length) if buffer is None else buffer
         pieces = torch.split(self.buffer, [member.numel() for member in members])
-        self.views = [
-            piece.view(member.shape) for piece, member in zip(pieces, members, strict=True)
-        ]
+        self.views = [lay_out_like(m, piece) for m, piece in zip(members, pieces, strict=True)]
         self.pending = len(self.indices)

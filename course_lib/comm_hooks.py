@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.bucketing import Bucket
+from course_lib.bucketing import Bucket, lay_out_like
 
 
 class GradBucket:
@@ -44,7 +44,7 @@ class GradBucket:
     def gradients(self) -> list[Tensor]:
         """Return the gradients one by one, as views into the vector in their parameters' shapes."""
         pieces = torch.split(self._buffer, [param.numel() for param in self._params])
-        return [p.view(param.shape) for p, param in zip(pieces, self._params, strict=True)]
+        return [lay_out_like(param, p) for param, p in zip(self._params, pieces, strict=True)]
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters, in the order of `gradients`."""
@@ -62,16 +62,24 @@ CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
 def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]:
     """Call the hook, a pair `(state, hook)`; return what waits until the bucket holds its result.
 
-    That raises TypeError if the hook's future holds no tensor.
+    That raises TypeError if the hook's future holds no tensor, and ValueError if it holds another
+    number of elements than the bucket.
     """
     state, call = hook
     gradients = bucket.buffer()  # before the hook can replace it
     future = call(state, bucket)
+    if not hasattr(future, "wait"):
+        raise TypeError(f"a comm hook must return a future of the reduced bucket, not {future!r}")
 
     def wait() -> None:
         reduced = first_tensor(future.wait()).detach()
+        if reduced.numel() != gradients.numel():
+            raise ValueError(
+                f"a comm hook's future holds {reduced.numel()} numbers, for a bucket with "
+                f"{gradients.numel()} gradients: it has to return the reduced bucket"
+            )
         if reduced.data_ptr() != gradients.data_ptr():
-            gradients.copy_(reduced.view(-1))
+            gradients.copy_(reduced.reshape(-1))
 
     return wait
 

@@ -16,6 +16,7 @@ shards differ in size, the mean over ranks is not the mean over examples (see `r
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,15 +94,17 @@ class DistributedDataParallel(nn.Module):
                 "no parameter of this module needs a gradient, so there is nothing to synchronise: "
                 "use the module without DistributedDataParallel"
             )
+        if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
+            raise RuntimeError("part of this module is wrapped already: wrap the plain module")
         broadcast_module_states(module, 0, group)
         self.module = module
         self.group = group
         self.broadcast_buffers = broadcast_buffers
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-        self._with_buffers = [m for m in module.modules() if m._buffers]
-        self._reducer = Reducer(
-            trained, bucket_cap_mb, first_bucket_mb, group, find_unused_parameters, allocate
-        )
+        self._modules_inside = list(module.modules())
+        self._options = (bucket_cap_mb, first_bucket_mb, find_unused_parameters)
+        self._allocate = allocate
+        self._reducer = Reducer(trained, *self._options, group, allocate)
         if comm_hook is not None:
             pair = comm_hook if isinstance(comm_hook, tuple) else (group, comm_hook)
             self.register_comm_hook(*pair)
@@ -109,6 +112,28 @@ class DistributedDataParallel(nn.Module):
         self._buffers_may_differ = True
         self._activity: Activity | None = None
         self._divide_by_active = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out, for a pickle, what belongs to this process: group, comm hook, buckets.
+
+        Where it is loaded, the group is that of all ranks, and memory is ordinary.
+        """
+        local = {"group": None, "_activity": None, "_allocate": allocate_empty}
+        return {**self.__dict__, **local, "_reducer": self._reducer.names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        params = dict(self.module.named_parameters())
+        trained = [(name, params[name]) for name in state["_reducer"]]
+        self._reducer = Reducer(trained, *self._options, self.group, self._allocate)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedDataParallel":
+        """Copy the module, and wrap the copy alike, in the same group."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        state = copy.deepcopy(self.__getstate__(), memo)
+        twin.__setstate__({**state, "group": self.group, "_allocate": self._allocate})
+        twin._reducer.hook = self._reducer.hook
+        return twin
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` do what is done with a bucket. Once, on every rank.
@@ -134,7 +159,10 @@ class DistributedDataParallel(nn.Module):
             self._reducer.prepare()
         elif torch.is_grad_enabled():
             self._reducer.stay_local()
-        return self.module(*args, **kwargs)
+        outputs = self.module(*args, **kwargs)
+        if synchronised:
+            self._reducer.watch(outputs)
+        return outputs
 
     def _before_forward(self, synchronised: bool) -> None:
         """Make buffers equal, where the last forward may have made them different."""
@@ -145,13 +173,13 @@ class DistributedDataParallel(nn.Module):
             source = self._activity.authority
             active = len(self._activity.active)
             self._reducer.divisor = active if self._divide_by_active else self._reducer.world_size
-        if self._buffers_may_differ and self.broadcast_buffers and self._with_buffers:
+        if self._buffers_may_differ and self.broadcast_buffers:
             broadcast_tensors(self._current_buffers(), source, self.group)
         self._buffers_may_differ = synchronised
 
     def _current_buffers(self) -> list[Tensor]:
         """Return the buffers, looked up anew: a module may have replaced one by another tensor."""
-        found = [b for m in self._with_buffers for b in m._buffers.values() if b is not None]
+        found = [b for m in self._modules_inside for b in m._buffers.values() if b is not None]
         return [b for b in dict.fromkeys(found) if b.numel()]
 
     def _check_frozen(self) -> None:

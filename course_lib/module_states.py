@@ -32,7 +32,9 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group =
     """
     buckets = assign_buckets(tensors, BROADCAST_MB, BROADCAST_MB, range(len(tensors)))
     for indices in buckets:
-        members = [tensors[i].detach() for i in indices]
+        # .data: a forward may have saved a buffer for a backward that is still to come. What other
+        # ranks need is no reason to forbid it; autograd would notice a write to .detach().
+        members = [tensors[i].data for i in indices]
         flat = torch.cat([member.flatten() for member in members])
         # As bytes, since not every backend sends every dtype (bool, for one).
         dist.broadcast(flat.view(torch.uint8), group=group, group_src=source)

@@ -117,8 +117,10 @@ class PeerMemory(ABC):
         """Return a vector of `numel` elements, not initialised, that the other ranks can see.
 
         The memory stays until this object goes. All ranks must call, with the same arguments.
-        Raises as `map`.
+        Raises ValueError if numel < 0, and as `map`.
         """
+        if numel < 0:
+            raise ValueError(f"numel={numel}: a vector has 0 elements or more")
         slots = self.map(max(1, numel * dtype.itemsize))
         self._regions.append((slots[self.rank].data_ptr(), slots))
         return slots[self.rank][: numel * dtype.itemsize].view(dtype)

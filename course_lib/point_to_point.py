@@ -61,15 +61,20 @@ def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
     Where the elements lie in order this is a view, and costs nothing. Where they do not, it is a
     copy, which is written back at the end. Autograd does not see what is written.
 
-    Raises TypeError if the tensor is sparse.
+    Raises TypeError if the tensor is sparse, ValueError if elements share memory (`expand`).
     """
     if tensor.is_sparse:
         raise TypeError("sparse tensors have no fixed length to cut: send tensor.to_dense()")
     tensor = tensor.detach()
-    if tensor.is_contiguous():
+    as_it_lies = not (tensor.is_conj() or tensor.is_neg())  # else these are still to be applied
+    if tensor.is_contiguous() and as_it_lies:
         yield tensor.view(-1)
         return
-    flat = tensor.contiguous().view(-1)  # flatten() would return a strided vector as it is
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    if any(stride == 0 and size > 1 for stride, size in dims):
+        raise ValueError("an expanded tensor has one number for many places: send tensor.clone()")
+    # flatten() would return a strided vector as it is.
+    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
     yield flat
     tensor.copy_(flat.view(tensor.shape))
 

@@ -6,10 +6,11 @@ network would idle; so each bucket's all-reduce starts the moment its last gradi
     backward    |  g₄  |  g₃  |  g₂  |  g₁  |
     network            |  all-reduce g₄ g₃ |  all-reduce g₂ g₁ |
 
-A hook on every parameter reports that its gradient is ready. Three things make it right:
+A hook on every parameter reports that its gradient is ready (`backward_hooks`). Three things make
+it right:
 
-- **The hook gets the parameter, not its gradient** (`register_post_accumulate_grad_hook`). Sending
-  what it gets would average the weights and leave the gradients as they are.
+- **The hook gets the parameter, not its gradient.** Sending what it gets would average the weights
+  and leave the gradients as they are.
 - **Buckets leave in one order, the same on all ranks**, even where they are completed in another: a
   bucket waits for those before it. All-reduces are matched by their order alone.
 - **The gradient becomes a view into its bucket.** It is copied there once, scaled by 1/K on the
@@ -19,7 +20,6 @@ S. Li et al., VLDB 2020, section 3.2.
 """
 
 import enum
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.backward_hooks import EndOfBackward, hook_gradients
 from course_lib.bucket_memory import Allocate, GradientBuckets
 from course_lib.bucketing import Bucket
 from course_lib.comm_hooks import CommHook, GradBucket, launch
@@ -35,11 +36,13 @@ from course_lib.gradient_sync import copy_scaled
 from course_lib.module_states import broadcast_tensors
 from course_lib.point_to_point import Group, place_in
 from course_lib.reducer_errors import (
+    changed_layout,
     changed_parameter,
     second_backward,
     sparse_gradient,
     unfinished_backward,
     unused_parameters,
+    wrapped_anew,
 )
 
 
@@ -63,8 +66,8 @@ class Reducer:
         named_params: Sequence[tuple[str, Tensor]],
         bucket_cap_mb: float,
         first_bucket_mb: float,
-        group: Group,
         find_unused: bool,
+        group: Group,
         allocate: Allocate,
     ) -> None:
         self.names = [name for name, _ in named_params]
@@ -78,14 +81,14 @@ class Reducer:
         self._state = State.LOCAL
         self._in_backward = False
         self._synchronised = False  # ever
-        self._order: list[int] = []  # indices, as their gradients became ready
+        self._order: dict[int, None] = {}  # indices, as their gradients became ready
         # With unused parameters the order says little, and differs from step to step.
         self._rebuild_pending = not find_unused
         self._gradients = GradientBuckets(self.params, bucket_cap_mb, first_bucket_mb, allocate)
         self._waits: list[Callable[[], object]] = []  # one for each bucket that has left
-        for index, param in enumerate(self.params):
-            hook = _weak_hook(self, index)
-            param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._strides = [param.stride() for param in self.params]
+        self._end = EndOfBackward(self._backward_is_over)
+        self.hooked = hook_gradients(self, self.params)
 
     # --- before a forward -------------------------------------------------------------------------
 
@@ -93,10 +96,14 @@ class Reducer:
         """Expect a backward to be synchronised.
 
         Once, after the first, the buckets are made anew in the order in which the gradients were
-        ready on rank 0. Raises RuntimeError if an exception ended the last backward half-way.
+        ready on rank 0. Raises RuntimeError if an exception ended the last backward half-way, or
+        another reducer has taken over the parameters.
         """
+        if not self.hooked.alive:
+            raise wrapped_anew()
         if self._in_backward:
             raise unfinished_backward()
+        self._end.forget()
         if self._rebuild_pending and self._synchronised:
             self._rebuild_pending = False
             self._rebuild()
@@ -105,14 +112,22 @@ class Reducer:
         self._gradients.expect_all()
         self._state = State.EXPECTING
 
+    def watch(self, outputs: Any) -> None:
+        """Learn where the backward that is expected begins: at one of the tensors in `outputs`."""
+        self._end.watch(outputs)
+
     def stay_local(self) -> None:
-        """Expect a backward whose gradients only add up on this rank."""
-        if not self._in_backward:
+        """Expect a backward whose gradients only add up on this rank.
+
+        Unless another one is still to be synchronised: then so is this one, which averages what is
+        equal already a second time.
+        """
+        if self._state is State.DONE:
             self._state = State.LOCAL
 
     def _rebuild(self) -> None:
         default = self._gradients.order
-        seen = self._order if len(self._order) == len(self.params) else default
+        seen = list(self._order) if len(self._order) == len(self.params) else default
         order = torch.tensor(seen, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
         indices = order.tolist()
@@ -127,12 +142,10 @@ class Reducer:
         """Take over the gradient of parameter `index`, which is ready."""
         if self._state is State.LOCAL:
             return
-        if self._state is State.DONE:
+        if self._state is State.DONE or index in self._order:
             raise second_backward(self.names[index])
-        if not self._in_backward:
-            self._in_backward = True
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self.finish)
+        self._in_backward = True
+        self._end.ask()
         self._take(index)
         self._launch_complete()
 
@@ -146,7 +159,7 @@ class Reducer:
         copy_scaled(gradient, 1.0 if self.hook else 1 / self.divisor, view)
         if gradient is not None:
             param.grad = view
-        self._order.append(index)
+        self._order[index] = None
         bucket.pending -= 1
 
     def _check(self, index: int, gradient: Tensor, view: Tensor) -> None:
@@ -154,6 +167,8 @@ class Reducer:
             raise sparse_gradient(self.names[index])
         if gradient.dtype != view.dtype or gradient.shape != view.shape:
             raise changed_parameter(self.names[index], gradient, view)
+        if self.params[index].stride() != self._strides[index]:
+            raise changed_layout(self.names[index], gradient.stride(), self._strides[index])
 
     def _launch_complete(self) -> None:
         """Launch the buckets that are complete, as far as none before them is missing."""
@@ -176,6 +191,10 @@ class Reducer:
 
     # --- at its end -------------------------------------------------------------------------------
 
+    def _backward_is_over(self) -> None:
+        if self._in_backward:  # and not one that was for the inputs' gradients only
+            self.finish()
+
     def finish(self) -> None:
         """Launch what has not been launched, and wait for all of it.
 
@@ -184,13 +203,15 @@ class Reducer:
         """
         if self._state is not State.EXPECTING:
             return
-        missing = sorted(set(range(len(self.params))) - set(self._order))
+        missing = [index for index in range(len(self.params)) if index not in self._order]
         if missing and not self.find_unused:
             raise unused_parameters([self.names[index] for index in missing])
         for index in missing:
             self._take(index)
-        users = self._launch_rest_and_wait(set(missing))
-        for index in missing:
+        # One that has a gradient from a backward that stayed local is used.
+        unused = {index for index in missing if self.params[index].grad is None}
+        users = self._launch_rest_and_wait(unused)
+        for index in unused:
             if users[index]:
                 self.params[index].grad = self._gradients.place[index][1]
 
@@ -202,19 +223,19 @@ class Reducer:
             bucket.pending = 0
         self._launch_rest_and_wait(set(range(len(self.params))))
 
-    def _launch_rest_and_wait(self, missing: set[int]) -> list[int]:
+    def _launch_rest_and_wait(self, unused: set[int]) -> list[int]:
         """Return, for `find_unused`, how many ranks have a gradient of each parameter.
 
         A parameter that no rank used must not get a gradient of zeros: an optimizer with momentum
         or weight decay would move it.
         """
         self._launch_complete()
-        users = [int(index not in missing) for index in range(len(self.params))]
+        users = [int(index not in unused) for index in range(len(self.params))]
         with self._stream.after_current():
             if self.find_unused:  # after all buckets, where it has the same place on every rank
                 counts = torch.tensor(users, device=self.params[0].device)
                 dist.all_reduce(counts, group=self.group)
-                if missing:  # reading it makes the host wait for the GPU
+                if unused:  # reading it makes the host wait for the GPU
                     users = counts.tolist()
             for wait in self._waits:
                 wait()
@@ -223,15 +244,3 @@ class Reducer:
         self._state = State.DONE
         self._synchronised = True
         return users
-
-
-def _weak_hook(reducer: Reducer, index: int) -> Callable[[Tensor], None]:
-    """Return a hook that does not keep the reducer alive: parameters may outlive their wrapper."""
-    weak = weakref.ref(reducer)
-
-    def hook(param: Tensor) -> None:
-        alive = weak()
-        if alive is not None:
-            alive.on_gradient(index)
-
-    return hook

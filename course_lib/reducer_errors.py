@@ -47,6 +47,22 @@ def changed_parameter(name: str, gradient: Tensor, view: Tensor) -> RuntimeError
     )
 
 
+def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> RuntimeError:
+    """Return the error for a parameter that lies in memory in another order than at first."""
+    return _error(
+        f"'{name}' has the strides {tuple(now)}, and had {tuple(then)} when it was wrapped",
+        "Change the memory format first (model.to(memory_format=…)), and wrap the model then.",
+    )
+
+
+def wrapped_anew() -> RuntimeError:
+    """Return the error for a forward of a wrapper whose module has another one by now."""
+    return _error(
+        "this module has been wrapped again since, and its gradients go to the newer wrapper",
+        "Call that one, or wrap the module only once.",
+    )
+
+
 def unused_parameters(names: Sequence[str]) -> RuntimeError:
     """Return the error for parameters that got no gradient, where that was not announced."""
     shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
@@ -54,7 +70,8 @@ def unused_parameters(names: Sequence[str]) -> RuntimeError:
     return _error(
         f"backward() gave no gradient to {shown}{more}",
         "If the loss is not to depend on them, wrap the model with find_unused_parameters=True "
-        "(zeros are averaged in their place), or freeze them before wrapping it.",
+        "(zeros are averaged in their place), or freeze them before wrapping it. If several "
+        "backward() follow one forward, add up the losses and call it once.",
     )
 
 

@@ -136,7 +136,7 @@ def scatter(
 
     Only the root gives `pieces`, one per member of `group`, all of the shape and dtype of `tensor`.
     It sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError on the root if they are
-    missing or not K (the others then wait in vain), and as `naive_broadcast`.
+    missing, not K or not alike (the others then wait in vain), and as `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -149,6 +149,12 @@ def scatter(
                 f"the root needs one piece for each of the {world_size} ranks, "
                 f"got {'none' if pieces is None else len(pieces)}"
             )
+        for piece in pieces:
+            if piece.shape != tensor.shape or piece.dtype != tensor.dtype:
+                raise ValueError(
+                    f"a piece is {tuple(piece.shape)} {piece.dtype}, and what receives it "
+                    f"{tuple(tensor.shape)} {tensor.dtype}"
+                )
         sends = [
             start_send(piece.contiguous(), to, group)
             for to, piece in enumerate(pieces)

@@ -20,7 +20,7 @@ READING_ORDER = [
     *("point_to_point", "rooted_collectives", "ring", "pipelined_ring", "collectives"),
     *("cost_model", "bucket_size", "bucketing", "gradient_sync", "tuned_all_reduce"),
     *("module_states", "comm_hooks", "communication_stream"),
-    *("bucket_memory", "reducer_errors", "reducer", "uneven_inputs", "ddp"),
+    *("bucket_memory", "backward_hooks", "reducer_errors", "reducer", "uneven_inputs", "ddp"),
     *("peer_memory", "shared_pages", "shared_memory", "symmetric_memory"),
     *("shared_memory_group",),
 ]

@@ -380,6 +380,8 @@ def refused() -> list[str]:
         lambda: collectives.ring_all_reduce(torch.ones(3), segments=0),
         lambda: collectives.scatter(torch.ones(3), [], src=dist.get_rank()),
         lambda: collectives.broadcast(torch.ones(3), src=9),
+        lambda: collectives.scatter(torch.ones(3), 3 * [torch.ones(1)], src=dist.get_rank()),
+        lambda: collectives.ring_all_reduce(torch.ones(1).expand(3)),
     ):
         with pytest.raises(ValueError) as error:
             call()
@@ -390,12 +392,35 @@ def refused() -> list[str]:
 
 
 def test_mistakes_are_named(ranks_of):
-    (nodes, broadcast, ring, scatter, root, sparse) = ranks_of("simulated", 3).run(refused)[0]
+    messages = ranks_of("simulated", 3).run(refused)[0]
+    (nodes, broadcast, ring, scatter, root, piece, expanded, sparse) = messages
     assert "3 ranks do not fill nodes of 2" in nodes
     assert "segments=0" in broadcast and "segments=0" in ring
     assert "one piece for each of the 3 ranks" in scatter
     assert "rank 9" in root
+    assert "a piece is (1,) torch.float32, and what receives it (3,)" in piece
+    assert "clone()" in expanded
     assert "to_dense" in sparse
+
+
+def conjugates(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors whose conjugation, or negation, has not been computed yet."""
+    rank = dist.get_rank()
+    z = torch.complex(values(rank, 7).double(), values(rank + 9, 7).double())
+    conjugate, negative = z.clone().conj(), z.clone().conj().imag
+    assert conjugate.is_conj() and negative.is_neg()
+    getattr(collectives, name)(conjugate)
+    getattr(collectives, name)(negative)
+    return conjugate.resolve_conj(), negative.resolve_neg()
+
+
+@pytest.mark.parametrize("name", ALL_REDUCES)
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
+def test_conjugates_are_summed_as_what_they_mean(ranks_of, on, k, name):
+    real, imag = (sum(values(r + more, 7).double() for r in range(k)) for more in (0, 9))
+    for conjugate, negative in ranks_of(on, k).run(conjugates, name):
+        assert torch.equal(conjugate, torch.complex(real, -imag))
+        assert torch.equal(negative, -imag)
 
 
 def test_without_ranks_the_message_says_how_to_get_some():

@@ -9,12 +9,24 @@ the same algorithm, that is the oracle as well.
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_scenarios import (
+    BOTH,
+    FEW,
+    SMALL_CAP,
+    STEPS,
+    WORLDS,
+    batches,
+    compare,
+    mlp,
+    own_shards,
+    sgd,
+    state_of,
+)
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.functional import mse_loss
@@ -30,49 +42,7 @@ from course_lib.ranks.computation import clock
 from course_lib.ranks.network import Device, Network
 from course_lib.sharding import shard
 
-WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (1, 2, 3, 4)]
-FEW = [("simulated", 3), ("cpu", 2)]
-STEPS, BATCH = 5, 24
-BOTH = [DistributedDataParallel, TorchDDP]
-SMALL_CAP = 400 / MEGABYTE
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-
-
-def mlp(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)
-    ).double()
-
-
-def batches(steps: int = STEPS, batch: int = BATCH) -> list[tuple[Tensor, Tensor]]:
-    g = torch.Generator().manual_seed(1)
-    sizes = [(steps, batch, 6), (steps, batch, 3)]
-    x, y = (torch.randn(*size, generator=g, dtype=torch.float64) for size in sizes)
-    return list(zip(x, y, strict=True))
-
-
-def own_shards(**sizes: int) -> list[tuple[Tensor, Tensor]]:
-    rank, k = dist.get_rank(), dist.get_world_size()
-    return [(shard(x, k, rank), shard(y, k, rank)) for x, y in batches(**sizes)]
-
-
-def sgd(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
-
-
-def state_of(net: nn.Module) -> list[Tensor]:
-    return [tensor.detach() for tensor in (*net.parameters(), *net.buffers())]
-
-
-def compare(ranks: Ranks, scenario: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
-    """Run with both classes; check that they agree, and the replicas too; return the numbers."""
-    ours, theirs = (ranks.run(scenario, ddp, *args) for ddp in BOTH)
-    for replica, other in zip(ours, theirs, strict=True):
-        for tensor, expected, first in zip(replica, other, ours[0], strict=True):
-            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
-            assert torch.equal(tensor, first)
-    return ours[0]
 
 
 # --- plain training -------------------------------------------------------------------------------

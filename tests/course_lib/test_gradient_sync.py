@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_scenarios import STEPS, WORLDS, batches, mlp
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -23,28 +24,12 @@ STRATEGIES: dict[str, Callable[..., None]] = {
     "flat": gradient_sync.sync_flat,
     "bucketed": gradient_sync.sync_bucketed,
 }
-WORLDS = [(on, k) for on in ("simulated", "cpu") for k in (1, 2, 3, 4)]
-STEPS, BATCH = 5, 24
-
-
-def model(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)
-    ).double()
-
-
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    g = torch.Generator().manual_seed(1)
-    sizes = [(STEPS, BATCH, 6), (STEPS, BATCH, 3)]
-    x, y = (torch.randn(*size, generator=g, dtype=torch.float64) for size in sizes)
-    return list(zip(x, y, strict=True))
 
 
 def train(strategy: str, all_reduce: str | None = None) -> list[torch.Tensor]:
     """Start from different weights on every rank; return the weights after 5 steps."""
     rank, k = dist.get_rank(), dist.get_world_size()
-    net = model(seed=rank)
+    net = mlp(seed=rank)
     broadcast_module_states(net)
     options: dict[str, Any] = {}
     if strategy == "bucketed":
@@ -60,7 +45,7 @@ def train(strategy: str, all_reduce: str | None = None) -> list[torch.Tensor]:
 
 
 def one_machine() -> list[torch.Tensor]:
-    net = model(seed=0)
+    net = mlp(seed=0)
     for x, y in batches():
         for param, gradient in zip(
             net.parameters(), batch_gradient(net, mse_loss, x, y), strict=True
@@ -110,7 +95,7 @@ def test_bytes_over_a_ring(ranks_of, k):
     """A flat gradient of D numbers costs each rank 2(K-1)/K D numbers, whatever K is."""
     ranks = ranks_of("simulated", k)
     ranks.run(train, "flat", "ring_all_reduce")
-    length = sum(param.numel() for param in model().parameters())
+    length = sum(param.numel() for param in mlp().parameters())
     for rank in range(k):
         chunks = [shard_bounds(length, k, r % k) for r in (rank, rank + 1)]
         left_out = sum(stop - start for start, stop in chunks)

@@ -1,0 +1,98 @@
+"""Backward hooks: how autograd tells that a gradient is ready, and that backward is over.
+
+- **A gradient is ready** when it has been added up in `param.grad`. A hook on the parameter is
+  called then (`register_post_accumulate_grad_hook`).
+- **Backward is over** when autograd runs what was queued in it. It can run one backward inside
+  another: reentrant activation checkpointing computes a segment anew and goes back through it,
+  which ends long before all is done. So the end is asked for where the outermost one begins: at the
+  output of the model.
+
+Hooks live as long as their parameters, and these longer than their wrapper. They hold their owner
+weakly, and go when it goes.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+class Owner(Protocol):
+    """Who wants to hear of gradients."""
+
+    hooked: "weakref.finalize[Any, Any]"
+
+    def on_gradient(self, index: int) -> None:
+        """Be told that the gradient of parameter `index` is ready."""
+
+
+class GradientHook:
+    """Tells its owner, if that is still there, that the gradient of a parameter is ready."""
+
+    def __init__(self, owner: Owner, index: int) -> None:
+        self.owner = weakref.ref(owner)
+        self._index = index
+
+    def __call__(self, param: Tensor) -> None:
+        owner = self.owner()
+        if owner is not None:
+            owner.on_gradient(self._index)
+
+
+def hook_gradients(owner: Owner, params: Sequence[Tensor]) -> "weakref.finalize[Any, Any]":
+    """Let `owner` hear of the gradients of `params`, by index, in place of earlier owners.
+
+    Returns what removes the hooks: called, or when the owner goes. Its `alive` says whether they
+    are still there.
+    """
+    for param in params:
+        hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
+        for hook in list(hooks.values()):
+            earlier = hook.owner() if isinstance(hook, GradientHook) else None
+            if earlier is not None:
+                earlier.hooked()
+    handles = [
+        param.register_post_accumulate_grad_hook(GradientHook(owner, index))  # type: ignore[no-untyped-call]
+        for index, param in enumerate(params)
+    ]
+    finalizer = weakref.finalize(owner, _remove, handles)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _remove(handles: Sequence[torch.utils.hooks.RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class EndOfBackward:
+    """Calls the bound method `then`, if its object is still there, when backward is over."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = weakref.WeakMethod(then)
+        self._queued = False
+
+    def watch(self, outputs: Any) -> None:
+        """Ask for the end of the backward that will begin at one of the tensors in `outputs`."""
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(lambda _: self.ask())  # type: ignore[no-untyped-call]
+
+    def ask(self) -> None:
+        """Ask for the end of the backward that is running, unless that was done."""
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._over)
+
+    def forget(self) -> None:
+        """Expect no end any more: an exception may have prevented it."""
+        self._queued = False
+
+    def _over(self) -> None:
+        self._queued = False
+        then = self._then()
+        if then is not None:
+            then()
