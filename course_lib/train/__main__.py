@@ -3,11 +3,14 @@
 import argparse
 import os
 import re
+import signal
 import sys
+import time
 import traceback
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,9 +34,17 @@ With --checkpoint, the same command goes on where the last one stopped; with tor
 --max-restarts it does so by itself when a rank dies, and ends with the same loss.
 """
 
+STDOUT_GONE = 128 + signal.SIGPIPE
+"""The exit status of a command that nobody listens to any more (``| head -1``)."""
+_PATIENCE = 10.0  # seconds that other ranks leave rank 0 to say what is wrong
+
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong option once, not on every rank."""
+    """Shows the help, or reports a wrong option, once, not on every rank."""
+
+    def print_help(self, file: Any = None) -> None:
+        if _rank() == 0:
+            super().print_help(file)
 
     def error(self, message: str) -> NoReturn:
         if _rank() == 0:
@@ -136,34 +147,45 @@ def main() -> int:
     """Train as the command line says; return the exit status.
 
     0, or 2 for wrong options, or 1 if the loss is not finite. After any other error it does not
-    return, but ends the process with status 1.
+    return, but ends the process: with status 1, or `STDOUT_GONE`.
     """
-    arguments = parser()
-    options = vars(arguments.parse_args())
-    device = options.pop("device")
     first = _rank() == 0
     try:
+        options = vars(parser().parse_args())
+        device = options.pop("device")
         config = TrainConfig(**options)
         leave_on_interrupt(lambda: last_words(config.checkpoint) if first else "")
         join(device)
         train(config)
+    except SystemExit as ended:  # the parser has said why, or has shown the help
+        status = 2 if ended.code else 0
     except (ConfigError, FloatingPointError) as error:
         if first:
-            sys.stderr.write(f"{PROGRAM}: {error}\n")
+            _complain(f"{PROGRAM}: {error}\n")
         status = 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:  # our own pipe: those between ranks raise errors of PyTorch's
+        leave(STDOUT_GONE)
     except Exception as error:
         # At once, without a farewell to the others, who may wait for this rank: they find the
         # connection closed, and torchrun starts all of them anew.
         what = f"failed\n{traceback.format_exc()}"
         if re.search("closed by peer|reset by peer|Broken pipe", str(error)):
             what = "has lost the connection to another rank, which has ended: see why it did\n"
-        sys.stderr.write(f"{PROGRAM}: rank {_rank()} {what}")
+        _complain(f"{PROGRAM}: rank {_rank()} {what}")
         leave(1)
     else:
         status = 0
     if dist.is_initialized():
         dist.destroy_process_group()
+    if status and not first and dist.is_torchelastic_launched():
+        # torchrun ends all ranks as soon as one has failed: that must be the one that says why.
+        time.sleep(_PATIENCE)
     return status
+
+
+def _complain(text: str) -> None:
+    with suppress(AttributeError, OSError):  # standard error was closed, or nobody reads it
+        sys.stderr.write(text)
 
 
 def leave(status: int) -> NoReturn:
@@ -173,8 +195,12 @@ def leave(status: int) -> NoReturn:
     interpreter is taken down ("terminate called without an active exception"). torchrun would take
     a run that has ended well for one that failed, and start it again.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # closed from the start
+                stream.flush()
+        except OSError:
+            status = status or STDOUT_GONE
     os._exit(status)
 
 

@@ -42,8 +42,8 @@ def step_of(path: Path) -> int:
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
     """Write `content` (tensors, numbers, text, lists, dicts) and return the file's path.
 
-    Older checkpoints than the newest `KEEP` are removed. To be called by one rank. Raises OSError
-    if the file cannot be written; the older ones are still there then.
+    Of the checkpoints up to this step, all but the newest `KEEP` are removed. To be called by one
+    rank. Raises OSError if the file cannot be written; the older ones are still there then.
     """
     path = folder / f"step-{step:08d}.pt"
     temporary = path.with_suffix(".tmp")
@@ -57,7 +57,10 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
         os.fsync(entry)  # the name, too
     finally:
         os.close(entry)
-    for old in checkpoints(folder)[:-KEEP]:
+    # Those of later steps are damaged, or this run would have gone on from them: next to them this
+    # one must not count as old.
+    up_to_here = [path for path in checkpoints(folder) if step_of(path) <= step]
+    for old in up_to_here[:-KEEP]:
         old.unlink(missing_ok=True)
     return path
 
@@ -71,16 +74,24 @@ def load_checkpoint(
     there. Tensors come on the CPU. `say` is told which files are damaged, and passed over.
 
     Raises ConfigError, on all ranks, if rank 0 cannot use the folder: now, and not after the first
-    hundred steps.
+    hundred steps. Also if all checkpoints are damaged: to begin anew is for a person to decide.
     """
     rank, _ = place_in(group)
     found: list[Any] = [None, None]  # what is wrong, the file
     if rank == 0:
         try:
             _prepare(folder)
-            found[1] = _newest(folder, say)
+            found[1], damaged = _newest(folder)
         except OSError as error:
             found[0] = f"--checkpoint {folder}: {error}. Name another folder."
+        else:
+            for path, reason in damaged.items():  # here, where its OSError is not the folder's
+                say(f"{path} is damaged ({reason}): passed over")
+            if damaged and found[1] is None:
+                found[0] = (
+                    f"none of the {len(damaged)} checkpoints in {folder} can be read. With "
+                    "--checkpoint name another folder, or move them away to start from step 0."
+                )
     dist.broadcast_object_list(found, group=group, group_src=0)
     problem, data = found
     if problem is not None:
@@ -96,22 +107,27 @@ def _prepare(folder: Path) -> None:
         raise PermissionError("no permission to write there")
 
 
-def _newest(folder: Path, say: Callable[[str], None]) -> bytes | None:
+def _newest(folder: Path) -> tuple[bytes | None, dict[Path, str]]:
+    """Return the newest readable file, if there is one, and why newer ones cannot be read."""
+    damaged: dict[Path, str] = {}
     for path in reversed(checkpoints(folder)):
+        data = path.read_bytes()
         try:
-            data = path.read_bytes()
             _read(data)
-        except Exception as error:  # torch.load raises what it stumbles over, of any type
-            reason = str(error).partition("\n")[0]
-            say(f"{path} is damaged ({reason}): trying the one before")
+        except ValueError as error:
+            damaged[path] = str(error)
         else:
-            return data
-    return None
+            return data, damaged
+    return None, damaged
 
 
 def _read(data: bytes) -> dict[str, Any]:
-    # weights_only: a checkpoint is data, and must not be able to run code.
-    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if content.pop("format", None) != _FORMAT:
+    try:
+        # weights_only: a checkpoint is data, and must not be able to run code.
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises what it stumbles over, of any type
+        # Not in its own words, which advise to load the file without weights_only.
+        raise ValueError(f"PyTorch cannot load it: {type(error).__name__}") from error
+    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ValueError("it was not written by this program")
     return content

@@ -45,7 +45,8 @@ class TrainConfig:
         clip_norm: largest Euclidean norm of a step's gradient; None leaves it as it is.
         precision: `fp32`, or the format in which matrix products are computed.
         ddp: whose DistributedDataParallel: `ours`, or `torch`.
-        seed: of the initial weights, the order of the examples and what is dropped.
+        seed: of the initial weights, the order of the examples and what is dropped. From 0;
+            seed + epoch, which epoch's order is drawn from, has to stay below 2**63.
         checkpoint: a folder. Rank 0 writes the state there, and all ranks go on from the newest
             one that is there already. None keeps nothing.
         checkpoint_every: steps between two checkpoints; there is one at the end in any case.
@@ -83,12 +84,18 @@ class TrainConfig:
         at_least_one = ("width", "layers", "heads", "context", "batch_size", "accumulate")
         for name in (*at_least_one, "epochs", "checkpoint_every"):
             _require(self, name, getattr(self, name) >= 1, "1 or more")
-        for name in ("weight_decay", "log_every", "seed"):
+        for name in ("weight_decay", "log_every"):
             _require(self, name, getattr(self, name) >= 0, "0 or more")
         _require(self, "steps", self.steps is None or self.steps >= 1, "1 or more")
         _require(self, "lr", self.lr > 0, "above 0")
         _require(self, "clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0")
         _require(self, "dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        _require(self, "checkpoint", self.checkpoint != "", "the name of a folder")
+        # PyTorch's generators take 64 bits. An epoch has at least one step.
+        epochs = self.epochs if self.steps is None else self.steps
+        largest = 2**63 - epochs
+        expected = f"0 … {largest}, as each of up to {epochs} epochs takes the next seed"
+        _require(self, "seed", 0 <= self.seed <= largest, expected)
         if self.model == "transformer":
             divides = self.width % self.heads == 0
             _require(self, "width", divides, f"a multiple of heads={self.heads}")

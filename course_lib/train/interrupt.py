@@ -16,7 +16,8 @@ INTERRUPTED = 128 + signal.SIGINT
 def leave_on_interrupt(last_words: Callable[[], str]) -> None:
     """From now on, Ctrl-C (SIGINT) prints `last_words()` and ends this process with status 130.
 
-    Whatever the main thread does, or waits for. To be called on the main thread (else ValueError).
+    Whatever the main thread does, or waits for, and also if `last_words` fails. To be called on the
+    main thread (else ValueError).
     Nothing is cleaned up that the operating system does not: files must be complete, or
     recognisable, at any moment.
     """
@@ -26,9 +27,11 @@ def leave_on_interrupt(last_words: Callable[[], str]) -> None:
     def listen() -> None:
         while signal.SIGINT not in os.read(reader, 1):
             pass
-        # Not through sys.stderr: the main thread may hold its lock.
-        os.write(2, last_words().encode())
-        os._exit(INTERRUPTED)
+        try:
+            # Not through sys.stderr: the main thread may hold its lock.
+            os.write(2, last_words().encode(errors="backslashreplace"))
+        finally:
+            os._exit(INTERRUPTED)  # nothing else would: Python no longer raises KeyboardInterrupt
 
     # Python's handler runs on the main thread, when that returns to Python. But the signal's number
     # is written to this pipe the moment it arrives.

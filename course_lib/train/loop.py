@@ -66,7 +66,7 @@ def train(config: TrainConfig) -> TrainResult:
 
     Raises:
         ConfigError: the options make no run, or another one than the checkpoint's.
-        FloatingPointError: the loss is not a finite number any more.
+        FloatingPointError: the loss, or the one on the test set, is not a finite number any more.
         ValueError: there is no process group.
 
     """
@@ -109,6 +109,8 @@ def train(config: TrainConfig) -> TrainResult:
             if progress is not None:
                 progress.close()
         test_loss, test_accuracy = _evaluate(trainer, dataset.test, max(micro_batch, _TEST_BATCH))
+        # Of the last step, the loss before it was looked at: not what it has made of the weights.
+        trainer.require_finite(test_loss, f"the test loss is {test_loss} after step {trainer.step}")
     if progress is not None:
         say(
             f"{trainer.step - start} steps in {duration(progress.seconds())} · "

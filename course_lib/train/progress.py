@@ -6,9 +6,13 @@ import time
 
 
 def say(text: str) -> None:
-    """Print a line in one piece: ranks share a pipe, and pieces of lines would mix."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    """Print a line in one piece: ranks share a pipe, and pieces of lines would mix.
+
+    Nothing if there is no standard output (`>&-`). Raises BrokenPipeError if nobody reads it.
+    """
+    if sys.stdout is not None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def duration(seconds: float) -> str:
@@ -41,7 +45,7 @@ class Progress:
         self._unit = unit
         self._units_per_step = units_per_step
         self._began = self._last_time = time.perf_counter()
-        self._overwrites = sys.stdout.isatty()
+        self._overwrites = sys.stdout is not None and sys.stdout.isatty()
         self._open = False
 
     def report(self, step: int, loss: float) -> None:

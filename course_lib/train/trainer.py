@@ -36,8 +36,9 @@ class Trainer:
     def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
         """Build the replica; go on from the newest checkpoint, if there is one.
 
-        Raises ConfigError if that is of another configuration, the folder cannot be used, the
-        device does not have the precision, or the batch cannot be shared out equally.
+        Raises ConfigError if that is of another configuration, the folder or none of the
+        checkpoints in it can be used, the device does not have the precision, or the batch cannot
+        be shared out equally.
         """
         self._config = config
         self._dataset = dataset
@@ -107,11 +108,18 @@ class Trainer:
         dist.all_reduce(losses)
         self.losses += (losses / self._world_size).tolist()
         for number, loss in enumerate(self.losses[-len(losses) :], self.step - len(losses) + 1):
-            if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss is {loss} at step {number}. Take a smaller --lr than "
-                    f"{self._config.lr:g}, or limit the gradient with --clip-norm 1"
-                )
+            self.require_finite(loss, f"the loss is {loss} at step {number}")
+
+    def require_finite(self, loss: float, what: str) -> None:
+        """Raise FloatingPointError, with `what` and advice, if `loss` is infinite or not a number.
+
+        To be called with the same loss on all ranks.
+        """
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"{what}. Take a smaller --lr than {self._config.lr:g}, or limit the gradient with "
+                "--clip-norm 1"
+            )
 
     def save(self) -> None:
         """Write a checkpoint, if the run has a folder for them; rank 0 does it.

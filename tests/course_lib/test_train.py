@@ -24,9 +24,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.ranks import RankError
+from course_lib.sharding import ShardedSampler
 from course_lib.train import ConfigError, TrainConfig, TrainResult, train
 from course_lib.train import __main__ as command_line
-from course_lib.train.checkpoint import checkpoints, save_checkpoint, step_of
+from course_lib.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint, step_of
 from course_lib.train.datasets import documentation_text, load_dataset, pieces
 from course_lib.train.meeting import agree_on_name
 from course_lib.train.models import build_model
@@ -69,6 +70,12 @@ def assert_same_training(result: TrainResult, expected: TrainResult, **tolerance
     torch.testing.assert_close(result.weights, expected.weights, **tolerance)
     torch.testing.assert_close(result.test_loss, expected.test_loss, **tolerance)
     assert result.test_accuracy == pytest.approx(expected.test_accuracy, abs=1e-3)
+
+
+def refusal(config: TrainConfig) -> str:
+    with pytest.raises((ConfigError, FloatingPointError)) as error:
+        train(config)
+    return str(error.value)
 
 
 def one_machine(config: TrainConfig) -> TrainResult:
@@ -235,6 +242,61 @@ def test_files_of_other_names_are_left_alone(tmp_path):
     assert other.exists()
 
 
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", Path("code"), [1, 2]])
+def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
+    ranks_of, tmp_path, capsys, damage
+):
+    files = {tmp_path / f"step-{step:08d}.pt" for step in (900, 901)}
+    for path in files:
+        if isinstance(damage, bytes):
+            path.write_bytes(damage)
+        else:  # a Path cannot be loaded without running its code
+            torch.save(damage, path)
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    first, second = ranks_of("simulated", 2).run(refusal, config)
+    assert first == second
+    assert f"none of the 2 checkpoints in {tmp_path} can be read" in first
+    assert set(tmp_path.iterdir()) == files
+    said = capsys.readouterr().out
+    assert all(f"{path} is damaged (" in said for path in files)
+    assert "weights_only" not in said  # PyTorch's advice to switch it off
+
+
+def test_a_damaged_file_that_nobody_hears_of_does_not_make_the_folder_unusable(ranks_of, tmp_path):
+    save_checkpoint(tmp_path, 1, {"step": 1})
+    (tmp_path / "step-00000002.pt").write_bytes(b"damaged")
+
+    def say(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    def load() -> None:
+        with pytest.raises(BrokenPipeError, match="is damaged"):
+            load_checkpoint(tmp_path, say)
+
+    ranks_of("simulated", 1).run(load)
+
+
+def test_what_was_just_written_stays_next_to_damaged_ones_of_later_steps(tmp_path):
+    damaged = [tmp_path / f"step-{step:08d}.pt" for step in (900, 901)]
+    for path in damaged:
+        path.write_bytes(b"damaged")
+    written = [save_checkpoint(tmp_path, step, {"step": step}) for step in (1, 2, 3)]
+    assert checkpoints(tmp_path) == written[-2:] + damaged
+
+
+def test_a_checkpoint_that_the_system_does_not_let_read_is_not_taken_for_damaged(
+    ranks_of, tmp_path
+):
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    ranks = ranks_of("simulated", 2)
+    ranks.run(train, config)
+    newest = tmp_path / "step-00000002.pt"
+    newest.mkdir()  # an OSError for root too, whom no permission stops
+    messages = ranks.run(refusal, config)
+    assert messages[0] == messages[1]
+    assert f"Is a directory: '{newest}'. Name another folder" in messages[0]
+
+
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
     old = save_checkpoint(tmp_path, 3, {"step": 3})
     content = old.read_bytes()
@@ -297,11 +359,23 @@ def test_a_folder_that_cannot_be_made_is_refused_on_all_ranks(ranks_of, tmp_path
         *(("model", "rnn"), ("ddp", "horovod"), ("precision", "fp8"), ("width", 0), ("steps", 0)),
         *(("epochs", 0), ("lr", 0.0), ("lr", float("nan")), ("dropout", 1.0), ("clip_norm", 0.0)),
         *(("batch_size", 0), ("accumulate", 0), ("log_every", -1), ("checkpoint_every", 0)),
+        *(("seed", -1), ("seed", 2**63), ("checkpoint", "")),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(option, value):
     with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is "):
         TrainConfig(**{option: value})
+
+
+@pytest.mark.parametrize("length", [{"epochs": 40}, {"steps": 40}])
+def test_a_seed_leaves_room_for_that_of_the_last_epoch(length):
+    largest = 2**63 - 40
+    config = TrainConfig(seed=largest, **length)
+    sampler = ShardedSampler(range(9), 1, 0, seed=config.seed)
+    sampler.set_epoch(39)
+    assert sorted(sampler) == list(range(9))
+    with pytest.raises(ConfigError, match=rf"--seed is {largest + 1}: .* 0 … {largest}, .* 40 epo"):
+        TrainConfig(seed=largest + 1, **length)
 
 
 def test_heads_have_to_divide_the_width():
@@ -325,6 +399,12 @@ def test_a_run_that_cannot_be_is_refused_with_advice(ranks_of, change, words):
     config = replace(DIGITS, accumulate=2, **change)
     with pytest.raises(RankError, match=words):
         ranks_of("simulated", 2).run(train, config)
+
+
+def test_a_last_step_that_ruins_the_weights_is_no_finished_run(ranks_of):
+    messages = ranks_of("simulated", 2).run(refusal, replace(DIGITS, lr=1e38, steps=1))
+    assert messages[0] == messages[1]
+    assert re.match("the test loss is (nan|inf) after step 1. .* smaller --lr than 1e", messages[0])
 
 
 def test_without_ranks_it_says_how_to_get_them():
@@ -544,6 +624,44 @@ def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
     assert "terminate called" not in errors
 
 
+def test_ctrl_c_ends_the_process_also_if_its_last_words_fail(tmp_path):
+    (tmp_path / "speechless.py").write_text(
+        "import os, signal, time\n"
+        "from course_lib.train.interrupt import leave_on_interrupt\n"
+        "leave_on_interrupt(lambda: str(1 / 0))\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(10)\n"
+    )
+    with started("speechless", folder=tmp_path) as process:
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
+
+
+def test_when_nobody_reads_its_output_any_more_it_ends_quietly(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is left would be flushed at exit
+    options = [*SMALL, "--steps", "1000000", "--log-every", "1"]
+    with started("course_lib.train", *options, folder=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("transformer")
+        process.stdout.close()  # | head -1
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
+
+
+def test_it_trains_without_standard_output(tmp_path):
+    (tmp_path / "silent.py").write_text(
+        "import sys\n"
+        "from course_lib.train.__main__ import leave, main\n"
+        "sys.stdout = None  # what Python makes of >&-\n"
+        "leave(main())\n"
+    )
+    options = [*SMALL, "--steps", "1", "--checkpoint", "kept"]
+    with started("silent", *options, folder=tmp_path) as process:
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (0, "", "")
+    assert (tmp_path / "kept" / "step-00000001.pt").exists()
+
+
 def test_it_runs_without_torchrun_as_one_rank(tmp_path):
     with started("course_lib.train", *SMALL, "--steps", "3", folder=tmp_path) as process:
         output, errors = process.communicate(timeout=90)
@@ -569,10 +687,25 @@ def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, words
     assert command_line.main() == 2
     assert words in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["train", "--no-such-option"])
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
-    assert ended.value.code == 2
+    assert command_line.main() == 2
     assert ("no-such-option" in capsys.readouterr().err) == (rank == "0")
+    monkeypatch.setattr("sys.argv", ["train", "--help"])
+    assert command_line.main() == 0
+    assert ("--checkpoint DIR" in capsys.readouterr().out) == (rank == "0")
+
+
+def test_a_wrong_option_is_reported_also_if_rank_0_comes_last(tmp_path):
+    """As soon as one rank has failed, torchrun ends the others."""
+    (tmp_path / "late.py").write_text(
+        "import os, time\n"
+        "from course_lib.train.__main__ import leave, main\n"
+        "time.sleep(os.environ['RANK'] == '0')\n"
+        "leave(main())\n"
+    )
+    with started(*TORCHRUN, "late.py", "--lr", "-1", folder=tmp_path) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert errors.count("course_lib.train: --lr is -1.0: it has to be above 0") == 1
 
 
 def test_more_ranks_than_gpus_cannot_ask_for_gpus(monkeypatch):
