@@ -57,6 +57,7 @@ def hook_gradients(owner: Owner, params: Sequence[Tensor]) -> "weakref.finalize[
     handles = [
         param.register_post_accumulate_grad_hook(GradientHook(owner, index))  # type: ignore[no-untyped-call]
         for index, param in enumerate(params)
+        if param.requires_grad
     ]
     finalizer = weakref.finalize(owner, _remove, handles)
     finalizer.atexit = False
@@ -69,7 +70,10 @@ def _remove(handles: Sequence[torch.utils.hooks.RemovableHandle]) -> None:
 
 
 class EndOfBackward:
-    """Calls the bound method `then`, if its object is still there, when backward is over."""
+    """Calls the bound method `then`, if its object is still there, when a backward is over.
+
+    Perhaps more than once.
+    """
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = weakref.WeakMethod(then)
@@ -78,14 +82,19 @@ class EndOfBackward:
     def watch(self, outputs: Any) -> None:
         """Ask for the end of the backward that will begin at one of the tensors in `outputs`."""
         for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(lambda _: self.ask())  # type: ignore[no-untyped-call]
+            # On a leaf (a parameter, an input) the hook would stay beyond this graph.
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                output.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def ask(self) -> None:
         """Ask for the end of the backward that is running, unless that was done."""
         if not self._queued:
-            self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._over)
+            self._queue()
+
+    def _queue(self) -> None:
+        # Also if it was done: an exception drops what was queued, and tells nobody.
+        self._queued = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._over)
 
     def forget(self) -> None:
         """Expect no end any more: an exception may have prevented it."""

@@ -25,9 +25,7 @@ def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.empty(numel, dtype=dtype, device=device)
 
 
-def allocate_memory(
-    tensors: Sequence[Tensor], allocate: Allocate = allocate_empty
-) -> dict[Kind, Tensor]:
+def allocate_memory(tensors: Sequence[Tensor], allocate: Allocate) -> dict[Kind, Tensor]:
     """Return for each dtype and device a vector in which any buckets of the `tensors` have room."""
     lengths: dict[Kind, int] = {}
     for tensor in tensors:
@@ -70,7 +68,7 @@ class GradientBuckets:
         params: Sequence[Tensor],
         bucket_cap_mb: float,
         first_bucket_mb: float,
-        allocate: Allocate = allocate_empty,
+        allocate: Allocate,
     ) -> None:
         self._params = params
         self._caps = (bucket_cap_mb, first_bucket_mb)

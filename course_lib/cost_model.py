@@ -103,8 +103,8 @@ def pipelined_ring_all_reduce_time(
 
     Of s = `segments` per chunk, w = min(s, `window`) are on their way at once, so there are
     R = 2(K-1) s/w rounds of w messages. Either the link never rests, and that is 2(K-1) n/(Kβ) + α;
-    or it waits for a message to arrive. With one segment it is the plain ring. Where the window
-    does not divide the segments, it is off by part of a round.
+    or it waits for a message to arrive. With one segment it is the plain ring. Where w does not
+    divide 2(K-1)s, an incomplete round counts in part: it is then up to half a round too short.
     """
     if world_size == 1:
         return 0.0

@@ -88,8 +88,7 @@ class DistributedDataParallel(nn.Module):
         place_in(group)
         verify_same_model(module, group)
         # Each once, under its first name: a tied parameter is one parameter.
-        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        if not trained:
+        if not any(param.requires_grad for param in module.parameters()):
             raise RuntimeError(
                 "no parameter of this module needs a gradient, so there is nothing to synchronise: "
                 "use the module without DistributedDataParallel"
@@ -100,11 +99,9 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self.group = group
         self.broadcast_buffers = broadcast_buffers
-        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self._modules_inside = list(module.modules())
         self._options = (bucket_cap_mb, first_bucket_mb, find_unused_parameters)
-        self._allocate = allocate
-        self._reducer = Reducer(trained, *self._options, group, allocate)
+        self._hook_in(allocate)
         if comm_hook is not None:
             pair = comm_hook if isinstance(comm_hook, tuple) else (group, comm_hook)
             self.register_comm_hook(*pair)
@@ -113,27 +110,34 @@ class DistributedDataParallel(nn.Module):
         self._activity: Activity | None = None
         self._divide_by_active = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out, for a pickle, what belongs to this process: group, comm hook, buckets.
+    def _hook_in(self, allocate: Allocate) -> None:
+        # Each once, under its first name: a tied parameter is one parameter.
+        named = list(self.module.named_parameters())
+        trained = [(name, param) for name, param in named if param.requires_grad]
+        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
+        # A copy may be frozen as a whole.
+        self._reducer = Reducer(trained or named, *self._options, self.group, allocate)
 
-        Where it is loaded, the group is that of all ranks, and memory is ordinary.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle takes along: not the comm hook, nor special memory.
+
+        A deep copy stays in its group; where a pickle is loaded, the group is that of all ranks.
         """
-        local = {"group": None, "_activity": None, "_allocate": allocate_empty}
-        return {**self.__dict__, **local, "_reducer": self._reducer.names}
+        state = {**self.__dict__, "_sync": True, "_activity": None, "_divide_by_active": False}
+        del state["_reducer"], state["_frozen"], state["group"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        params = dict(self.module.named_parameters())
-        trained = [(name, params[name]) for name in state["_reducer"]]
-        self._reducer = Reducer(trained, *self._options, self.group, self._allocate)
+        super().__setstate__({"group": None, **state})  # type: ignore[no-untyped-call]
+        self._hook_in(allocate_empty)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedDataParallel":
-        """Copy the module, and wrap the copy alike, in the same group."""
         twin = memo[id(self)] = type(self).__new__(type(self))
-        state = copy.deepcopy(self.__getstate__(), memo)
-        twin.__setstate__({**state, "group": self.group, "_allocate": self._allocate})
-        twin._reducer.hook = self._reducer.hook
+        twin.__setstate__({**copy.deepcopy(self.__getstate__(), memo), "group": self.group})
         return twin
+
+    def __copy__(self) -> "DistributedDataParallel":
+        raise TypeError("two wrappers cannot share a module: use copy.deepcopy")
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` do what is done with a bucket. Once, on every rank.

@@ -32,8 +32,9 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group =
     """
     buckets = assign_buckets(tensors, BROADCAST_MB, BROADCAST_MB, range(len(tensors)))
     for indices in buckets:
-        # .data: a forward may have saved a buffer for a backward that is still to come. What other
-        # ranks need is no reason to forbid it; autograd would notice a write to .detach().
+        # .data: autograd does not see this write. A forward may have saved a buffer for a backward
+        # that is still to come; where that needs its numbers (BatchNorm in training does not), it
+        # gets the source's, as with PyTorch's DDP.
         members = [tensors[i].data for i in indices]
         flat = torch.cat([member.flatten() for member in members])
         # As bytes, since not every backend sends every dtype (bool, for one).

@@ -58,8 +58,9 @@ def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> Runtim
 def wrapped_anew() -> RuntimeError:
     """Return the error for a forward of a wrapper whose module has another one by now."""
     return _error(
-        "this module has been wrapped again since, and its gradients go to the newer wrapper",
-        "Call that one, or wrap the module only once.",
+        "this module, or a part of it, has been wrapped again since, and gradients go to the newer "
+        "wrapper",
+        "Call that one, or wrap this module anew.",
     )
 
 

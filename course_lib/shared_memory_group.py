@@ -71,9 +71,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Sum `tensors`, of any shape, in place in shared memory, one after the other.
 
         Other operations, and tensors on a GPU, are the inner group's. Raises TimeoutError if a rank
-        does not come.
+        does not come, TypeError for a sparse tensor.
         """
-        summing = opts is None or opts.reduceOp == dist.ReduceOp.SUM
+        if not isinstance(opts, dist.AllreduceOptions):  # the short form: an operation, or nothing
+            operation, opts = opts, dist.AllreduceOptions()
+            opts.reduceOp = dist.ReduceOp.SUM if operation is None else operation
+        summing = opts.reduceOp == dist.ReduceOp.SUM
         if not summing or any(tensor.device.type != "cpu" for tensor in tensors):
             return self._inner.allreduce(tensors, opts)
         for tensor in tensors:
@@ -103,7 +106,11 @@ def shared_memory_group(inner: Group = None, timeout: float = 300.0) -> SharedMe
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     given = (dist.group.WORLD if inner is None else inner, timeout)
     members = dist.get_process_group_ranks(inner)
-    group = dist.new_group(members, backend=NAME, pg_options=given, use_local_synchronization=True)
+    # Its ranks must count as the inner group's do.
+    order: dict[str, Any] = {} if members == sorted(members) else {"sort_ranks": False}
+    group = dist.new_group(
+        members, backend=NAME, pg_options=given, use_local_synchronization=True, **order
+    )
     assert isinstance(group, SharedMemoryGroup)
     return group
 

@@ -27,7 +27,6 @@ from torch import Tensor
 from course_lib.point_to_point import Group, place_in
 
 _PAGE = 4096
-_FLAG_STRIDE = 64  # int64s: each counter far from the next, or their cache lines would be shared
 
 
 def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
@@ -58,9 +57,11 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
                 memory = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)
         except (OSError, RuntimeError) as error:
             refusal = error
-        refusals: list[Exception | None] = [None] * world_size
-        dist.all_gather_object(refusals, refusal, group=group)
-    for r, refusal in enumerate(refusals):
+        answers: list[tuple[Exception | None, int]] = [(None, 0)] * world_size
+        dist.all_gather_object(answers, (refusal, os.getpid()), group=group)
+    if len({process for _, process in answers}) < world_size:
+        raise OSError("ranks of one process (threads, simulated ranks) take turns: no shared pages")
+    for r, (refusal, _) in enumerate(answers):
         if refusal is not None:
             raise OSError(
                 f"rank {r} of the group cannot have {total >> 20} MiB of memory that all of them "
@@ -115,7 +116,7 @@ class SpinBarrier:
     def __init__(self, group: Group = None, timeout: float = 300.0) -> None:
         self.rank, world_size = place_in(group)
         self.timeout = timeout
-        counters = map_for_all(8 * _FLAG_STRIDE, group)
+        counters = map_for_all(8, group)  # a page each, so that no two share a cache line
         self._counters = [memoryview(slot.view(torch.int64).numpy().data) for slot in counters]
         self._count = 0
         self._waiting_since = 0.0

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.bucket_memory import ALIGNMENT, allocate_memory, lay_out
+from course_lib.bucket_memory import ALIGNMENT, allocate_empty, allocate_memory, lay_out
 from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
@@ -85,7 +85,7 @@ def test_views_cover_the_buffer_without_overlap(shapes):
 @given(tensors_and_order(), st.integers(0, 100))
 def test_buckets_laid_out_in_one_vector_per_kind_do_not_overlap(case, cap):
     tensors, order = case
-    memory = allocate_memory(tensors)
+    memory = allocate_memory(tensors, allocate_empty)
     buckets = lay_out(tensors, assign_buckets(tensors, cap / MEGABYTE, 1, order), memory)
     for number, bucket in enumerate(buckets):
         bucket.buffer.fill_(number)

@@ -3,6 +3,7 @@
 As in `test_ddp`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from course_lib.bucketing import lay_out_like
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat
 from course_lib.ranks import RankError, Ranks
+from course_lib.shared_memory_group import shared_memory_group
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -107,6 +109,18 @@ def test_another_memory_format_after_wrapping_is_named(ranks_of):
         ranks_of("cpu", 2).run(reformatted_after_wrapping)
 
 
+def one_by_one_convolution() -> None:
+    """Its memory format changes in name only."""
+    net = nn.Conv2d(3, 8, 1)
+    wrapped = DistributedDataParallel(net)
+    net.to(memory_format=torch.channels_last)
+    wrapped(torch.ones(2, 3, 4, 4)).sum().backward()
+
+
+def test_a_memory_format_that_moves_nothing_may_change(ranks_of):
+    ranks_of("cpu", 2).run(one_by_one_convolution)
+
+
 # --- copies ---------------------------------------------------------------------------------------
 
 
@@ -139,6 +153,51 @@ def train_a_copy(ddp: type, how: str, group_of: list[int] | None = None) -> list
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_copy_is_synchronised_as_well(ranks_of, k, how):
     compare(ranks_of("cpu", k), train_a_copy, how)
+
+
+def copies_in_odd_moments(ddp: type) -> list[Tensor]:
+    """Made in no_sync; of a wrapper partly frozen since; frozen as a whole, to be evaluated."""
+    wrapped = ddp(mlp(seed=0), bucket_cap_mb=SMALL_CAP)
+    wrapped.module[0].weight.requires_grad_(False)
+    copied = copy.deepcopy(wrapped)
+    for step in range(2):
+        copied(random(4, 6, seed=step)).square().sum().backward()
+    with torch.no_grad():
+        evaluated = wrapped(torch.ones(2, 6).double())
+    return [*gradients(copied.module), evaluated]
+
+
+@ignore_torch_warnings
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_a_copy_of_a_wrapper_that_was_partly_frozen(ranks_of, on, k):
+    compare(ranks_of(on, k), copies_in_odd_moments)
+
+
+def copies_of_ours() -> list[Tensor]:
+    group = shared_memory_group()
+    wrapped = DistributedDataParallel(
+        mlp(seed=0), group=group, allocate=lambda n, dtype, _: group.memory.empty(n, dtype)
+    )
+    if dist.get_rank() == 0:  # for an average of the weights, on one rank: nobody waits for others
+        average = copy.deepcopy(wrapped).requires_grad_(False)
+        file = io.BytesIO()
+        torch.save(average, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
+        assert torch.equal(
+            again.eval()(torch.ones(1, 6).double()), average(torch.ones(1, 6).double())
+        )
+    with wrapped.no_sync():
+        copied = copy.deepcopy(wrapped)
+    with pytest.raises(TypeError, match="deepcopy"):
+        copy.copy(wrapped)
+    copied(random(4, 6)).square().sum().backward()
+    return gradients(copied.module)
+
+
+def test_copies_need_no_other_rank_and_forget_no_sync(ranks_of):
+    first, second = ranks_of("cpu", 2).run(copies_of_ours)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def deepcopy_in_a_group() -> list[Tensor] | None:
@@ -291,6 +350,66 @@ def gradient_of_the_input_first(ddp: type) -> list[Tensor]:
 
 def test_a_backward_for_the_inputs_alone_does_not_count(ranks_of):
     compare(ranks_of("cpu", 2), gradient_of_the_input_first)
+
+
+class FailsOnce(torch.autograd.Function):
+    failed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise MemoryError
+        return gradient
+
+
+def a_backward_that_is_tried_again(ddp: type) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = ddp(nn.Sequential(net, nn.Tanh()), bucket_cap_mb=SMALL_CAP)
+    FailsOnce.failed = False
+    wrapped.module[1].forward = FailsOnce.apply
+    collected = []
+    for step in range(2):
+        net.zero_grad()
+        loss = wrapped(random(4, 6, seed=step)).square().sum()
+        with contextlib.suppress(MemoryError):
+            loss.backward(retain_graph=True)
+        if step == 0:
+            loss.backward()
+        collected += gradients(net)
+    return collected
+
+
+def test_a_backward_that_failed_before_any_gradient_can_be_tried_again(ranks_of):
+    compare(ranks_of("cpu", 2), a_backward_that_is_tried_again)
+
+
+class ReturnsItsScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3).double()
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.scale
+
+
+def hooks_on_outputs(ddp: type) -> list[Tensor]:
+    net = ReturnsItsScale()
+    wrapped = ddp(net)
+    for step in range(3):
+        output, scale = wrapped(random(4, 6, seed=step))
+        (output * scale).square().sum().backward()
+    return [*gradients(net), torch.tensor(len(net.scale._backward_hooks or ()))]
+
+
+def test_a_parameter_that_is_returned_keeps_no_hooks(ranks_of):
+    assert compare(ranks_of("cpu", 2), hooks_on_outputs)[-1] == 0
 
 
 # --- what changes on the way ----------------------------------------------------------------------

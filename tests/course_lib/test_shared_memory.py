@@ -1,6 +1,7 @@
 """All-reduce in shared memory against the sum, and as the backend of both DDPs."""
 
 import importlib
+import inspect
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +186,29 @@ def test_it_is_a_group_like_any_other(ranks_of, k):
         assert swapped.tolist() == [10 * r + rank for r in range(k)]
         if rank == 0:
             assert torch.equal(reduced, sum(each))
+
+
+def in_another_order() -> tuple[Tensor, Tensor]:
+    group = shared_memory_group(dist.new_group([2, 0, 1], sort_ranks=False))
+    assert dist.get_process_group_ranks(group) == [2, 0, 1]
+    x, largest = torch.tensor([dist.get_rank()]), torch.tensor([dist.get_rank()])
+    dist.broadcast(x, src=1, group=group)
+    group.allreduce([largest], dist.ReduceOp.MAX).wait()
+    return x, largest
+
+
+@pytest.mark.skipif(
+    "sort_ranks" not in inspect.signature(dist.new_group).parameters, reason="an older PyTorch"
+)
+def test_ranks_in_another_order(ranks_of):
+    for x, largest in ranks_of("cpu", 3).run(in_another_order):
+        assert x.item() == 1
+        assert largest.item() == 2
+
+
+def test_simulated_ranks_are_refused(ranks_of):
+    with pytest.raises(RankError, match="ranks of one process"):
+        ranks_of("simulated", 2).run(lambda: SharedMemory())
 
 
 def place() -> tuple[int, int]:
