@@ -1,6 +1,6 @@
 """A training step with our DDP beside PyTorch's, and the ladder that leads to it.
 
-    python benchmarks/training_step.py [--rounds 9] [--write]
+    python benchmarks/training_step.py [--rounds 4] [--write]
 
 Three models, 2 and 4 ranks, SGD. All variants exist side by side on the same ranks and take their
 steps in turn, in an order that is reversed every round; a time is that of the slowest rank, and a
@@ -31,6 +31,8 @@ TorchDDP = nn.parallel.DistributedDataParallel
 TORCH, ALONE = "torch DDP", "no communication"
 STEPS = 2
 """Steps in a row that are timed as one."""
+SETS = 3
+"""Sets of ranks, one after the other: how fast a process is depends on where its memory lies."""
 
 
 class Variant:
@@ -104,26 +106,32 @@ def flat(model: nn.Module) -> Tensor:
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.*``."""
-    parser = arguments(__doc__, rounds=9)
+    parser = arguments(__doc__, rounds=4)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     measured: dict[str, Any] = {}
     for world_size in options.world_sizes:
         for model in options.models:
-            busy = BusyElsewhere()
-            with Ranks(world_size, on="cpu", metered=False) as ranks:
-                results = ranks.run(measure, model, options.rounds)
-                others = busy.share()
-            print(f"K = {world_size}, {model}: others used {100 * others:.0f} %", file=sys.stderr)
-            times, differences = results[0]
-            differences = {v: max(each[1][v] for each in results) for v in differences}
+            times: dict[str, list[float]] = {}
+            differences: dict[str, float] = {}
+            for _ in range(SETS):
+                busy = BusyElsewhere()
+                with Ranks(world_size, on="cpu", metered=False) as ranks:
+                    results = ranks.run(measure, model, options.rounds)
+                others = 100 * busy.share()
+                print(f"K = {world_size}, {model}: others used {others:.0f} %", file=sys.stderr)
+                for variant, seconds in results[0][0].items():
+                    times.setdefault(variant, []).extend(seconds)
+                for _, each in results:
+                    differences = {v: max(d, differences.get(v, 0.0)) for v, d in each.items()}
             measured[f"{model}, K = {world_size}"] = {"seconds": times, "differences": differences}
     text = "\n\n".join(
         [
             "# Training steps beside PyTorch's DDP",
-            f"Time by that of PyTorch's DDP over gloo, medians of {options.rounds} interleaved "
-            f"rounds of {STEPS} steps, with the quartiles; below 1 is faster. Last column: the "
+            f"Time by that of PyTorch's DDP over gloo, medians of {SETS} × {options.rounds} "
+            f"interleaved rounds of {STEPS} steps ({SETS} sets of ranks, one after the other), "
+            f"with the quartiles; below 1 is faster. Last column: the "
             f"largest difference of a weight to PyTorch's after all of them.\n"
             + sentence("python benchmarks/training_step.py"),
             *(table(name, each["seconds"], each["differences"]) for name, each in measured.items()),
