@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from machine import BusyElsewhere, arguments, publish, sentence
 from models import MODELS
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib import reducer
 from course_lib.ddp import DistributedDataParallel
@@ -72,11 +72,7 @@ def profile(name: str, variant: str, rounds: int) -> list[list[float]]:
         wrapped = nn.parallel.DistributedDataParallel(model, process_group=group)
     elif variant == OURS:
         reducer.copy_scaled = watch.around("gradients into buckets", reducer.copy_scaled)
-
-        def shared(numel: int, dtype: torch.dtype, _: torch.device) -> Tensor:
-            return group.memory.empty(numel, dtype)
-
-        wrapped = DistributedDataParallel(model, group=group, allocate=shared)
+        wrapped = DistributedDataParallel(model, group=group, allocate=memory.empty)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
     forward = watch.around("forward", lambda x, y: nn.functional.cross_entropy(wrapped(x), y))

@@ -59,9 +59,6 @@ def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> di
         torch.manual_seed(0)
         return make()
 
-    def shared(numel: int, dtype: torch.dtype, _: torch.device) -> Tensor:
-        return group.memory.empty(numel, dtype)
-
     return {
         TORCH: Variant(TorchDDP(model())),
         "torch DDP, views": Variant(TorchDDP(model(), gradient_as_bucket_view=True)),
@@ -69,7 +66,7 @@ def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> di
         "ours": Variant(DistributedDataParallel(model())),
         "ours, 10 MiB": Variant(DistributedDataParallel(model(), bucket_cap_mb=10)),
         "ours, shared memory": Variant(
-            DistributedDataParallel(model(), group=group, allocate=shared)
+            DistributedDataParallel(model(), group=group, allocate=group.memory.empty)
         ),
         "per parameter": Variant(model(), sync_per_parameter),
         "flat": Variant(model(), sync_flat),

@@ -24,7 +24,6 @@ class GradBucket:
 
     def __init__(self, index: int, bucket: Bucket, params: list[Tensor], is_last: bool) -> None:
         self._index = index
-        self._bucket = bucket
         self._params = params
         self._is_last = is_last
         self._buffer = bucket.buffer

@@ -59,7 +59,8 @@ class DistributedDataParallel(nn.Module):
             the start, but also before each forward that follows a synchronised one; so all ranks
             must run that one, even if it only evaluates.
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
-            dtype and device lie, for kinds that collectives work on directly (`shared_memory`).
+            dtype and device lie, for kinds that collectives work on directly: `empty` of a
+            `shared_memory`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.
@@ -87,7 +88,6 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         place_in(group)
         verify_same_model(module, group)
-        # Each once, under its first name: a tied parameter is one parameter.
         if not any(param.requires_grad for param in module.parameters()):
             raise RuntimeError(
                 "no parameter of this module needs a gradient, so there is nothing to synchronise: "

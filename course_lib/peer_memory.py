@@ -113,9 +113,13 @@ class PeerMemory(ABC):
     def barrier(self) -> None:
         """Return, or let the GPU's stream go on, when all ranks are here and can see all writes."""
 
-    def empty(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(
+        self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> Tensor:
         """Return a vector of `numel` elements, not initialised, that the other ranks can see.
 
+        It is on this memory's device, whatever `device`: an argument for whom this is what
+        allocates, `DistributedDataParallel(model, allocate=memory.empty)`.
         The memory stays until this object goes. All ranks must call, with the same arguments.
         Raises ValueError if numel < 0, and as `map`.
         """
@@ -175,11 +179,10 @@ class PeerMemory(ABC):
             self._staging.reverse()
             shown = [slot[:nbytes].view(flat.dtype) for slot in self._staging[0]]
             shown[self.rank].copy_(piece)
+            self.barrier()
             if nbytes <= self.one_shot_bytes:
-                self.barrier()
                 one_shot(shown, piece)
             else:  # the second shot reads instead of writing: what it writes is private
-                self.barrier()
                 mine, *others = mine_first(
                     [shard(slot, self.world_size, self.rank) for slot in shown], self.rank
                 )

@@ -58,7 +58,8 @@ class Reducer:
     """Averages the gradients of `named_params`, pairs of (name, parameter), during backward.
 
     `prepare` before a forward whose backward is to be synchronised, `stay_local` before any other;
-    `finish` is called by backward itself when it ends. All of `named_params` need gradients.
+    `finish` is called by backward itself when it ends. All of `named_params` need gradients, or
+    none does, and no backward will come.
     """
 
     def __init__(

@@ -129,6 +129,7 @@ class ShardedSampler(Sampler[int]):
         # The padded order goes on from its start again, so that position i holds what i mod n does.
         # Fewer than K positions are padded: of this rank's, at most its last.
         last = self.rank + (self.num_samples - 1) * self.num_replicas
+        padding = [last % n] if last >= n > 0 else []
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             # On the CPU, whatever the default device: all ranks must draw the same order. It does
@@ -139,10 +140,9 @@ class ShardedSampler(Sampler[int]):
             # Piece by piece, because the numbers of one then leave their memory, warm, to the next.
             mine = torch.split(order[self.rank : self.total_size : self.num_replicas], _PIECE)
             pieces: Iterator[Iterable[int]] = map(Tensor.tolist, mine)
-            padding = [int(order[last % n])] if last >= n > 0 else []
+            padding = [int(order[i]) for i in padding]
         else:
             pieces = iter([range(n)[self.rank : self.total_size : self.num_replicas]])
-            padding = [last % n] if last >= n > 0 else []
         return chain.from_iterable(chain(pieces, [padding]))
 
     def __len__(self) -> int:

@@ -40,7 +40,8 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
     length = -(-max(1, nbytes) // _PAGE) * _PAGE
     total = length * world_size
     with contextlib.ExitStack() as until_all_have_it:
-        made: list[str | None] = [None, _machine()]  # path, where
+        here = _machine()
+        made: list[str | None] = [None, here]  # path, where
         refusal: Exception | None = None
         memory = torch.empty(0, dtype=torch.uint8)
         try:
@@ -51,7 +52,7 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
         dist.broadcast_object_list(made, group=group, group_src=0)
         path, where = made
         try:
-            if where != _machine():  # where the path may be that of another file
+            if where != here:  # where the path may be that of another file
                 raise OSError("it is on another machine, or in another container")
             if path is not None:
                 memory = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)

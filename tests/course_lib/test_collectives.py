@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_values import values
 
 from course_lib import collectives
 from course_lib.point_to_point import place_in
@@ -35,12 +36,6 @@ DTYPES = [torch.float64, torch.bfloat16, torch.int64, torch.complex64]
 @pytest.fixture(scope="module")
 def network() -> Network:
     return Network(latency=1e-3, bandwidth=1e8)
-
-
-def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Whole numbers that differ between ranks and positions, with sums that bfloat16 can hold."""
-    generator = torch.Generator().manual_seed(1000 * length + rank)
-    return torch.randint(-15, 16, (length,), generator=generator).to(dtype)
 
 
 def total(members: list[int], length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

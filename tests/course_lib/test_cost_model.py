@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from course_lib import collectives, cost_model, pipelined_ring
@@ -172,16 +172,27 @@ def test_a_fit_finds_the_link_that_made_the_times(latency, bandwidth, k):
     assert fit_link(times, 2 * (k - 1), 2 * (k - 1) / k) == pytest.approx(link, rel=1e-6)
 
 
+ANY_MEASUREMENT = st.tuples(st.floats(1, 1e9), st.floats(1e-6, 10))
+
+
+@st.composite
+def noisy_measurements(draw: st.DrawFn) -> list[tuple[float, float]]:
+    """Return times of messages of three to nine sizes over some link, each up to 3 times off."""
+    sizes = draw(st.lists(st.floats(1, 1e9), min_size=3, max_size=9, unique=True))
+    latency, bandwidth = draw(st.floats(1e-6, 1)), draw(st.floats(1e6, 1e12))
+    return [(n, (latency + n / bandwidth) * draw(st.floats(1 / 3, 3))) for n in sizes]
+
+
 # Two points outweigh the others by 10¹², and all sizes are much alike.
 @example([(6.31167965e8, 9.9375), *2 * [(6.74552594e8, 1e-6)], (6.74552594e8, 2), (7.1193426e8, 2)])
-@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1e-6, 10)), min_size=3, max_size=9))
+@given(noisy_measurements() | st.lists(ANY_MEASUREMENT, min_size=3, max_size=9))
 def test_no_neighbour_of_the_fit_explains_the_times_better(measurements):
-    assume(len({n for n, _ in measurements}) > 2)
     try:
         link = fit_link(measurements)
     except ValueError:
-        assume(False)
-    assume(link.latency > 0)
+        return  # the noise outweighs the sizes: there is no fit
+    if link.latency == 0:
+        return  # at the edge of what is allowed, a neighbour outside may be better
 
     def error(latency: float, bandwidth: float) -> float:
         return math.fsum(((latency + n / bandwidth) / t - 1) ** 2 for n, t in measurements)

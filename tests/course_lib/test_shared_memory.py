@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rank_values import Reduced, check_sums, reduce_all_kinds, values
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -25,43 +26,14 @@ LENGTHS = [0, 1, 3, 1000, 600_001]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64]
 
 
-def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * length + rank)
-    return torch.randint(-15, 16, (length,), generator=generator).to(dtype)
-
-
-def all_kinds() -> list[tuple[int, torch.dtype, list[Tensor]]]:
-    memory, rank = SharedMemory(), dist.get_rank()
-    results = []
+def all_kinds() -> Reduced:
     cases = [(length, torch.float32) for length in LENGTHS] + [(1001, dtype) for dtype in DTYPES]
-    for length, dtype in cases:
-        private = values(rank, length, dtype)
-        memory.all_reduce(private)
-        shared = memory.empty(length, dtype)
-        shared.copy_(values(rank, length, dtype))
-        memory.all_reduce(shared)
-        part = memory.empty(length + 7, dtype)
-        part.fill_(1)
-        part[3 : 3 + length] = values(rank, length, dtype)
-        memory.all_reduce(part[3 : 3 + length])
-        assert part[:3].tolist() == [1] * 3
-        assert part[3 + length :].tolist() == [1] * 4
-        strided = values(rank, 2 * length, dtype)
-        memory.all_reduce(strided[::2])
-        results.append((length, dtype, [private, shared.clone(), part[3 : 3 + length].clone()]))
-        torch.testing.assert_close(
-            strided[::2], sum(values(r, 2 * length, dtype)[::2] for r in range(memory.world_size))
-        )
-    return results
+    return reduce_all_kinds(SharedMemory(), cases)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_everyone_gets_the_sum(ranks_of, k):
-    for replica in ranks_of("cpu", k).run(all_kinds):
-        for length, dtype, results in replica:
-            expected = sum(values(r, length, dtype) for r in range(k))
-            for result in results:
-                assert torch.equal(result, expected), (length, dtype)
+    check_sums(ranks_of("cpu", k).run(all_kinds))
 
 
 def many_in_a_row() -> list[Tensor]:
@@ -119,9 +91,7 @@ def train(ddp: str) -> list[Tensor]:
     elif ddp == "ours, shared":
         model = DistributedDataParallel(net, group=group, **options)
     else:
-        model = DistributedDataParallel(
-            net, group=group, allocate=lambda n, dtype, _: group.memory.empty(n, dtype), **options
-        )
+        model = DistributedDataParallel(net, group=group, allocate=group.memory.empty, **options)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for _ in range(5):
         optimizer.zero_grad()

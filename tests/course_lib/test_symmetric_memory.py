@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+from rank_values import Reduced, check_sums, reduce_all_kinds
 from torch import Tensor
 
 from course_lib.peer_memory import blocks_of, one_shot
@@ -16,27 +17,9 @@ from course_lib.symmetric_memory import SymmetricMemory
 LENGTHS = [0, 1, 3, 1000, 100_003, 600_001]
 
 
-def values(rank: int, length: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * length + rank)
-    return torch.randint(-15, 16, (length,), generator=generator).float()
-
-
-def all_kinds(device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return private tensors, symmetric ones, and parts of symmetric ones, all reduced."""
-    memory, rank = SymmetricMemory(device=device), dist.get_rank()
-    results = []
-    for length in LENGTHS:
-        private = values(rank, length).to(device)
-        memory.all_reduce(private)
-        symmetric = memory.empty(length).copy_(values(rank, length))
-        memory.all_reduce(symmetric)
-        part = memory.empty(length + 7).fill_(1)
-        part[3 : 3 + length] = values(rank, length).to(device)
-        memory.all_reduce(part[3 : 3 + length])
-        assert part[:3].tolist() == [1] * 3
-        assert part[3 + length :].tolist() == [1] * 4
-        results.append((private.cpu(), symmetric.cpu(), part[3 : 3 + length].cpu()))
-    return results
+def all_kinds(device: str) -> Reduced:
+    cases = [(length, torch.float32) for length in LENGTHS]
+    return reduce_all_kinds(SymmetricMemory(device=device), cases)
 
 
 class OverSharedPages:
@@ -66,31 +49,24 @@ class OverSharedPages:
         return Handle()
 
 
-def without_gpus() -> list[tuple[Tensor, Tensor, Tensor]]:
+def without_gpus() -> Reduced:
     pages = OverSharedPages()
     SymmetricMemory.device_type = "cpu"
     symm_mem.empty, symm_mem.rendezvous = pages.empty, pages.rendezvous
     return all_kinds("cpu")
 
 
-def check(k: int, results: list[list[tuple[Tensor, Tensor, Tensor]]]) -> None:
-    for replica in results:
-        for length, reduced in zip(LENGTHS, replica, strict=True):
-            expected = sum(values(r, length) for r in range(k))
-            assert all(torch.equal(each, expected) for each in reduced)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_everyone_gets_the_sum(k):
     with Ranks(k, on="cpu", timeout=60) as ranks:  # of their own: what they import is changed
-        check(k, ranks.run(without_gpus))
+        check_sums(ranks.run(without_gpus))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_everyone_gets_the_sum_on_gpus():
     k = torch.cuda.device_count()
     with Ranks(k, on="gpu", timeout=60) as ranks:
-        check(k, ranks.run(all_kinds, "cuda"))
+        check_sums(ranks.run(all_kinds, "cuda"))
 
 
 def on_the_cpu() -> None:
