@@ -24,7 +24,7 @@ test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 # Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
 # a notebook also ends its kernel, and with it the ranks, which would hold their memory.
 lab: .venv/ready  ## JupyterLab, opened at the lectures
-	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/notebook/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
 	  .venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures $(ARGS)
 
 lint: .venv/ready  ## ruff (rules and format) and mypy

@@ -24,7 +24,7 @@ c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidde
 
 # First of all, what was handed in becomes the released notebook with the student's code in it.
 c.Autograde.sanitize_preprocessors = [
-    "autograder.rebuild.Rebuild",
+    "autograder.passes.rebuild.Rebuild",
     "nbgrader.preprocessors.ClearOutput",
     "nbgrader.preprocessors.DeduplicateIds",
     "nbgrader.preprocessors.OverwriteKernelspec",
@@ -33,7 +33,7 @@ c.Autograde.sanitize_preprocessors = [
 ]
 # Examine takes the place of nbgrader's Execute: the verdict is made outside the student's process.
 c.Autograde.autograde_preprocessors = [
-    "autograder.examine.Examine",
+    "autograder.passes.examine.Examine",
     "nbgrader.preprocessors.SaveAutoGrades",
     "nbgrader.preprocessors.AssignLatePenalties",
     "nbgrader.preprocessors.CheckCellMetadata",

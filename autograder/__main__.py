@@ -33,7 +33,7 @@ def main() -> int:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
         root = find_course(arguments.course)
-        from autograder.demo import main as run_demo  # nbgrader needs a second to import
+        from autograder.commands.demo import main as run_demo  # nbgrader needs a second to import
 
         return run_demo(root)
     except CourseNotFound as error:

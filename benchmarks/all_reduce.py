@@ -20,14 +20,14 @@ import torch.distributed as dist
 from machine import BusyElsewhere, arguments, publish, sentence
 
 from course_lib.collectives import (
+    TunedAllReduce,
     central_all_reduce,
     halving_doubling_all_reduce,
     ring_all_reduce,
     tree_all_reduce,
 )
+from course_lib.peer_memory import SharedMemory
 from course_lib.ranks import Ranks
-from course_lib.shared_memory import SharedMemory
-from course_lib.tuned_all_reduce import TunedAllReduce
 
 SIZES = [1 << 10, 1 << 14, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
 AT_ONCE = {1 << 10: 40, 1 << 14: 40, 1 << 17: 30, 1 << 18: 20, 1 << 20: 10, 1 << 22: 4}

@@ -27,15 +27,14 @@ import torch.distributed as dist
 from machine import RESULTS, BusyElsewhere, arguments, publish, sentence
 from torch import nn
 
-from course_lib.bucket_size import overlapped_time
-from course_lib.bucketing import assign_buckets
+from course_lib.bucketing import assign_buckets, overlapped_time
 from course_lib.cost_model import ring_all_reduce_time
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import Ranks, clock
-from course_lib.ranks.network import Device, Network
-from course_lib.ranks.timeline import draw_timelines
-from course_lib.ranks.trace import Trace
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.trace.timeline import draw_timelines
+from course_lib.ranks.trace.trace import Trace
 
 WIDTH, LAYERS, BATCH = 320, 20, 768
 BUCKET_MB = 2.0

@@ -21,10 +21,9 @@ from machine import BusyElsewhere, arguments, publish, sentence
 from models import MODELS
 from torch import nn
 
-from course_lib import reducer
-from course_lib.ddp import DistributedDataParallel
+from course_lib.ddp import DistributedDataParallel, reducer
+from course_lib.peer_memory import shared_memory_group
 from course_lib.ranks import Ranks
-from course_lib.shared_memory_group import shared_memory_group
 
 OURS, TORCHS, ALONE = "ours", "PyTorch's DDP, our group", "no communication"
 PARTS = [

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
+from course_lib.peer_memory import SharedMemoryGroup, shared_memory_group
 from course_lib.ranks import Ranks
-from course_lib.shared_memory_group import SharedMemoryGroup, shared_memory_group
 
 TorchDDP = nn.parallel.DistributedDataParallel
 TORCH, ALONE = "torch DDP", "no communication"

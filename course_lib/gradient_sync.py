@@ -20,26 +20,13 @@ zero, and has a gradient afterwards. Parameters that need no gradient (frozen) a
 Sparse gradients are refused with a TypeError.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.bucketing import Bucket, assign_buckets
-from course_lib.point_to_point import Group, place_in
-
-AllReduce = Callable[[Tensor, Group], object]
-"""`all_reduce(tensor, group)`: replaces everyone's tensor by the sum over the ranks, in place."""
-
-
-def library_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Replace everyone's `tensor` by the sum, with the backend's own all-reduce (NCCL, gloo).
-
-    It has one shape and dtype, and no gaps in memory: gloo would sum what lies in them, and not the
-    elements. Ranks outside `group` get a warning.
-    """
-    dist.all_reduce(tensor, group=group)
+from course_lib.collectives import AllReduce, Group, library_all_reduce, place_in
 
 
 @torch.no_grad()

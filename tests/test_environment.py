@@ -98,7 +98,7 @@ def test_every_command_the_readme_shows_is_a_make_target() -> None:
 
 
 def test_the_setting_that_ends_ranks_with_their_notebook_is_one_that_jupyterlab_has() -> None:
-    folder = ROOT / "course_lib" / "ranks" / "jupyterlab"
+    folder = ROOT / "course_lib" / "ranks" / "notebook" / "jupyterlab"
     assert f"$(CURDIR)/{folder.relative_to(ROOT)}" in (ROOT / "Makefile").read_text()
     overrides = json.loads((folder / "labconfig/default_setting_overrides.json").read_text())
     schemas = Path(sys.prefix) / "share/jupyter/lab/schemas"

@@ -9,7 +9,7 @@ from typing import Any
 from course_lib.checking.cases import Case, Check, Wrong, case_generator
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.checking.wire import NotPlainError, Plain
-from course_lib.ranks.errors import RankError, RanksError, format_states
+from course_lib.ranks.explain.errors import RankError, RanksError, format_states
 
 Runner = Callable[[Check, Case, Sequence[Plain]], list[Any]]
 """Runs a case's program on its ranks: returns one output per rank, or raises `RanksError`."""

@@ -4,24 +4,22 @@
     >>> with Ranks(4) as ranks:
     ...     results = ranks.run(fn, per_rank(shards), lr=0.1)
 
-Read in this order:
+From the ground up; each room knows only those above it in this list:
 
-- `pool`: `Ranks`, and the engines it chooses from; `placement`: which devices
-- ranks that are processes: `processes` (restart), `team` (one call), `member`, `worker` (the
-  rank's side), `fork_server` and `fork_client` (where ranks come from), `calls` and `channel`
-  (how functions and tensors travel), `interrupts`, `memory`
-- how a rank says what it does: `process_group`, `collective_table`, `work`, `events`, and the
-  `board` that all of them share, read as `views`
-- how that becomes a sentence: `diagnosis`, `stacks`, `failures`, `errors`
-- what people see: `output`, `progress`, `rank_display`, `report`, `trace`, `timeline`,
-  `trace_figure`, and the magics (`magic`, `cells`)
-- slow networks on fast machines: `network`, `emulated_link`; several machines: `multinode`
-- simulated ranks: `simulated`, `simulated_run`, `fabric`, and what they name
+- `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
+  travels; `placement`: which devices
+- `trace`: what happened; `board`: what the ranks are doing
+- `metered`: a process group that says what it does; `output`: what ranks print and display
+- `processes`: ranks as processes of this machine; `fabric`: the simulated network
+- `simulated`: ranks as threads on the fabric; `fabric_socket`: as processes on it
+- `ranks`: `Ranks`, and the engines it chooses from; `multinode`: several machines
+- `notebook`: `%%ranks`, and the kernel that has it loaded
 """
 
 from course_lib.ranks.calls import per_rank
-from course_lib.ranks.computation import clock, compute
-from course_lib.ranks.errors import (
+from course_lib.ranks.costs.computation import clock, compute
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
     RankError,
@@ -29,10 +27,9 @@ from course_lib.ranks.errors import (
     RankState,
     RankTimeout,
 )
-from course_lib.ranks.events import Event
-from course_lib.ranks.network import Device, Network
-from course_lib.ranks.pool import Ranks
-from course_lib.ranks.trace import Trace
+from course_lib.ranks.metered.recorder import Event
+from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.trace.trace import Trace
 
 __all__ = [
     "DeadlockError",

@@ -32,11 +32,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board import MAX_RANKS, Board, State
-from course_lib.ranks.events import Event, Recorder, locator
-from course_lib.ranks.process_group import install
-from course_lib.ranks.trace import Trace
-from course_lib.ranks.worker import OURS
+from course_lib.ranks.board.board import MAX_RANKS, Board, State
+from course_lib.ranks.metered.process_group import install
+from course_lib.ranks.metered.recorder import Event, Recorder, locator
+from course_lib.ranks.processes.worker import OURS
+from course_lib.ranks.trace.trace import Trace
 
 _ROUNDS = 5
 

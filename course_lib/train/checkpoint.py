@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.point_to_point import Group, place_in
+from course_lib.collectives import Group, place_in
 from course_lib.train.config import ConfigError
 
 KEEP = 2

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.point_to_point import place_in
+from course_lib.collectives import place_in
 from course_lib.sharding import ShardedSampler, shard
 from course_lib.train.config import ConfigError, TrainConfig
 from course_lib.train.datasets import Examples, load_dataset

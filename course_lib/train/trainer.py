@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from course_lib.collectives import place_in
 from course_lib.ddp import DistributedDataParallel
-from course_lib.point_to_point import place_in
 from course_lib.train.checkpoint import load_checkpoint, save_checkpoint
 from course_lib.train.config import RESULT, ConfigError, TrainConfig
 from course_lib.train.datasets import Dataset

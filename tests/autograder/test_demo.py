@@ -14,8 +14,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from autograder.demo import ASSIGNMENT, Result, demo, table
-from autograder.verdict import Verdict, verdict_path
+from autograder.commands.demo import ASSIGNMENT, Result, demo, table
+from autograder.examination.verdict import Verdict, verdict_path
 
 ROOT = Path(__file__).resolve().parents[2]
 

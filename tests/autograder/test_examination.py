@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.examination import Examination
-from autograder.places import SandboxedPlace
+from autograder.examination.submission import Examination
+from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, Check, CheckReport, Wrong, examine
-from course_lib.ranks.fork_client import ForkServerError
+from course_lib.ranks.processes.fork_client import ForkServerError
 
 pytestmark = pytest.mark.timeout(120)
 

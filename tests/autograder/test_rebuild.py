@@ -23,8 +23,8 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade
 from traitlets.config import Config
 
-from autograder import rebuild as module
-from autograder.rebuild import rebuild
+from autograder.passes import rebuild as module
+from autograder.passes.rebuild import rebuild
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -362,7 +362,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
     config.CourseDirectory.db_url = f"sqlite:///{tmp_path / 'gradebook.db'}"
     nbgraders = "nbgrader.preprocessors"
     config.Autograde.sanitize_preprocessors = [
-        "autograder.rebuild.Rebuild",
+        "autograder.passes.rebuild.Rebuild",
         *(f"{nbgraders}.{name}" for name in ("ClearOutput", "DeduplicateIds")),
         *(f"{nbgraders}.{name}" for name in ("OverwriteKernelspec", "OverwriteCells")),
         f"{nbgraders}.CheckCellMetadata",

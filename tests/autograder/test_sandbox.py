@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from autograder import sandbox as module
-from autograder.mounts import Mount, python_mounts
-from autograder.sandbox import Limits, Sandbox, SandboxUnavailable, probe
+from autograder.sandbox import bubblewrap as module
+from autograder.sandbox.bubblewrap import Limits, Sandbox, SandboxUnavailable, probe
+from autograder.sandbox.mounts import Mount, python_mounts
 
 ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -328,8 +328,8 @@ def test_the_sandbox_dies_with_a_parent_that_is_killed(
     parent = helper(
         f"""
         import sys, time
-        from autograder.mounts import python_mounts
-        from autograder.sandbox import Sandbox
+        from autograder.sandbox.mounts import python_mounts
+        from autograder.sandbox.bubblewrap import Sandbox
         code = {textwrap.dedent(DAEMON)!r} + "import time; time.sleep(1000)"
         command = [sys.executable, "-I", "-c", code, sys.argv[1][::-1]]
         sandbox = Sandbox(command, mounts=python_mounts())
@@ -461,7 +461,9 @@ s.sendall(pathlib.Path({str(package / "answer.py")!r}).read_bytes())
             assert ours.recv(1000).startswith(b"raise ImportError")
 
 
-@pytest.mark.parametrize("name", ["course_lib.no_such", "course_lib", "os", "autograder.sandbox"])
+@pytest.mark.parametrize(
+    "name", ["course_lib.no_such", "course_lib", "os", "autograder.sandbox.bubblewrap"]
+)
 def test_a_module_that_does_not_exist_cannot_be_masked(name: str) -> None:
     with pytest.raises(ValueError, match="no module"):
         python_mounts(masked=[name])

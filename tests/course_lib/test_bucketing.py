@@ -6,8 +6,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.bucket_memory import ALIGNMENT, allocate_empty, allocate_memory, lay_out
 from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets
+from course_lib.ddp.bucket_memory import ALIGNMENT, allocate_empty, allocate_memory, lay_out
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rank_values import values
 
 from course_lib import collectives
-from course_lib.point_to_point import place_in
+from course_lib.collectives import place_in
 from course_lib.ranks import Ranks
-from course_lib.ranks.network import Network
+from course_lib.ranks.costs.network import Network
 from course_lib.sharding import shard_bounds
 
 ALL_REDUCES = [

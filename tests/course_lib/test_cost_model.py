@@ -9,11 +9,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from course_lib import collectives, cost_model, pipelined_ring
-from course_lib.bucket_size import best_bucket_bytes, overlapped_time
+from course_lib import collectives, cost_model
+from course_lib.bucketing import best_bucket_bytes, overlapped_time
+from course_lib.collectives import pipelined_ring
 from course_lib.cost_model import Link, fit_link
 from course_lib.ranks import Ranks
-from course_lib.ranks.network import Network
+from course_lib.ranks.costs.network import Network
 
 NETWORK = Network(latency=1.3e-3, bandwidth=7e6)
 LENGTH = 840  # divides by 1 … 8

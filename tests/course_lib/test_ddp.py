@@ -34,12 +34,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib import cost_model
 from course_lib.bucketing import MEGABYTE, assign_buckets
-from course_lib.comm_hooks import all_reduce_hook
-from course_lib.ddp import DistributedDataParallel
+from course_lib.ddp import DistributedDataParallel, all_reduce_hook
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import RankError, Ranks
-from course_lib.ranks.computation import clock
-from course_lib.ranks.network import Device, Network
+from course_lib.ranks.costs.computation import clock
+from course_lib.ranks.costs.network import Device, Network
 from course_lib.sharding import shard
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

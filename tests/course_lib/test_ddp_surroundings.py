@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from course_lib.bucketing import lay_out_like
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat
+from course_lib.peer_memory import shared_memory_group
 from course_lib.ranks import RankError, Ranks
-from course_lib.shared_memory_group import shared_memory_group
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

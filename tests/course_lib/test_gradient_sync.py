@@ -12,10 +12,10 @@ from torch.nn.functional import mse_loss
 
 from course_lib import collectives, cost_model, gradient_sync
 from course_lib.bucketing import MEGABYTE
-from course_lib.module_states import broadcast_module_states, verify_same_model
+from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.ranks import RankError, Ranks
-from course_lib.ranks.computation import clock
-from course_lib.ranks.network import Network
+from course_lib.ranks.costs.computation import clock
+from course_lib.ranks.costs.network import Network
 from course_lib.sgd import batch_gradient, sgd_step
 from course_lib.sharding import shard, shard_bounds
 

@@ -14,13 +14,11 @@ from rank_values import Reduced, check_sums, reduce_all_kinds, values
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from course_lib import shared_pages
 from course_lib.collectives import ring_all_reduce
 from course_lib.ddp import DistributedDataParallel
+from course_lib.peer_memory import SharedMemory, shared_memory_group, shared_pages
+from course_lib.peer_memory.shared_pages import map_for_all
 from course_lib.ranks import RankError
-from course_lib.shared_memory import SharedMemory
-from course_lib.shared_memory_group import shared_memory_group
-from course_lib.shared_pages import map_for_all
 
 LENGTHS = [0, 1, 3, 1000, 600_001]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64]

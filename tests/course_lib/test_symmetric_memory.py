@@ -9,10 +9,10 @@ import torch.distributed._symmetric_memory as symm_mem
 from rank_values import Reduced, check_sums, reduce_all_kinds
 from torch import Tensor
 
-from course_lib.peer_memory import blocks_of, one_shot
+from course_lib.peer_memory import SymmetricMemory, one_shot
+from course_lib.peer_memory.one_and_two_shot import blocks_of
+from course_lib.peer_memory.shared_pages import SpinBarrier, map_for_all
 from course_lib.ranks import Ranks
-from course_lib.shared_pages import SpinBarrier, map_for_all
-from course_lib.symmetric_memory import SymmetricMemory
 
 LENGTHS = [0, 1, 3, 1000, 100_003, 600_001]
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib.collectives import TunedAllReduce
+from course_lib.collectives.tuned import ALGORITHMS
 from course_lib.cost_model import Link, fastest_all_reduce
 from course_lib.gradient_sync import sync_flat
+from course_lib.peer_memory import SharedMemory
 from course_lib.ranks import RankError, Ranks
-from course_lib.shared_memory import SharedMemory
-from course_lib.tuned_all_reduce import ALGORITHMS, TunedAllReduce
 
 LENGTHS = [0, 1, 100, 3000, 70_000]
 LINK = Link(1e-3, 1e7)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.ranks.calls import per_rank
-from course_lib.ranks.errors import RanksError
-from course_lib.ranks.fabric_client import FabricStopped, fabric_rank
-from course_lib.ranks.fabric_server import FabricServer
-from course_lib.ranks.network import Network
-from course_lib.ranks.pool import Ranks
-from course_lib.ranks.trace import Trace
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
+from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.trace.trace import Trace
 
 
 def on_rank(

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.board import MAX_CHANNELS, MAX_GROUPS, RING, Board, State, Wait
-from course_lib.ranks.diagnosis import (
+from course_lib.ranks.board.board import MAX_CHANNELS, MAX_GROUPS, RING, Board, State, Wait
+from course_lib.ranks.board.diagnosis import (
     DeadlockWatch,
     find_deadlock,
     find_mismatch,
     find_unfinished,
     stuck_ranks,
 )
-from course_lib.ranks.views import Channel
+from course_lib.ranks.board.views import Channel
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -218,7 +218,7 @@ def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> N
 
 
 def test_counting_in_two_threads_loses_nothing() -> None:
-    from course_lib.ranks.events import Recorder
+    from course_lib.ranks.metered.recorder import Recorder
 
     board = running(1)
     recorder = Recorder(board, 0, [], lambda: "")

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.ranks import Ranks
-from course_lib.ranks.emulated_link import collective_time
-from course_lib.ranks.network import Network
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.metered.emulated_link import collective_time
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -26,14 +26,14 @@ from test_simulated_diagnosis import CASES
 from test_simulated_training import ddp
 from test_simulated_values import assert_same
 
-from course_lib.ranks import fabric_frames as frames
-from course_lib.ranks.errors import RankError, RanksError, RankTimeout
-from course_lib.ranks.fabric_frames import FrameError, Type
-from course_lib.ranks.fabric_post import post, read_post
-from course_lib.ranks.fabric_server import FabricServer
-from course_lib.ranks.network import Network
-from course_lib.ranks.operation import Operation
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout
+from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.frames import FrameError, Type
+from course_lib.ranks.fabric_socket.post import post, read_post
+from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.ranks import Ranks
 
 NETWORK = Network(1.3e-3, 7e6)
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.computation import clock, compute
-from course_lib.ranks.network import Network
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.costs.computation import clock, compute
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.ranks import Ranks
 
 ALPHA, BETA = 1.3e-3, 7e6
 NETWORK = Network(ALPHA, BETA)

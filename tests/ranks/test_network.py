@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import network_presets
-from course_lib.ranks.links import Links
-from course_lib.ranks.network import Device, Network
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.costs import presets as network_presets
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.ranks import Ranks
 
 INSIDE = Network(1e-6, 100e9)
 

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.timeout(120)
 def shared() -> Iterator[Kernel]:
     """A kernel with two ranks, for tests that leave it in order."""
     with kernel() as made:
-        assert not made.run("%load_ext course_lib.ranks.magic\n%ranks 2 --on cpu").error
+        assert not made.run("%load_ext course_lib.ranks.notebook.magic\n%ranks 2 --on cpu").error
         # On a busy machine two ranks may print the same line far apart.
-        made.run("from course_lib.ranks import output\noutput._WINDOW = 5.0")
+        made.run("from course_lib.ranks.output import printer\nprinter._WINDOW = 5.0")
         yield made
 
 
@@ -169,7 +169,7 @@ def test_errors_in_such_a_cell_name_its_lines(shared: Kernel) -> None:
 
 
 def test_the_kernelspec_offers_the_magics() -> None:
-    folder = Path(__file__).parents[2] / "course_lib" / "ranks" / "kernelspec"
+    folder = Path(__file__).parents[2] / "course_lib" / "ranks" / "notebook" / "kernelspec"
     spec = json.loads((folder / "kernel.json").read_text())
     assert spec["display_name"] == "Data Parallel (multi-rank)"
     assert (folder / "logo-svg.svg").exists()

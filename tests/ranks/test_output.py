@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.ranks.output import LAST_LINES, MAX_LINES, Printer, label
+from course_lib.ranks.output.printer import LAST_LINES, MAX_LINES, Printer, label
 
 Lines = list[list[str]]
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RanksError, per_rank
-from course_lib.ranks.fork_client import shared_server
+from course_lib.ranks.processes.fork_client import shared_server
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.computation import compute
-from course_lib.ranks.network import Device, Network
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.costs.computation import compute
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.ranks import Ranks
 
 
 def mixed() -> tuple[torch.Tensor, float]:

@@ -15,9 +15,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.errors import DeadlockError, MismatchError, RankError, RanksError, RankTimeout
-from course_lib.ranks.network import Network
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import (
+    DeadlockError,
+    MismatchError,
+    RankError,
+    RanksError,
+    RankTimeout,
+)
+from course_lib.ranks.ranks import Ranks
 
 
 def neighbours() -> tuple[int, int, int, int]:
@@ -185,7 +191,7 @@ def test_eager_sends_hide_the_deadlock_of_small_messages() -> None:
 
 def test_original_exception_and_first_rank() -> None:
     def fail_late() -> None:
-        from course_lib.ranks.computation import compute
+        from course_lib.ranks.costs.computation import compute
 
         compute(0.1 * (4 - dist.get_rank()))
         raise ValueError(f"rank {dist.get_rank()}")

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from course_lib.ranks import torch_hooks
-from course_lib.ranks.simulated_group import SimulatedProcessGroup
-from course_lib.ranks.simulated_work import WorkQueue
+from course_lib.ranks.fabric import torch_hooks
+from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
+from course_lib.ranks.fabric.work import WorkQueue
 
 
 @pytest.mark.parametrize(

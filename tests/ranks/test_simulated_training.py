@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import train
 
-from course_lib.ranks.computation import clock, compute
-from course_lib.ranks.network import Device, Network
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.costs.computation import clock, compute
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.ranks import Ranks
 
 NETWORK = Network(latency=1e-3, bandwidth=100e6)
 

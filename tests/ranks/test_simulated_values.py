@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from every_operation import everything
 
-from course_lib.ranks.pool import Ranks
+from course_lib.ranks.ranks import Ranks
 
 WORLDS = [1, 2, 3, 4]
 

@@ -78,7 +78,7 @@ def test_two_at_the_same_time() -> None:
 
 def test_under_nbclient(tmp_path: Path) -> None:
     cells = [
-        "%load_ext course_lib.ranks.magic\n%ranks 2 --on cpu",
+        "%load_ext course_lib.ranks.notebook.magic\n%ranks 2 --on cpu",
         "%%ranks\nx = torch.tensor([float(rank)])\ndist.all_reduce(x)\nx.item()",
         "import torch.distributed as dist\nranks.run(dist.get_rank)",
     ]

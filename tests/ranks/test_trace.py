@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.ranks import DeadlockError, Event, Ranks, Trace
-from course_lib.ranks.timeline import draw_timelines
+from course_lib.ranks.trace.timeline import draw_timelines
 
 pytestmark = pytest.mark.timeout(60)
 

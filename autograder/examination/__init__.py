@@ -1,0 +1,1 @@
+"""One submission under examination: its cells, its cases, its verdict."""

@@ -1,0 +1,1 @@
+"""Where student code runs: bubblewrap, and what can be seen from there."""

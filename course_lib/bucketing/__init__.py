@@ -1,0 +1,21 @@
+"""Which gradients travel together, and how many bytes of them.
+
+    >>> from course_lib.bucketing import assign_buckets
+    >>> buckets = assign_buckets(list(model.parameters()), bucket_cap_mb=25, first_bucket_mb=1)
+
+- `buckets`: gradients in reverse order, cut at a cap
+- `size`: the cap at which a step is shortest
+"""
+
+from course_lib.bucketing.buckets import MEGABYTE, Bucket, Kind, assign_buckets, lay_out_like
+from course_lib.bucketing.size import best_bucket_bytes, overlapped_time
+
+__all__ = [
+    "MEGABYTE",
+    "Bucket",
+    "Kind",
+    "assign_buckets",
+    "best_bucket_bytes",
+    "lay_out_like",
+    "overlapped_time",
+]

@@ -1,0 +1,74 @@
+"""Collectives by hand: from messages between two ranks to all-reduce in six ways.
+
+    >>> from course_lib.collectives import ring_all_reduce
+    >>> ring_all_reduce(gradient)  # in place; every rank then holds the sum
+
+Read in this order:
+
+- `point_to_point`: messages between two ranks
+- `rooted`: broadcast, reduce, scatter, gather
+- `ring`: reduce-scatter, all-gather, and the ring made of them
+- `pipelined_ring`: the same in segments
+- `all_reduce`: central, tree, ring, halving-doubling, hierarchical
+- `tuned`: the fastest of them for each size
+"""
+
+from course_lib.collectives.all_reduce import (
+    AllReduce,
+    central_all_reduce,
+    halving_doubling_all_reduce,
+    hierarchical_all_reduce,
+    library_all_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+    two_level_groups,
+)
+from course_lib.collectives.pipelined_ring import pipelined_ring_all_reduce
+from course_lib.collectives.point_to_point import (
+    Group,
+    exchange,
+    flat_in_place,
+    place_in,
+    start_recv,
+    start_send,
+)
+from course_lib.collectives.ring import all_gather, reduce_scatter, simple_ring_all_reduce
+from course_lib.collectives.rooted import (
+    broadcast,
+    gather,
+    naive_broadcast,
+    pipelined_broadcast,
+    reduce,
+    scatter,
+    tree_broadcast,
+)
+from course_lib.collectives.tuned import TunedAllReduce
+
+__all__ = [
+    "AllReduce",
+    "Group",
+    "TunedAllReduce",
+    "all_gather",
+    "broadcast",
+    "central_all_reduce",
+    "exchange",
+    "flat_in_place",
+    "gather",
+    "halving_doubling_all_reduce",
+    "hierarchical_all_reduce",
+    "library_all_reduce",
+    "naive_broadcast",
+    "pipelined_broadcast",
+    "pipelined_ring_all_reduce",
+    "place_in",
+    "reduce",
+    "reduce_scatter",
+    "ring_all_reduce",
+    "scatter",
+    "simple_ring_all_reduce",
+    "start_recv",
+    "start_send",
+    "tree_all_reduce",
+    "tree_broadcast",
+    "two_level_groups",
+]

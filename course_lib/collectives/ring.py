@@ -1,0 +1,78 @@
+"""The ring: reduce-scatter and all-gather, and both together an all-reduce.
+
+K ranks sit in a ring; each sends to its right neighbour and receives from its left one, at the same
+time. The tensor, n bytes, is cut into K chunks, chunk r belonging to rank r.
+
+**Reduce-scatter.** Chunk c starts at rank c + 1 and travels once around the ring, to rank c; every
+rank that it visits adds its own part. In each of K - 1 steps every rank sends one chunk and gets
+another, so all links work all the time. At the end rank r holds chunk r of the sum.
+
+**All-gather.** Each finished chunk travels around once more, now being copied.
+
+    time of each half  (K-1) (α + n/(Kβ))         bytes sent by one rank  (K-1)/K n
+
+with latency α (s) and bandwidth β (bytes/s). Together a rank sends 2(K-1)/K n bytes, less than 2n
+however many ranks there are. No all-reduce can do with less: this is why rings carry the gradients
+of large models. The price is the latency of 2(K-1) messages one after the other, which hurts small
+tensors and large K.
+
+Every chunk is added up once, on one path, and then copied: the ranks end with the same bits.
+
+P. Patarasu and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+J. Parallel Distrib. Comput. 2009; A. Gibiansky, "Bringing HPC Techniques to Deep Learning", 2017.
+"""
+
+from torch import Tensor
+
+from course_lib.collectives.point_to_point import Group, exchange, flat_in_place, place_in
+from course_lib.sharding import shard, shard_bounds
+
+
+def reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
+    """Return this rank's chunk, a vector, of the sum over all ranks' `tensor`.
+
+    The tensors have one shape and dtype. Chunk r is elements `shard_bounds(numel, K, r)` of the
+    flattened tensor. `tensor` is the work space: its chunk r becomes the sum, and the rest holds
+    partial sums. The result is a view of it where it is contiguous, else a copy. Time
+    (K-1) (α + n/(Kβ)). Raises ValueError if this rank is not in `group`, and TypeError for a sparse
+    tensor.
+    """
+    rank, world_size = place_in(group)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    with flat_in_place(tensor) as flat:
+        longest = shard_bounds(flat.numel(), world_size, 0)[1]
+        buffer = flat.new_empty(longest if world_size > 1 else 0)
+        for step in range(world_size - 1):
+            outgoing = shard(flat, world_size, (rank - step - 1) % world_size)
+            mine = shard(flat, world_size, (rank - step - 2) % world_size)
+            incoming = buffer[: mine.numel()]
+            exchange(outgoing, right, incoming, left, group)
+            mine += incoming
+    return shard(flat, world_size, rank)
+
+
+def all_gather(tensor: Tensor, group: Group = None) -> None:
+    """Fill everyone's `tensor`, in place, with chunk r from rank r, for each rank r.
+
+    Chunk r is elements `shard_bounds(numel, K, r)` of the flattened tensor, which has the same
+    shape and dtype on all ranks. Time (K-1) (α + n/(Kβ)). Raises as `reduce_scatter`.
+    """
+    rank, world_size = place_in(group)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    with flat_in_place(tensor) as flat:
+        for step in range(world_size - 1):
+            outgoing = shard(flat, world_size, (rank - step) % world_size)
+            incoming = shard(flat, world_size, (rank - step - 1) % world_size)
+            exchange(outgoing, right, incoming, left, group)
+
+
+def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
+    """Replace everyone's `tensor` (one shape and dtype) by the sum over all ranks, in place.
+
+    `reduce_scatter`, then `all_gather`: 2(K-1) (α + n/(Kβ)) seconds. With c_r the bytes of chunk r,
+    rank r sends 2n - c_r - c_{r+1} bytes: 2(K-1)/K n where K divides the length. Raises as
+    `reduce_scatter`.
+    """
+    with flat_in_place(tensor) as flat:
+        reduce_scatter(flat, group)
+        all_gather(flat, group)

@@ -1,0 +1,132 @@
+"""Tuning: which all-reduce is the fastest depends on the size, so choose by size.
+
+A central all-reduce sends two messages one after the other, a ring 2(K-1), each a K-th as long.
+Where the one overtakes the other depends on the network and on K. There are two ways to find out:
+
+- **predict**: take α and β of the network, and the formulas of `cost_model`;
+- **measure**: time each algorithm for a few sizes, once, and keep the winners.
+
+Measuring also sees what the model leaves out: on one machine, messages cost work that the ranks'
+own cores must do, and which ranks could share memory instead. Libraries do both: NCCL predicts,
+Horovod tunes while it trains.
+
+All ranks must choose alike, or one would wait in a ring for others that form a tree: the slowest
+rank's time counts, and it is agreed upon with an all-reduce.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives.all_reduce import (
+    AllReduce,
+    central_all_reduce,
+    halving_doubling_all_reduce,
+    library_all_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from course_lib.collectives.point_to_point import Group, place_in
+from course_lib.cost_model import Network, fastest_all_reduce
+
+ALGORITHMS: dict[str, Callable[[Tensor, Group], None]] = {
+    "central": central_all_reduce,
+    "tree": tree_all_reduce,
+    "ring": ring_all_reduce,
+    "halving_doubling": halving_doubling_all_reduce,
+    "library": library_all_reduce,
+}
+"""Name, as in `cost_model.ALL_REDUCE_TIMES`, → algorithm; and the backend's own."""
+
+
+class TunedAllReduce:
+    """An all-reduce that uses for each size the algorithm that is the fastest there.
+
+    `tuned(tensor)` replaces everyone's `tensor`, contiguous and of one shape and dtype, by the sum
+    over `group`, in place; so does `tuned(tensor, group)`, which `gradient_sync` calls, for the
+    group that it was made for.
+
+    Args:
+        group: the process group; None for all ranks.
+        network: predict from its latency (s) and bandwidth (bytes/s); None: measure, now.
+        sizes: in bytes, where to measure. In between, the nearest by ratio counts; all ranks give
+            the same.
+        repeats: how often, 1 or more, and small ones three times as often; the median counts.
+        device: where the measured tensors lie: where those to be reduced will.
+        also: name → all-reduce, more to choose from: where all ranks are on one machine,
+            `lambda tensor, group: memory.all_reduce(tensor)` of a `shared_memory.SharedMemory`.
+
+    Attributes:
+        times: size → name → measured seconds; empty if predicted.
+
+    Raises:
+        ValueError: this rank is not in the group, a size or `repeats` is not positive, or there are
+            both a network to predict from and algorithms `also`, for which there is no formula.
+
+    """
+
+    def __init__(
+        self,
+        group: Group = None,
+        network: Network | None = None,
+        sizes: Sequence[int] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24),
+        repeats: int = 5,
+        device: torch.device | str = "cpu",
+        also: Mapping[str, AllReduce] | None = None,
+    ) -> None:
+        self.group = group
+        _, self.world_size = place_in(group)
+        self.network = network
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"sizes={tuple(sizes)}: give at least one size in bytes, above 0")
+        if repeats < 1:
+            raise ValueError(f"repeats={repeats}: each algorithm has to be timed at least once")
+        if also and network is not None:
+            raise ValueError(f"{', '.join(also)} can only be measured: leave out network=…")
+        self._algorithms: dict[str, AllReduce] = {**ALGORITHMS, **(also or {})}
+        self.times: dict[int, dict[str, float]] = {}
+        if network is None:
+            for size in sizes:
+                tensor = torch.zeros(-(-size // 4), device=device)
+                self.times[size] = self._measure(tensor, repeats)
+
+    def __call__(self, tensor: Tensor, group: Group = None) -> None:
+        """Replace everyone's `tensor` by the sum, in place. Raises ValueError for another group."""
+        if group is not None and group is not (self.group or dist.group.WORLD):
+            raise ValueError("this all-reduce was tuned for another group: make one for this group")
+        name = self.choice(tensor.numel() * tensor.element_size())
+        self._algorithms[name](tensor, self.group)
+
+    def choice(self, nbytes: int) -> str:
+        """Return the name, in `ALGORITHMS` or `also`, of the algorithm for tensors of `nbytes`."""
+        if self.network is not None:
+            return fastest_all_reduce(nbytes, self.world_size, self.network)
+        nearest = min(self.times, key=lambda size: abs(math.log(size / max(nbytes, 1))))
+        return min(self.times[nearest], key=self.times[nearest].__getitem__)
+
+    def _measure(self, tensor: Tensor, repeats: int) -> dict[str, float]:
+        """Return for each algorithm the median seconds of an all-reduce, of the slowest rank each.
+
+        The algorithms take turns, so that what else the machine does meanwhile hits them alike.
+        """
+        # Small ones are timed several in a row: one alone would be that of the machine's wake-up.
+        # And more often: they are cheap, and chance has a larger part in them.
+        small = tensor.nbytes < 1 << 18
+        in_a_row, turns = (8, 3 * repeats) if small else (1, repeats)
+        seconds = torch.zeros(turns + 1, len(self._algorithms), dtype=torch.float64)
+        for turn in seconds:
+            for i, algorithm in enumerate(self._algorithms.values()):
+                dist.barrier(self.group)
+                start = time.perf_counter()
+                for _ in range(in_a_row):
+                    algorithm(tensor, self.group)
+                if tensor.is_cuda:
+                    torch.cuda.synchronize(tensor.device)
+                turn[i] = (time.perf_counter() - start) / in_a_row
+        slowest = seconds[1:].to(tensor.device)  # the first turn opens connections
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
+        return dict(zip(self._algorithms, slowest.median(dim=0).values.tolist(), strict=True))

@@ -1,0 +1,29 @@
+"""DistributedDataParallel: equal replicas, and gradients that leave during backward.
+
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> model = DistributedDataParallel(model)  # then train it as on one GPU
+
+Read in this order:
+
+- `module_states`: equal weights and buffers on all ranks
+- `comm_hooks`: what is done with a full bucket, left open
+- `communication_stream`: a GPU stream beside the one that computes
+- `bucket_memory`: where the gradients of all buckets lie
+- `backward_hooks`: when a gradient is ready, and when backward is over
+- `errors`, `reducer`: buckets that leave during backward
+- `uneven_inputs`: ranks that run out of batches
+- `wrapper`: the class
+"""
+
+from course_lib.ddp.comm_hooks import CommHook, GradBucket, all_reduce_hook
+from course_lib.ddp.module_states import broadcast_module_states, verify_same_model
+from course_lib.ddp.wrapper import DistributedDataParallel
+
+__all__ = [
+    "CommHook",
+    "DistributedDataParallel",
+    "GradBucket",
+    "all_reduce_hook",
+    "broadcast_module_states",
+    "verify_same_model",
+]

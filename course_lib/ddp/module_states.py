@@ -1,0 +1,105 @@
+"""Module states: all replicas start from the same numbers, and stay with the same buffers.
+
+Averaged gradients keep replicas equal only if they *start* equal. Seeding every rank alike is not
+enough: one more random number drawn on one rank, or a checkpoint loaded on rank 0 only, and they
+train K different models with one another's gradients, without an error. So rank 0's parameters
+*and buffers* (running statistics, position tables) are broadcast at the start.
+
+Before that, the models must be of one kind. Were parameters of different shapes broadcast or
+summed, the backend would crash, hang, or mix up numbers; `verify_same_model` names what differs.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.bucketing import assign_buckets
+from course_lib.collectives import Group, place_in
+
+BROADCAST_MB = 250
+"""MiB of one broadcast: few messages, without a second copy of a large model in memory."""
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group = None) -> None:
+    """Copy the tensors of rank `source` of `group` into everyone's, in place, packed together.
+
+    They are dense, with the same shapes and dtypes on all ranks. `source` counts inside the group;
+    all members must call, and no one else. One broadcast per dtype, device and `BROADCAST_MB`.
+    """
+    buckets = assign_buckets(tensors, BROADCAST_MB, BROADCAST_MB, range(len(tensors)))
+    for indices in buckets:
+        # .data: autograd does not see this write. A forward may have saved a buffer for a backward
+        # that is still to come; where that needs its numbers (BatchNorm in training does not), it
+        # gets the source's, as with PyTorch's DDP.
+        members = [tensors[i].data for i in indices]
+        flat = torch.cat([member.flatten() for member in members])
+        # As bytes, since not every backend sends every dtype (bool, for one).
+        dist.broadcast(flat.view(torch.uint8), group=group, group_src=source)
+        pieces = torch.split(flat, [member.numel() for member in members])
+        for member, piece in zip(members, pieces, strict=True):
+            member.copy_(piece.view(member.shape))
+
+
+def broadcast_module_states(module: nn.Module, source: int = 0, group: Group = None) -> None:
+    """Give all ranks the parameters and buffers of the module on rank `source` of `group`.
+
+    In place, as `broadcast_tensors`. `verify_same_model` checks before that the modules are alike.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    broadcast_tensors([tensor for tensor in tensors if tensor.numel()], source, group)
+
+
+def verify_same_model(module: nn.Module, group: Group = None) -> None:
+    """Check that the ranks have the same parameters and buffers: by name, shape, dtype and order.
+
+    A parameter must also be frozen on all ranks or on none. All must call. Costs one small
+    all-gather, of a digest; the descriptions follow only if those differ. Raises RuntimeError on
+    every rank, naming the first tensor that differs; ValueError if this rank is not in `group`.
+    """
+    _, world_size = place_in(group)
+    if world_size == 1:
+        return
+    mine = _description(module)
+    digest = hashlib.sha256(repr(mine).encode()).digest()
+    device = next((param.device for param in module.parameters()), torch.device("cpu"))
+    # Seven of its bytes are an int64 on every platform, and enough.
+    local = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
+    everyone = [torch.empty_like(local) for _ in range(world_size)]
+    dist.all_gather(everyone, local, group=group)
+    if len({int(value) for value in everyone}) == 1:
+        return
+    descriptions: list[dict[str, str]] = [{} for _ in range(world_size)]
+    dist.all_gather_object(descriptions, mine, group=group)
+    other = next(r for r in range(world_size) if descriptions[r] != descriptions[0])
+    raise RuntimeError(_difference(descriptions, other, dist.get_process_group_ranks(_all(group))))
+
+
+def _description(module: nn.Module) -> dict[str, str]:
+    """Return name → what must be equal, in the order of the module."""
+    described = {}
+    for name, param in module.named_parameters():
+        state = "" if param.requires_grad else ", frozen"
+        described[f"parameter '{name}'"] = f"{tuple(param.shape)} {param.dtype}{state}"
+    for name, buffer in module.named_buffers():
+        described[f"buffer '{name}'"] = f"{tuple(buffer.shape)} {buffer.dtype}"
+    return described
+
+
+def _difference(descriptions: Sequence[dict[str, str]], other: int, ranks: Sequence[int]) -> str:
+    first, second = descriptions[0], descriptions[other]
+    names = [name for name in [*first, *second] if first.get(name) != second.get(name)]
+    if names:
+        what = names[0]
+        here, there = (states.get(what, "missing") for states in (first, second))
+        found = f"{what} is {here} on rank {ranks[0]} and {there} on rank {ranks[other]}"
+    else:
+        found = f"ranks {ranks[0]} and {ranks[other]} have the same tensors in different orders"
+    return f"the ranks have different models: {found}. Build the same model on every rank."
+
+
+def _all(group: Group) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if group is None else group

@@ -1,0 +1,251 @@
+"""The reducer: averages gradients during backward, bucket by bucket.
+
+Backward computes the last layer's gradients first. While it computes those of earlier layers, the
+network would idle; so each bucket's all-reduce starts the moment its last gradient is there:
+
+    backward    |  g₄  |  g₃  |  g₂  |  g₁  |
+    network            |  all-reduce g₄ g₃ |  all-reduce g₂ g₁ |
+
+A hook on every parameter reports that its gradient is ready (`backward_hooks`). Three things make
+it right:
+
+- **The hook gets the parameter, not its gradient.** Sending what it gets would average the weights
+  and leave the gradients as they are.
+- **Buckets leave in one order, the same on all ranks**, even where they are completed in another: a
+  bucket waits for those before it. All-reduces are matched by their order alone.
+- **The gradient becomes a view into its bucket.** It is copied there once, scaled by 1/K on the
+  way, and what backward allocated is freed; afterwards the average is where the optimizer looks.
+
+S. Li et al., VLDB 2020, section 3.2.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Bucket
+from course_lib.collectives import Group, place_in
+from course_lib.ddp.backward_hooks import EndOfBackward, hook_gradients
+from course_lib.ddp.bucket_memory import Allocate, GradientBuckets
+from course_lib.ddp.comm_hooks import CommHook, GradBucket, launch
+from course_lib.ddp.communication_stream import CommunicationStream
+from course_lib.ddp.errors import (
+    changed_layout,
+    changed_parameter,
+    second_backward,
+    sparse_gradient,
+    unfinished_backward,
+    unused_parameters,
+    wrapped_anew,
+)
+from course_lib.ddp.module_states import broadcast_tensors
+from course_lib.gradient_sync import copy_scaled
+
+
+class State(enum.Enum):
+    """Between a forward and the end of its synchronisation."""
+
+    LOCAL = "gradients stay on this rank"
+    EXPECTING = "the next backward will be synchronised"
+    DONE = "gradients are averaged"
+
+
+class Reducer:
+    """Averages the gradients of `named_params`, pairs of (name, parameter), during backward.
+
+    `prepare` before a forward whose backward is to be synchronised, `stay_local` before any other;
+    `finish` is called by backward itself when it ends. All of `named_params` need gradients, or
+    none does, and no backward will come.
+    """
+
+    def __init__(
+        self,
+        named_params: Sequence[tuple[str, Tensor]],
+        bucket_cap_mb: float,
+        first_bucket_mb: float,
+        find_unused: bool,
+        group: Group,
+        allocate: Allocate,
+    ) -> None:
+        self.names = [name for name, _ in named_params]
+        self.params = [param for _, param in named_params]
+        self.group = group
+        _, self.world_size = place_in(group)
+        self.divisor = self.world_size
+        self.find_unused = find_unused
+        self.hook: tuple[Any, CommHook] | None = None
+        self._stream = CommunicationStream(self.params[0].device)
+        self._state = State.LOCAL
+        self._in_backward = False
+        self._synchronised = False  # ever
+        self._order: dict[int, None] = {}  # indices, as their gradients became ready
+        # With unused parameters the order says little, and differs from step to step.
+        self._rebuild_pending = not find_unused
+        self._gradients = GradientBuckets(self.params, bucket_cap_mb, first_bucket_mb, allocate)
+        self._waits: list[Callable[[], object]] = []  # one for each bucket that has left
+        self._strides = [param.stride() for param in self.params]
+        self._end = EndOfBackward(self._backward_is_over)
+        self.hooked = hook_gradients(self, self.params)
+
+    # --- before a forward -------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Expect a backward to be synchronised.
+
+        Once, after the first, the buckets are made anew in the order in which the gradients were
+        ready on rank 0. Raises RuntimeError if an exception ended the last backward half-way, or
+        another reducer has taken over the parameters.
+        """
+        if not self.hooked.alive:
+            raise wrapped_anew()
+        if self._in_backward:
+            raise unfinished_backward()
+        self._end.forget()
+        if self._rebuild_pending and self._synchronised:
+            self._rebuild_pending = False
+            self._rebuild()
+        self._order.clear()
+        self._waits.clear()
+        self._gradients.expect_all()
+        self._state = State.EXPECTING
+
+    def watch(self, outputs: Any) -> None:
+        """Learn where the backward that is expected begins: at one of the tensors in `outputs`."""
+        self._end.watch(outputs)
+
+    def stay_local(self) -> None:
+        """Expect a backward whose gradients only add up on this rank.
+
+        Unless another one is still to be synchronised: then so is this one, which averages what is
+        equal already a second time.
+        """
+        if self._state is State.DONE:
+            self._state = State.LOCAL
+
+    def _rebuild(self) -> None:
+        default = self._gradients.order
+        seen = list(self._order) if len(self._order) == len(self.params) else default
+        order = torch.tensor(seen, device=self.params[0].device)
+        broadcast_tensors([order], 0, self.group)
+        indices = order.tolist()
+        if indices != default:
+            for param in self.params:  # what was not cleared lies where others will be
+                param.grad = None if param.grad is None else param.grad.clone()
+            self._gradients.use(indices)
+
+    # --- during backward --------------------------------------------------------------------------
+
+    def on_gradient(self, index: int) -> None:
+        """Take over the gradient of parameter `index`, which is ready."""
+        if self._state is State.LOCAL:
+            return
+        if self._state is State.DONE or index in self._order:
+            raise second_backward(self.names[index])
+        self._in_backward = True
+        self._end.ask()
+        self._take(index)
+        self._launch_complete()
+
+    def _take(self, index: int) -> None:
+        """Copy the gradient into its bucket, which it is from now on a view of."""
+        param, (bucket, view) = self.params[index], self._gradients.place[index]
+        gradient = param.grad
+        if gradient is not None:
+            self._check(index, gradient, view)
+            gradient = gradient.detach()
+        copy_scaled(gradient, 1.0 if self.hook else 1 / self.divisor, view)
+        if gradient is not None:
+            param.grad = view
+        self._order[index] = None
+        bucket.pending -= 1
+
+    def _check(self, index: int, gradient: Tensor, view: Tensor) -> None:
+        if gradient.is_sparse:
+            raise sparse_gradient(self.names[index])
+        if gradient.dtype != view.dtype or gradient.shape != view.shape:
+            raise changed_parameter(self.names[index], gradient, view)
+        now, then = self.params[index].stride(), self._strides[index]
+        # How far apart the elements of a dimension with one of them are says nothing.
+        if now != then and any(
+            a != b for a, b, size in zip(now, then, view.shape, strict=True) if size > 1
+        ):
+            raise changed_layout(self.names[index], now, then)
+
+    def _launch_complete(self) -> None:
+        """Launch the buckets that are complete, as far as none before them is missing."""
+        while len(self._waits) < len(self._gradients.buckets):
+            bucket = self._gradients.buckets[len(self._waits)]
+            if bucket.pending:
+                return
+            with self._stream.after_current():
+                self._waits.append(self._launch(bucket))
+
+    def _launch(self, bucket: Bucket) -> Callable[[], object]:
+        """Start to reduce the bucket; return a function that waits until it is reduced."""
+        if self.hook is None:
+            work = dist.all_reduce(bucket.buffer, group=self.group, async_op=True)
+            assert work is not None  # it is None only on ranks outside the group
+            return lambda: work.wait()
+        params = [self.params[i] for i in bucket.indices]
+        last = len(self._waits) == len(self._gradients.buckets) - 1
+        return launch(self.hook, GradBucket(len(self._waits), bucket, params, last))
+
+    # --- at its end -------------------------------------------------------------------------------
+
+    def _backward_is_over(self) -> None:
+        if self._in_backward:  # and not one that was for the inputs' gradients only
+            self.finish()
+
+    def finish(self) -> None:
+        """Launch what has not been launched, and wait for all of it.
+
+        On a GPU it is the stream that waits, not the host. Does nothing if no synchronisation is
+        due. Raises RuntimeError if parameters got no gradient, unless `find_unused`.
+        """
+        if self._state is not State.EXPECTING:
+            return
+        missing = [index for index in range(len(self.params)) if index not in self._order]
+        if missing and not self.find_unused:
+            raise unused_parameters([self.names[index] for index in missing])
+        for index in missing:
+            self._take(index)
+        # One that has a gradient from a backward that stayed local is used.
+        unused = {index for index in missing if self.params[index].grad is None}
+        users = self._launch_rest_and_wait(unused)
+        for index in unused:
+            if users[index]:
+                self.params[index].grad = self._gradients.place[index][1]
+
+    def contribute_zeros(self) -> None:
+        """Take part in one synchronisation of the others, without a gradient of one's own."""
+        self.prepare()
+        for bucket in self._gradients.buckets:
+            bucket.buffer.zero_()
+            bucket.pending = 0
+        self._launch_rest_and_wait(set(range(len(self.params))))
+
+    def _launch_rest_and_wait(self, unused: set[int]) -> list[int]:
+        """Return, for `find_unused`, how many ranks have a gradient of each parameter.
+
+        A parameter that no rank used must not get a gradient of zeros: an optimizer with momentum
+        or weight decay would move it.
+        """
+        self._launch_complete()
+        users = [int(index not in unused) for index in range(len(self.params))]
+        with self._stream.after_current():
+            if self.find_unused:  # after all buckets, where it has the same place on every rank
+                counts = torch.tensor(users, device=self.params[0].device)
+                dist.all_reduce(counts, group=self.group)
+                if unused:  # reading it makes the host wait for the GPU
+                    users = counts.tolist()
+            for wait in self._waits:
+                wait()
+        self._stream.join_current()
+        self._in_backward = False
+        self._state = State.DONE
+        self._synchronised = True
+        return users

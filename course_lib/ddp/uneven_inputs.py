@@ -1,0 +1,58 @@
+"""Uneven inputs: what the ranks that run out of batches do, so that the others can go on.
+
+If one rank's shard gives seven batches and the others' six, the rank with seven waits in its last
+all-reduce for ever. Padding the shards (`sharding`) avoids it. Where that is not possible, a rank
+that is done *joins*: it shadows the others, entering every collective they enter, with zeros, until
+all are done. Its replica has stood still meanwhile, so at the end it gets the weights of one that
+was active to the last.
+
+Before every forward the ranks tell one another who is still active: one all-reduce of K numbers.
+
+`torch.distributed.algorithms.join` is PyTorch's form of it.
+"""
+
+import torch
+import torch.distributed as dist
+
+from course_lib.collectives import Group, place_in
+
+
+class Activity:
+    """Who still has inputs, as of the last forward.
+
+    The ranks of `group` tell each other with tensors on `device`. Raises ValueError if this rank is
+    not one of them.
+
+    Attributes:
+        active: the ranks (numbers in the group) that ran a forward in the last round in which any
+            did; all of them before the first.
+
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group = group
+        self.rank, world_size = place_in(group)
+        self.active = list(range(world_size))
+        self._device = device
+        self._world_size = world_size
+
+    def announce(self, active: bool) -> bool:
+        """Say whether this rank runs another forward; return whether any rank does.
+
+        All ranks must call, once per round. One all-reduce of K int32, which the host waits for.
+        """
+        flags = torch.zeros(self._world_size, dtype=torch.int32, device=self._device)
+        flags[self.rank] = int(active)
+        dist.all_reduce(flags, group=self.group)
+        now = [rank for rank, flag in enumerate(flags.tolist()) if flag]
+        if now:
+            self.active = now
+        return bool(now)
+
+    @property
+    def authority(self) -> int:
+        """The rank whose buffers, and at the end whose parameters, the others take over.
+
+        Its number in the group: the last of those that were active.
+        """
+        return self.active[-1]

@@ -1,0 +1,69 @@
+"""Symmetric memory: peer memory on GPUs of one machine, over NVLink or PCIe.
+
+A GPU can read and write another one's memory if both have agreed on it: PyTorch's symmetric memory
+allocates the same on every rank, exchanges the addresses (a *rendezvous*), and offers a barrier
+that the GPUs make among themselves. The host launches a few kernels and waits for nothing.
+
+NCCL needs a kernel with many phases, or one message per neighbour, however small the tensor is;
+one-shot is one barrier and K additions, and for tensors below some 100 KB is over sooner.
+
+The sums here are PyTorch's own additions, one kernel each, so that they can be read.
+`torch.ops.symm_mem.one_shot_all_reduce` and `two_shot_all_reduce_` do the same in one kernel.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import Group, place_in
+from course_lib.peer_memory.one_and_two_shot import PeerMemory
+
+
+class SymmetricMemory(PeerMemory):
+    """Memory of GPUs of one machine that the ranks of `group`, one GPU each, share.
+
+    All members must construct it, and call its methods in the same order with the same sizes. What
+    is launched on the current stream runs in order with the all-reduces.
+
+    Args:
+        group: the process group; None for all ranks.
+        device: this rank's GPU; None: the current one.
+
+    Raises:
+        ImportError: this PyTorch has no symmetric memory.
+        RuntimeError: PyTorch cannot share memory between these GPUs.
+        ValueError: this rank is not in the group.
+
+    """
+
+    device_type = "cuda"
+    block_bytes = 1 << 40  # a chunk whole: more kernels would cost more than caches gain
+    staging_bytes = 32 << 20
+    one_shot_bytes = 256 << 10
+
+    def __init__(self, group: Group = None, device: torch.device | str | None = None) -> None:
+        place_in(group)
+        self.device = torch.device("cuda" if device is None else device)
+        self._handles: list[Any] = []
+        super().__init__(group)
+
+    def map(self, nbytes: int) -> list[Tensor]:
+        """Return `nbytes` bytes (uint8), not initialised, of each rank's GPU."""
+        # Not part of every PyTorch, and still called an alpha there.
+        import torch.distributed._symmetric_memory as symm_mem
+
+        mine = symm_mem.empty(nbytes, dtype=torch.uint8, device=self.device)
+        group = dist.group.WORLD if self.group is None else self.group
+        assert group is not None  # place_in has refused that
+        handle = symm_mem.rendezvous(mine, group)
+        self._handles.append(handle)  # while it lives, so do the others' addresses
+        return [
+            mine if r == self.rank else handle.get_buffer(r, (nbytes,), torch.uint8)
+            for r in range(self.world_size)
+        ]
+
+    def barrier(self) -> None:
+        """Let the current stream go on when those of all ranks have come here."""
+        self._handles[0].barrier(channel=0)

@@ -1,0 +1,1 @@
+"""What things take: messages on a network, collectives, computation."""

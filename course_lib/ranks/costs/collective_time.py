@@ -1,0 +1,171 @@
+"""What a collective costs: the messages of its algorithm, sent over the links.
+
+An algorithm is a list of rounds, a round a list of messages. A rank enters a round when it has
+left the one before; a message starts when both its ends have entered. So the time of a collective
+is the longest path through its messages, and a late rank delays those that depend on it, no
+others. On an idle switch, with all K ranks ready at once and n bytes that divide:
+
+    ring                2 (K-1) (α + n/(Kβ))               Patarasuk and Yuan, 2009
+    halving-doubling    2 log₂K α + 2 (K-1)/K n/β          Thakur, Rabenseifner and Gropp, 2005
+    tree                2 log₂K (α + n/β)                  K a power of two
+    central             2 α + 2 (K-1) n/β
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Network
+
+Message = tuple[int, int, int]
+"""From, to (both as ranks of the group), bytes."""
+Round = list[Message]
+
+
+def collective_ends(
+    kind: str,
+    network: Network,
+    links: Links,
+    members: Sequence[int],
+    ready: Sequence[float],
+    sizes: Sequence[Sequence[int]],
+    root: int,
+    itemsize: int,
+) -> list[float]:
+    """Return when each member is done with a collective that it could start at ``ready[i]``.
+
+    Args:
+        kind: for example ``"all_reduce"``.
+        network: whose choice of algorithms counts.
+        links: the links that the messages occupy.
+        members: the group, as ranks of the whole.
+        ready: per member, seconds.
+        sizes: per member, the bytes of each of the tensors that it puts in.
+        root: of a rooted collective, as a rank of the group.
+        itemsize: bytes of one element; pieces are cut between elements.
+
+    """
+    times = list(ready)
+    if len(members) == 1:
+        return times
+    if kind == "broadcast" and network.broadcast == "pipelined":
+        pieces = split_bytes(sum(sizes[root]), network.segments, itemsize)
+        return _pipelined(links, members, times, root, pieces)
+    for messages in _rounds(kind, network, len(members), sizes, root, itemsize):
+        entered = times.copy()
+        for source, target, nbytes in messages:
+            start = max(entered[source], entered[target])
+            left, arrival = links.send(members[source], members[target], nbytes, start)
+            times[source] = max(times[source], left)
+            times[target] = max(times[target], arrival)
+    return times
+
+
+def _rounds(
+    kind: str, network: Network, k: int, sizes: Sequence[Sequence[int]], root: int, item: int
+) -> Iterable[Round]:
+    n = sum(sizes[0])
+    if kind == "all_reduce":
+        if network.all_reduce == "ring":
+            pieces = split_bytes(n, k, item)
+            return [*ring(k, pieces, 0), *ring(k, pieces, 1)]
+        if network.all_reduce == "halving-doubling":
+            return halving_doubling(k, n, item)
+        if network.all_reduce == "central":
+            others = range(1, k)
+            return [[(r, 0, n) for r in others], [(0, r, n) for r in others]]
+        return [*tree_up(k, n, 0), *tree_down(k, n, 0)]
+    if kind == "broadcast":
+        n = sum(sizes[root])
+        if network.broadcast == "central":
+            return [[(root, r, n) for r in range(k) if r != root]]
+        return tree_down(k, n, root)
+    if kind == "reduce":
+        return tree_up(k, n, root)
+    if kind == "all_gather":
+        return ring(k, [sum(size) for size in sizes], 0)
+    if kind == "reduce_scatter":
+        return ring(k, list(sizes[0]) if len(sizes[0]) == k else split_bytes(n, k, item), -1)
+    if kind == "gather":
+        return [[(r, root, sum(sizes[r])) for r in range(k) if r != root]]
+    if kind == "scatter":
+        return [[(root, r, sizes[root][r]) for r in range(k) if r != root]]
+    if kind == "all_to_all":
+        # In step s everyone sends to its s-th neighbour, so that no incoming port is crowded.
+        return [[(r, (r + s) % k, sizes[r][(r + s) % k]) for r in range(k)] for s in range(1, k)]
+    if kind == "barrier":
+        return [[(r, (r + s) % k, 0) for r in range(k)] for s in _powers(k)]
+    raise NotImplementedError(f"what {kind} costs is not known")
+
+
+def split_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:
+    """Return the bytes of `parts` pieces, equal up to one element, the longer ones first."""
+    length, rest = divmod(nbytes // max(1, itemsize), parts)
+    return [(length + (i < rest)) * itemsize for i in range(parts)]
+
+
+def _powers(k: int) -> list[int]:
+    return [1 << i for i in range((k - 1).bit_length())]
+
+
+def ring(k: int, pieces: Sequence[int], shift: int) -> Iterator[Round]:
+    """K-1 rounds; in round s rank r passes piece r - s + shift to its right neighbour."""
+    for s in range(k - 1):
+        yield [(r, (r + 1) % k, pieces[(r - s + shift) % k]) for r in range(k)]
+
+
+def tree_up(k: int, n: int, root: int) -> Iterator[Round]:
+    """Reduce along a binomial tree: in round i the ranks with lowest set bit i send."""
+    for step in _powers(k):
+        yield [((r + root) % k, (r - step + root) % k, n) for r in range(step, k, 2 * step)]
+
+
+def tree_down(k: int, n: int, root: int) -> Iterator[Round]:
+    """Broadcast along the same tree, from the root to its farthest child first."""
+    for step in reversed(_powers(k)):
+        yield [((r - step + root) % k, (r + root) % k, n) for r in range(step, k, 2 * step)]
+
+
+def halving_doubling(k: int, n: int, itemsize: int) -> Iterator[Round]:
+    """Exchange halves with ever nearer ranks, then gather them back in reverse order.
+
+    The ranks beyond the largest power of two hand their tensor in before and get it back after.
+    """
+    power = 1 << (k.bit_length() - 1)
+    starts = [0, *accumulate(split_bytes(n, power, itemsize))]
+
+    def block(rank: int, width: int) -> int:
+        first = rank // width * width
+        return starts[first + width] - starts[first]
+
+    if k > power:
+        yield [(r, r - power, n) for r in range(power, k)]
+    widths = [1 << i for i in range(power.bit_length() - 1)]
+    for width in reversed(widths):
+        yield [(r, r ^ width, block(r ^ width, width)) for r in range(power)]
+    for width in widths:
+        yield [(r, r ^ width, block(r, width)) for r in range(power)]
+    if k > power:
+        yield [(r - power, r, n) for r in range(power, k)]
+
+
+def _pipelined(
+    links: Links, members: Sequence[int], ready: list[float], root: int, pieces: Sequence[int]
+) -> list[float]:
+    """Pass the pieces down a chain; every receive is posted from the start.
+
+    (K-1)(α + s/β) + (S-1) s/β  for S pieces of s bytes.
+    """
+    k = len(members)
+    ends = ready.copy()
+    here = [ready[root]] * len(pieces)
+    for hop in range(k - 1):
+        source, target = (root + hop) % k, (root + hop + 1) % k
+        for i, nbytes in enumerate(pieces):
+            start = max(here[i], ready[target])
+            left, here[i] = links.send(members[source], members[target], nbytes, start)
+            ends[source] = max(ends[source], left)
+        ends[target] = max(ends[target], here[-1])
+    return ends

@@ -1,0 +1,90 @@
+"""What computation costs a simulated rank: declared, counted or measured.
+
+- declared: only what `compute` says.
+- counted: every operator costs its floating-point operations, and its memory traffic, on the
+  `Device`. Backward counts layer by layer, so a gradient bucket leaves when its last gradient is
+  ready.
+- measured: the CPU time of the rank, the only one that runs.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from course_lib.ranks.costs.network import Device
+
+
+class _Local(threading.local):
+    compute: Callable[[float, float], None] | None = None
+    clock: Callable[[], float] | None = None
+
+
+_local = _Local()
+
+
+def compute(seconds: float = 0.0, *, flops: float = 0.0) -> None:
+    """Say that this rank computes for `seconds`, or for `flops` floating-point operations.
+
+    On a simulated rank the clock moves on, at once. Elsewhere the rank sleeps for `seconds`, so
+    that the same function shows the same timeline; there `flops` has no meaning.
+
+    Raises:
+        ValueError: a negative amount, or `flops` where no `Device` says how long they take.
+
+    """
+    if not (0 <= seconds < math.inf and 0 <= flops < math.inf):
+        raise ValueError(f"compute needs amounts of 0 or more, got {seconds=} and {flops=}")
+    if _local.compute is not None:
+        _local.compute(seconds, flops)
+    elif flops:
+        raise ValueError("compute(flops=…) needs simulated ranks: Ranks(…, on='simulated')")
+    else:
+        time.sleep(seconds)
+
+
+def clock() -> float:
+    """Return this rank's clock in seconds: virtual on a simulated rank, else the computer's."""
+    return time.perf_counter() if _local.clock is None else _local.clock()
+
+
+def enter_rank(spend: Callable[[float, float], None], now: Callable[[], float]) -> None:
+    """Make `compute` and `clock` on this thread those of a simulated rank."""
+    _local.compute, _local.clock = spend, now
+
+
+class CountedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, every operator of this thread costs what it takes on the device."""
+
+    def __init__(self, device: Device, spend: Callable[[float], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._spend = spend
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.namespace != "aten":
+            return out
+        packet = func._overloadpacket
+        flops = 0
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **kwargs, out_val=out)
+        traffic = 0
+        if self._device.memory_bandwidth < math.inf and not func.is_view:
+            traffic = sum(
+                leaf.numel() * leaf.element_size()
+                for leaf in tree_leaves((args, kwargs, out))
+                if isinstance(leaf, torch.Tensor)
+            )
+        if flops or traffic:
+            self._spend(self._device.time(flops, traffic))
+        return out

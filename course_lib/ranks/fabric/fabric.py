@@ -1,0 +1,191 @@
+"""The fabric: matches what ranks send and receive, carries it out, and counts the time it takes.
+
+It is a discrete-event simulation. A rank posts operations at its own clock and waits for them; the
+fabric lets them happen in the order of their times, and only when no rank can still post an earlier
+one. So the outcome depends on what the ranks do, and not on which of them this computer ran first.
+
+The fabric knows no threads, no processes and no process groups: `baton` drives it with threads,
+`fabric_server` with processes at the other end of a socket.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from enum import Enum
+
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.fabric.collectives import Collectives
+from course_lib.ranks.fabric.messages import Messages
+from course_lib.ranks.fabric.operation import Mismatch, Operation, event_of
+from course_lib.ranks.metered.recorder import Event
+
+
+class Phase(Enum):
+    """What a rank does."""
+
+    RUNNING = "running"
+    READY = "ready to go on"
+    BLOCKED = "blocked"
+    FINISHED = "finished"
+    RAISED = "raised"
+
+
+class Fabric:
+    """World of `world_size` ranks on `network`.
+
+    Attributes:
+        network: the one it was made with.
+        clock: per rank, virtual seconds.
+        phase: per rank.
+        waiting: per rank, the operation that it is blocked in.
+        events: one per finished operation.
+        failure: what went wrong, once something has; nothing happens any more then.
+
+    """
+
+    def __init__(self, world_size: int, network: Network) -> None:
+        self.world_size = world_size
+        self.network = network
+        self.clock = [0.0] * world_size
+        self.phase = [Phase.RUNNING] * world_size
+        self.waiting: list[Operation | None] = [None] * world_size
+        self.events: list[Event] = []
+        self.failure: RanksError | Mismatch | None = None
+        self.entered: Counter[tuple[str, int]] = Counter()
+        """(group, rank) → how many of the group's collectives the rank has posted."""
+        self._links = Links(network, world_size)
+        self._in_flight = Messages(network, self._links, self._end)
+        self._collectives = Collectives(network, self._links, self._end)
+        self._messages: Counter[tuple[int, int, str]] = Counter()
+        self._heap: list[tuple[float, int, int, Operation]] = []
+        self._posted = 0
+        self._ready: list[tuple[float, int]] = []
+        self._polls: Counter[int] = Counter()
+        self._span: dict[int, int] = {}
+        """Rank → where in `events` its last computation stands: one that goes on is one event."""
+
+    # What a rank does -----------------------------------------------------------------------
+
+    def post(self, operation: Operation) -> None:
+        """Enter an operation at its rank's clock. It happens later, when its time has come."""
+        rank = operation.rank
+        operation.posted = self.clock[rank]
+        if operation.kind in ("send", "recv"):
+            other = -1 if operation.peer is None else operation.peer
+            key = (rank, other, operation.kind)
+            self._messages[key] += 1
+            operation.seq = self._messages[key]
+        else:
+            self.entered[operation.group, rank] += 1
+            operation.seq = self.entered[operation.group, rank]
+        self._posted += 1
+        heapq.heappush(self._heap, (operation.posted, rank, self._posted, operation))
+
+    def advance(self, rank: int, seconds: float, where: str = "") -> None:
+        """Let `rank` compute for `seconds`."""
+        start = self.clock[rank]
+        end = self.clock[rank] = start + seconds
+        if seconds <= 0:
+            return
+        at = self._span.get(rank)
+        if at is not None and self.events[at][8:] == (start, where):
+            self.events[at] = self.events[at]._replace(end=end)
+        else:
+            self._span[rank] = len(self.events)
+            self.events.append(Event(rank, "compute", (), None, 0, "", 0, start, end, where))
+
+    def wait(self, operation: Operation) -> bool:
+        """Let the operation's rank wait for it; return whether the rank is blocked now."""
+        rank = operation.rank
+        self._polls[rank] = 0
+        if operation.end is not None:
+            self.clock[rank] = max(self.clock[rank], operation.end)
+            return False
+        self.phase[rank] = Phase.BLOCKED
+        self.waiting[rank] = operation
+        return True
+
+    def pause(self, rank: int) -> None:
+        """Let `rank` go on only after everything that happens before its clock."""
+        self.phase[rank] = Phase.READY
+        heapq.heappush(self._ready, (self.clock[rank], rank))
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether the operation is over at its rank's clock; asking takes a moment.
+
+        A loop that asks without end must see time pass, or nothing it waits for would happen: the
+        first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
+        """
+        rank = operation.rank
+        if operation.end is not None and operation.end <= self.clock[rank]:
+            self._polls[rank] = 0
+            return True
+        self.clock[rank] += min(1e-6 * 2 ** self._polls[rank], 1e-3)
+        self._polls[rank] = min(self._polls[rank] + 1, 10)
+        return False
+
+    def finish(self, rank: int, raised: bool = False) -> None:
+        """Say that `rank` has ended."""
+        self.phase[rank] = Phase.RAISED if raised else Phase.FINISHED
+        self.waiting[rank] = None
+
+    # What happens -----------------------------------------------------------------------------
+
+    def next_rank(self, horizon: float = math.inf) -> int | None:
+        """Let operations happen until a rank can go on; return it, or ``None`` if none can.
+
+        Args:
+            horizon: the earliest clock of the ranks that run right now.
+
+        """
+        while self.failure is None:
+            limit = min(horizon, self._ready[0][0]) if self._ready else horizon
+            if self._heap and self._heap[0][0] < limit:
+                self._happen(heapq.heappop(self._heap)[3])
+            elif self._ready:
+                rank = heapq.heappop(self._ready)[1]
+                self.phase[rank] = Phase.RUNNING
+                return rank
+            else:
+                return None
+        return None
+
+    def _happen(self, operation: Operation) -> None:
+        try:
+            if operation.kind == "send":
+                self._in_flight.send(operation)
+            elif operation.kind == "recv":
+                self._in_flight.receive(operation)
+            else:
+                self._collectives.enter(operation)
+        except Mismatch as mismatch:
+            self.failure = mismatch
+        except Exception as error:  # of the rank whose turn it is by chance: it belongs to all
+            self.failure = RanksError(
+                f"{operation.kind} of rank {operation.rank} failed ({operation.where}): {error}"
+            )
+
+    def _end(self, operation: Operation, end: float) -> None:
+        operation.end = end
+        self.events.append(event_of(operation))
+        rank = operation.rank
+        if self.waiting[rank] is operation:
+            self.waiting[rank] = None
+            self.clock[rank] = max(self.clock[rank], end)
+            self.pause(rank)
+
+    def forget(self) -> None:
+        """Drop the operations that are left: their tensors must not outlive the run."""
+        self._heap.clear()
+        self._in_flight = Messages(self.network, self._links, self._end)
+        self._collectives = Collectives(self.network, self._links, self._end)
+        self.waiting = [None] * self.world_size
+
+    def unserved(self) -> list[Operation]:
+        """Return the operations that were posted and have found no partner."""
+        waiting = [operation for *_, operation in sorted(self._heap, key=lambda item: item[:3])]
+        return [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]

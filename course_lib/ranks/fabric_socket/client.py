@@ -1,0 +1,181 @@
+"""A rank's side of a fabric that is in another process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from course_lib.ranks.costs.computation import enter_rank
+from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
+from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds
+from course_lib.ranks.fabric.work import WorkQueue
+from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.frames import FrameError, Type
+from course_lib.ranks.fabric_socket.post import post
+from course_lib.ranks.metered.recorder import locator
+
+_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+
+
+class FabricStopped(BaseException):
+    """The fabric has ended the run: another rank failed, or none could go on.
+
+    Not an `Exception`: code that catches everything must not go on without its fabric.
+    """
+
+
+class FabricClient:
+    """The endpoint of one rank: posts operations, waits for answers.
+
+    Args:
+        path: of the server's socket.
+        rank: which rank this is.
+        secret: the 16 bytes that the server expects of it.
+
+    Attributes:
+        clock: the rank's virtual time, in seconds.
+
+    """
+
+    def __init__(self, path: str, rank: int, secret: bytes) -> None:
+        self.rank = rank
+        self.clock = 0.0
+        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._channel.connect(path)
+        self._advance = 0.0
+        self._numbers: dict[int, int] = {}
+        self._groups: dict[str, int] = {}
+        self._posted = 0
+        self._channel.sendall(frames.hello(rank, secret))
+
+    def post(self, operation: Operation) -> None:
+        """Post an operation; its inputs leave now."""
+        number = self._groups.get(operation.group)
+        if number is None:
+            number = self._groups[operation.group] = len(self._groups)
+            self._send(frames.group(number, operation.group, operation.members))
+        self._posted += 1
+        self._numbers[id(operation)] = self._posted
+        self._send(post(self._posted, operation, number, self._advance))
+        self._advance = 0.0
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is over; its outputs are written then."""
+        if operation.end is None:
+            self._ask(Type.WAIT, operation)
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether the operation is over, at the rank's clock."""
+        if operation.end is None:
+            self._ask(Type.TEST, operation)
+        return operation.end is not None
+
+    def spend(self, seconds: float) -> None:
+        """Compute for `seconds` of virtual time."""
+        self._advance += seconds
+        self.clock += seconds
+
+    def finish(self, raised: bool) -> None:
+        """Say that the rank has ended, and hang up."""
+        try:
+            self._channel.sendall(frames.finish(raised, self._advance))
+        except OSError:
+            pass  # the server has ended the run already
+        finally:
+            self._channel.close()
+
+    def _ask(self, kind: Type, operation: Operation) -> None:
+        number = self._numbers[id(operation)]
+        self._send(frames.wait(kind, number, self._advance))
+        self._advance = 0.0
+        answer, body = self._receive()
+        if answer is Type.STOP:
+            raise FabricStopped(bytes(body).decode("utf-8", "replace"))
+        got, self.clock, source, data = frames.read_done(body)
+        if got != number:
+            raise FrameError("an answer to another question")
+        if answer is Type.DONE:
+            del self._numbers[id(operation)]
+            operation.end = self.clock
+            operation.peer = None if source == -1 else source
+            self._write(operation, data)
+
+    def _write(self, operation: Operation, data: memoryview) -> None:
+        at = 0
+        for target in operation.outputs:
+            if target.is_meta:
+                continue
+            size = target.numel() * target.element_size()
+            value = frames.from_bytes(data[at : at + size], target.dtype)
+            with torch.no_grad():
+                target.detach().copy_(value.reshape(target.shape))
+            at += size
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except OSError:
+            # Perhaps it said why before it hung up.
+            kind, body = self._receive()
+            text = bytes(body).decode("utf-8", "replace") if kind is Type.STOP else "hung up"
+            raise FabricStopped(text) from None
+
+    def _receive(self) -> tuple[Type, bytearray]:
+        kind, length = frames.read_header(bytes(self._exactly(frames.HEADER.size)), 1 << 40)
+        return kind, self._exactly(length)
+
+    def _exactly(self, size: int) -> bytearray:
+        data, filled = bytearray(size), 0
+        while filled < size:
+            try:
+                count = self._channel.recv_into(memoryview(data)[filled:])
+            except OSError:
+                count = 0
+            if not count:
+                raise FabricStopped("the fabric hung up")
+            filled += count
+        return data
+
+
+@contextmanager
+def fabric_rank(
+    path: str, rank: int, world_size: int, secret: bytes, label: Callable[[str], str] | None = None
+) -> Iterator[FabricClient]:
+    """Be rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
+
+    Args:
+        path: of the server's socket.
+        rank: which rank this is.
+        world_size: K.
+        secret: the 16 bytes that the server expects of this rank.
+        label: how a person calls a source file; by default its name.
+
+    """
+    client = FabricClient(path, rank, secret)
+    locate = locator(_OURS, label or os.path.basename)
+    works = WorkQueue()
+
+    def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
+        return SimulatedProcessGroup(rank, members, name, client, works, locate)
+
+    def spend(seconds: float, flops: float) -> None:
+        if flops:
+            raise ValueError("the fabric does not know how fast this device is: give seconds")
+        client.spend(seconds)
+
+    raised = True
+    with thread_worlds():
+        try:
+            join_world(rank, world_size, create)
+            enter_rank(spend, lambda: client.clock)
+            yield client
+            raised = False
+        finally:
+            leave_world()
+            client.finish(raised)

@@ -1,0 +1,200 @@
+"""A slow network on a fast machine: every rank has one outgoing link that carries in series.
+
+The data moves at once, through gloo; but an operation is over only when the emulated network
+would have carried it. A message that both sides are ready for at time t leaves at
+
+    start = max(t, link free),     arrives at  start + α + n/β,     link free = start + n/β
+
+with latency α (s), bandwidth β (bytes/s) and n bytes. A collective starts when the links of all
+members are free, and takes the time of the algorithm that `collective_time` names. All of it runs
+in a thread of its own, so that communication overlaps with computation, and buckets queue.
+
+As long as gloo itself is faster than the emulated network, the times are those of the model.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.board.board import Board
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.metered.recorder import Operation
+
+_POLL = 3e-4, 2e-3
+"""Seconds between two looks whether the other side is ready: the least and the most."""
+_MAX_LAG = 0.003
+
+
+def collective_time(network: Network, kind: str, size: int, nbytes: int) -> float:
+    """Return the seconds that a collective takes on a free network.
+
+    Args:
+        network: latency α and bandwidth β; its `all_reduce` and `broadcast` name the algorithms.
+        kind: for example ``"all_reduce"``.
+        size: number of ranks K that take part.
+        nbytes: n, what one rank puts in (a scatter: gets out).
+
+    With the ring, all_reduce takes 2(K-1)(α + n/(Kβ)), of which reduce_scatter is one half, and
+    all_gather (K-1)(α + n/β) (Thakur, Rabenseifner and Gropp, 2005).
+
+    """
+    alpha, seconds = network.latency, nbytes / network.bandwidth
+    others, rounds = size - 1, math.ceil(math.log2(size))
+    if size == 1:
+        return 0.0
+    if kind.startswith("all_reduce"):
+        return {
+            "ring": 2 * others * (alpha + seconds / size),
+            "tree": 2 * rounds * (alpha + seconds),
+            "central": 2 * (alpha + others * seconds),
+            "halving-doubling": 2 * (rounds * alpha + seconds * others / size),
+        }[network.all_reduce]
+    if kind in ("broadcast", "reduce"):
+        pieces = network.segments
+        return {
+            "tree": rounds * (alpha + seconds),
+            "central": alpha + others * seconds,
+            "pipelined": others * alpha + (others - 1 + pieces) * seconds / pieces,
+        }[network.broadcast]
+    if kind == "reduce_scatter":
+        return others * (alpha + seconds / size)
+    if kind.startswith("all_gather"):
+        return others * (alpha + seconds)
+    if kind == "all_to_all":
+        return others * (alpha + seconds / size)
+    if kind == "barrier":
+        return 2 * rounds * alpha
+    return alpha + others * seconds  # gather and scatter: the root's link carries them all
+
+
+@dataclass
+class Transfer:
+    """One operation on its way through the emulated network; `future` is done when it is."""
+
+    operation: Operation
+    inner: dist.Work | None = None
+    offered: bool = False
+    ready: float = 0.0
+    end: float = math.inf
+    future: torch.futures.Future[Any] = field(default_factory=torch.futures.Future)
+
+
+class EmulatedLink:
+    """The outgoing link of one rank."""
+
+    def __init__(self, network: Network, board: Board, rank: int) -> None:
+        self._network, self._board, self._rank = network, board, rank
+        self._free = 0.0
+        self._lag = 0.0
+        self._collectives: deque[Transfer] = deque()
+        self._messages: list[Transfer] = []
+        self._travelling: list[Transfer] = []
+        self._work = threading.Condition()
+        threading.Thread(target=self._run, name="emulated-link", daemon=True).start()
+
+    def carry_collective(self, operation: Operation, inner: dist.Work) -> Transfer:
+        """Return a transfer that is done when the network has carried the collective."""
+        return self._add(self._collectives, Transfer(operation, inner))
+
+    def carry_message(self, operation: Operation) -> Transfer:
+        """Return a transfer that is done when the message has left, or has arrived."""
+        return self._add(self._messages, Transfer(operation))
+
+    def woke(self, transfer: Transfer) -> None:
+        """Take note that the rank goes on after a transfer, later than the network would let it.
+
+        The machine woke it late. What it starts next counts as started earlier by so much; else
+        the delays would add up along a chain of messages.
+        """
+        self._lag = min(max(0.0, time.monotonic() - transfer.end), _MAX_LAG)
+
+    def _add(self, queue: Any, transfer: Transfer) -> Transfer:
+        what = transfer.operation
+        transfer.ready = what.start - self._lag
+        if what.channel is not None and not what.channel.sends:  # says when this side was ready
+            self._board.set_message_start(self._rank, what.channel, what.seq, transfer.ready)
+        with self._work:
+            queue.append(transfer)
+            self._work.notify()
+        return transfer
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while not (self._collectives or self._messages or self._travelling):
+                    self._work.wait()
+                self._start_collectives()
+                self._messages = [each for each in self._messages if not self._start(each)]
+                now = time.monotonic()
+                arrived = [each for each in self._travelling if each.end <= now]
+                self._travelling = [each for each in self._travelling if each.end > now]
+                ends = [each.end for each in self._travelling]
+                poll = self._poll()
+            for each in arrived:
+                try:
+                    done = each.inner.get_future().value() if each.inner is not None else None
+                    each.future.set_result(done)
+                except RuntimeError as error:  # gloo lost a connection: whoever waits shall hear it
+                    each.future.set_exception(error)
+            soon = min([*ends, now + poll])
+            if soon == math.inf:  # nothing is under way
+                continue
+            time.sleep(max(0.0, soon - time.monotonic()))
+
+    def _poll(self) -> float:
+        """Return the seconds until the next look at what waits for its other side.
+
+        A start that is seen late is no later: an end is reckoned from what the sides have written
+        down. So a tenth of the transfer's time is soon enough, and leaves the cores to computation.
+        """
+        times = [self._network.time(each.operation.bytes) for each in self._messages]
+        if self._collectives:
+            what = self._collectives[0].operation
+            times.append(collective_time(self._network, what.kind, len(what.members), what.bytes))
+        least, most = _POLL
+        return min(max(min(times) / 10, least), most) if times else math.inf
+
+    def _start_collectives(self) -> None:
+        """Start the collectives, one after the other, that all their members are ready for."""
+        while self._collectives:
+            transfer = self._collectives[0]
+            what = transfer.operation
+            if not transfer.offered:
+                moment = max(transfer.ready, self._free)
+                self._board.set_collective_start(self._rank, what.group, what.seq, moment)
+                transfer.offered = True
+            if transfer.inner is not None and not transfer.inner.is_completed():
+                return
+            starts = [self._board.collective_start(m, what.group, what.seq) for m in what.members]
+            if not all(starts):
+                return
+            self._collectives.popleft()
+            seconds = collective_time(self._network, what.kind, len(what.members), what.bytes)
+            transfer.end = self._free = max(starts) + seconds
+            self._travelling.append(transfer)
+
+    def _start(self, transfer: Transfer) -> bool:
+        """Start a message if its other side is ready; return whether it is on its way."""
+        what = transfer.operation
+        assert what.channel is not None
+        other = what.channel.other_end(self._rank)
+        theirs = self._board.message_start(what.channel.peer, other, what.seq)
+        if not theirs:
+            return False
+        seconds = what.bytes / self._network.bandwidth
+        if what.channel.sends:
+            start = max(transfer.ready, theirs, self._free)
+            transfer.end = self._free = start + seconds
+            self._board.set_message_start(self._rank, what.channel, what.seq, start)
+        else:
+            transfer.end = theirs + self._network.latency + seconds
+        self._travelling.append(transfer)
+        return True

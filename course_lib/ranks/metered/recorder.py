@@ -1,0 +1,214 @@
+"""What a rank notes down about its communication: one `Event` per operation."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from course_lib.ranks.board.board import Board
+from course_lib.ranks.board.views import Channel, State, Wait
+from course_lib.ranks.explain.errors import format_bytes
+
+if TYPE_CHECKING:
+    from course_lib.ranks.metered.emulated_link import EmulatedLink
+
+MAX_EVENTS = 200_000
+"""Events that one rank keeps of one call; the rest are counted."""
+_SETTLE = 0.5
+_MAX_KEPT = 64
+_MAX_KEPT_BYTES = 1 << 22
+_ACTIVE = (State.STARTING, State.RUNNING, State.BLOCKED)
+
+
+class Event(NamedTuple):
+    """One operation of one rank. Times are seconds of the machine's monotonic clock."""
+
+    rank: int
+    kind: str
+    """As ``torch.distributed`` calls it: ``all_reduce``, ``send``, …; or ``compute``."""
+    group: tuple[int, ...]
+    """Members of the process group, as ranks of the whole."""
+    peer: int | None
+    """The other rank of a send or recv, the root of a rooted collective, else ``None``."""
+    bytes: int
+    """Size of the tensor that this rank put in (for a receive: that it got)."""
+    dtype: str
+    seq: int
+    start: float
+    end: float
+    where: str
+
+
+@dataclass
+class Recorder:
+    """What the process groups of one rank share: the board, and the log of the current call."""
+
+    board: Board
+    rank: int
+    events: list[Event]
+    locate: Callable[[], str]
+    """Returns the line of user code that is running, for example ``Cell In[3], line 7``."""
+    link: EmulatedLink | None = None
+    """The emulated network, if there is one."""
+    blocked: list[tuple[float, float]] = field(default_factory=list)
+    """When the rank's own thread stood still, waiting for communication."""
+    alone: bool = False
+    """Whether nobody else writes on the board: the other ranks are on other machines."""
+    dropped: int = 0
+    open_messages: set[Any] = field(default_factory=set)
+    """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
+    open_collectives: set[Any] = field(default_factory=set)
+    """Works of collectives that are not yet in the log."""
+    _kept: deque[tuple[Any, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, event: Event) -> None:
+        """Add an event to the log of this call."""
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(event)
+        else:
+            self.dropped += 1
+
+    def add_pending(self, change: int) -> None:
+        """Count an operation that was launched (+1) or is over (-1), in any thread."""
+        with self._lock:
+            self.board.add_pending(self.rank, change)
+
+    def keep(self, work: Any, nbytes: int) -> None:
+        """Keep a work that is over for a while.
+
+        C++ may still hold it where nobody in Python does, as DDP's join does with one of a few
+        bytes; without its part in Python it has no future. Its tensors are kept with it, so few.
+        """
+        with self._lock:
+            self._kept.append((work, nbytes))
+            while sum(each for _, each in self._kept) > _MAX_KEPT_BYTES:
+                self._kept.popleft()
+
+    def begin(self) -> None:
+        """Begin the log of a new call."""
+        self.events.clear()
+        self.blocked.clear()
+        self.open_messages.clear()
+        self.open_collectives.clear()
+        self._kept.clear()
+        self.dropped = 0
+
+    def settle(self) -> None:
+        """Wait, at the end of a call, until its collectives are in the log.
+
+        DDP's end with a callback in a thread of gloo, which may come after the step that they
+        were for. While other ranks still run, one of them may have yet to take part, and the
+        call would wait for it anyway; after that, `_SETTLE` seconds are enough.
+        """
+        last = time.monotonic()
+        pause = 1e-4
+        while self.open_collectives:
+            for work in list(self.open_collectives):
+                work.is_completed()
+            now = time.monotonic()
+            views = [] if self.alone else self.board.views()
+            if any(view.state in _ACTIVE and view.rank != self.rank for view in views):
+                last = now
+            if now - last > _SETTLE:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-2)
+
+    def compute(self, start: float, end: float) -> list[Event]:
+        """Return what lies between the waits of a call that ran from `start` to `end`.
+
+        A wait inside compiled code, such as that of PyTorch's DDP for its last bucket, is not
+        known here and counts as computation.
+        """
+        spans, at = [], start
+        for begin, over in [*sorted(self.blocked), (end, end)]:
+            if begin > at:
+                spans.append(Event(self.rank, "compute", (), None, 0, "", 0, at, begin, ""))
+            at = max(at, over)
+        return spans[:MAX_EVENTS]
+
+
+@dataclass
+class Operation:
+    """One operation from its launch until it is over."""
+
+    recorder: Recorder
+    kind: str
+    members: tuple[int, ...]
+    peer: int | None
+    bytes: int
+    dtype: str
+    where: str
+    wait: Wait
+    group: int
+    seq: int
+    channel: Channel | None = None
+    start: float = field(default_factory=time.monotonic)
+    _blocked_since: float = 0.0
+
+    def block(self) -> None:
+        """Show that the rank stands still until this operation is over."""
+        if self.wait is Wait.COLLECTIVE:
+            what = f"{self.kind} #{self.seq}"
+            if len(self.members) < self.recorder.board.world_size:
+                what += f" of ranks {', '.join(map(str, self.members))}"
+        else:
+            what = f"{self.kind} {'to' if self.wait is Wait.SEND else 'from'} rank {self.peer}"
+            if self.channel is not None and self.channel.tag:
+                what += f" with tag {self.channel.tag}"
+        self._blocked_since = time.monotonic()
+        self.recorder.board.block(
+            self.recorder.rank,
+            self.wait,
+            group=self.group,
+            seq=self.seq,
+            channel=self.channel,
+            text=f"waits in {what}" + (f" ({format_bytes(self.bytes)})" if self.bytes else ""),
+            where=self.where,
+        )
+
+    def unblock(self) -> None:
+        """Show that the rank runs again."""
+        self.recorder.board.unblock(self.recorder.rank)
+        self.recorder.blocked.append((self._blocked_since, time.monotonic()))
+
+    def over(self, end: float | None = None) -> None:
+        """Note the operation down as over."""
+        self.recorder.note(
+            Event(
+                self.recorder.rank,
+                self.kind,
+                self.members,
+                self.peer,
+                self.bytes,
+                self.dtype,
+                self.seq,
+                self.start,
+                time.monotonic() if end is None else end,
+                self.where,
+            )
+        )
+        self.recorder.add_pending(-1)
+
+
+def locator(skip: tuple[str, ...], label: Callable[[str], str]) -> Callable[[], str]:
+    """Return a function that names the innermost running line outside the folders `skip`."""
+
+    def locate() -> str:
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith(skip):
+                return f"{label(name)}, line {frame.f_lineno}"
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        return ""
+
+    return locate

@@ -1,0 +1,81 @@
+"""A line that says what a long call is doing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from course_lib.ranks.board.views import RankView, State
+from course_lib.ranks.output.printer import in_notebook
+
+_AFTER = 1.0
+_EVERY = 0.5
+
+
+class Progress:
+    """Shows itself once a call has taken a second; leaves nothing behind.
+
+    In a notebook it is one output that changes; in a terminal a line that overwrites itself;
+    where output goes to a file, or to a notebook that runs with nobody before it, it is silent.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._next = self._start + _AFTER
+        self._handle: Any = None
+        self._terminal = False
+
+    def due(self) -> bool:
+        """Return whether it is time for the next look."""
+        return time.monotonic() >= self._next
+
+    def update(self, views: Sequence[RankView]) -> None:
+        """Show for how long the call has run, and what the ranks do."""
+        now = time.monotonic()
+        self._next = now + _EVERY
+        text = f"{now - self._start:.0f} s · {summary(views)}"
+        if in_notebook():
+            if not _watched():
+                return
+            from IPython.display import display
+
+            bundle = {"text/plain": text}
+            if self._handle is None:
+                self._handle = display(bundle, raw=True, display_id=True)
+            else:
+                self._handle.update(bundle, raw=True)
+        elif sys.stderr.isatty():
+            self._terminal = True
+            print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._handle is not None:
+            self._handle.update({}, raw=True)
+            self._handle = None
+        if self._terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            self._terminal = False
+
+
+def _watched() -> bool:
+    """Return whether a person may be looking: nbclient and its like refuse questions (stdin).
+
+    Jupyter cannot take an output back, only empty it, and the empty one would be saved.
+    """
+    from IPython.core.getipython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    return bool(getattr(kernel, "_allow_stdin", True))
+
+
+def summary(views: Sequence[RankView]) -> str:
+    """Return what the ranks do, in one line: ``3 × waits in all_reduce #7, 1 × running``."""
+    parts = Counter(
+        view.text.partition(" (")[0] if view.state is State.BLOCKED else view.state.name.lower()
+        for view in views
+    )
+    return ", ".join(f"{count} × {what}" for what, count in parts.most_common())

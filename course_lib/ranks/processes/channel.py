@@ -1,0 +1,224 @@
+"""The line between the notebook and one rank: Python objects, large ones through shared memory.
+
+An object becomes a pickle and, beside it, the bytes of its tensors and arrays as they lie in
+memory (pickle protocol 5, PEP 574). Small ones travel through the socket. Large ones are written
+once into a nameless file in memory, whose descriptor travels; the reader maps it, without a copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import mmap
+import os
+import pickle
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+
+from course_lib.ranks.board.memory import anonymous_file
+
+_INLINE = 1 << 13
+"""Bytes that surely fit into the socket's buffer, so that sending them never waits."""
+_HEADER = struct.Struct("<QI?")  # bytes in all, number of parts, whether they are in a file
+_READ = 1 << 16
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An object as bytes: inline, or in a file in memory that is closed with `close`."""
+
+    size: int
+    parts: int
+    inline: bytes = b""
+    fd: int = -1
+
+    def __post_init__(self) -> None:
+        if self.fd >= 0:
+            object.__setattr__(self, "close", weakref.finalize(self, os.close, self.fd))
+
+    def close(self) -> None:
+        """Free the file, if there is one; it is also freed with the object."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            data = obj.detach().to("cpu").contiguous()
+            return _tensor, (pickle.PickleBuffer(_bytes_of(data)), obj.dtype, tuple(obj.shape),
+                             obj.requires_grad)  # fmt: skip
+        return super().reducer_override(obj)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+        and tensor.numel() > 0
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    buffer = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    buffer._tensor = tensor  # type: ignore[attr-defined]  # keeps the memory alive
+    return buffer
+
+
+def _tensor(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    return flat.view(dtype).view(shape).requires_grad_(requires_grad)
+
+
+class _Spool(io.RawIOBase):
+    """Takes the pickle: in a buffer as long as it is small, then in a file in memory."""
+
+    def __init__(self) -> None:
+        self.buffer: bytearray | None = bytearray()
+        self.fd = -1
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.size += len(view)
+        if self.buffer is not None and self.size <= _INLINE:
+            self.buffer += view
+        else:
+            if self.buffer is not None:
+                self.fd, buffered, self.buffer = anonymous_file("call"), self.buffer, None
+                _write_all(self.fd, memoryview(buffered))
+            _write_all(self.fd, view)
+        return len(view)
+
+    def pad(self) -> None:
+        self.write(bytes(-self.size % _ALIGN))
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view[: 1 << 30]) :]
+
+
+def pack(value: Any) -> Packed:
+    """Return `value` as bytes. Tensors arrive on the CPU, without the graph that made them.
+
+    Raises whatever pickling raises.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    spool = _Spool()
+    try:
+        pickler = _Pickler(spool, protocol=5, buffer_callback=buffers.append)
+        pickler.dump(value)
+        sizes = [spool.size]
+        for buffer in buffers:
+            view = buffer.raw()
+            spool.pad()
+            spool.write(view)
+            sizes.append(len(view))
+        spool.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+    except BaseException:
+        if spool.fd >= 0:
+            os.close(spool.fd)
+        raise
+    return Packed(spool.size, len(sizes), bytes(spool.buffer or b""), spool.fd)
+
+
+def _unpack(data: Any, size: int, parts: int) -> Any:
+    view = memoryview(data)[:size]
+    sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :])
+    at, buffers = sizes[0], []
+    for length in sizes[1:]:
+        at += -at % _ALIGN
+        buffers.append(view[at : at + length])
+        at += length
+    return pickle.loads(view[: sizes[0]], buffers=buffers)
+
+
+class Channel:
+    """One end of the line.
+
+    Args:
+        sock: a connected Unix stream socket.
+        private: whether what arrives may be changed without the other readers seeing it; costs
+            a copy of what is changed.
+
+    """
+
+    def __init__(self, sock: socket.socket, *, private: bool) -> None:
+        self._socket = sock
+        self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
+        # What has come and was not yet asked for: one system call takes several small messages.
+        self._bytes = bytearray()
+        self._fds: deque[int] = deque()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for a selector; see also `has_more`."""
+        return self._socket.fileno()
+
+    def has_more(self) -> bool:
+        """Return whether (the beginning of) a message was read already: no selector tells."""
+        return bool(self._bytes)
+
+    def send(self, *messages: Packed) -> None:
+        """Send what is packed, in order; each can be sent to several ranks."""
+        waiting = b""  # small ones go together: every system call wakes the reader
+        for packed in messages:
+            header = _HEADER.pack(packed.size, packed.parts, packed.fd >= 0)
+            if packed.fd < 0:
+                waiting += header + packed.inline
+                continue
+            if waiting:
+                self._socket.sendall(waiting)
+                waiting = b""
+            socket.send_fds(self._socket, [header], [packed.fd])
+        if waiting:
+            self._socket.sendall(waiting)
+
+    def receive(self) -> Callable[[], Any]:
+        """Take the next message off the line; return a function that unpickles it.
+
+        Raises:
+            EOFError: the other end is gone.
+
+        """
+        size, parts, in_file = _HEADER.unpack(self._take(_HEADER.size))
+        if in_file:
+            fd = self._fds.popleft()
+            try:
+                mapped = mmap.mmap(fd, size, access=self._access)
+            finally:
+                os.close(fd)
+            return lambda: _unpack(mapped, size, parts)
+        data = self._take(size)
+        return lambda: _unpack(data, size, parts)
+
+    def _take(self, size: int) -> bytearray:
+        while len(self._bytes) < size:
+            # A descriptor never comes later than the first byte of the header it belongs to.
+            chunk, fds, _, _ = socket.recv_fds(self._socket, _READ, 1)
+            self._fds.extend(fds)
+            if not chunk:
+                raise EOFError("the other end is gone")
+            self._bytes += chunk
+        taken, self._bytes = self._bytes[:size], self._bytes[size:]
+        return taken
+
+    def close(self) -> None:
+        """Close this end."""
+        while self._fds:
+            os.close(self._fds.popleft())
+        self._socket.close()

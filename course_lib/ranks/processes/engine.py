@@ -1,0 +1,111 @@
+"""Ranks that are processes of this machine: the engine behind ``on="cpu"`` and ``on="gpu"``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from course_lib.ranks.calls import cell_labels, cell_sources, pack_call
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankState, format_states
+from course_lib.ranks.placement import Placement
+from course_lib.ranks.processes.channel import Packed, pack
+from course_lib.ranks.processes.team import Team
+from course_lib.ranks.trace.trace import Trace
+
+# Set by the fork server for its children; the notebook's own values are not for them.
+_NOT_SENT = ("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED")
+
+
+class Processes:
+    """Keeps a team of rank processes from call to call, and replaces it when it has failed."""
+
+    def __init__(
+        self, placement: Placement, *, metered: bool = True, network: Network | None = None
+    ) -> None:
+        self.placement = placement
+        self.world_size = len(placement.devices)
+        self.trace = Trace([], self.world_size)
+        self.team: Team | None = None
+        self._metered = metered
+        self._network = network
+        self._known: set[str] = set()
+        self._around: tuple[Any, ...] | None = None
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+    ) -> list[Any]:
+        """Run one call; see `Ranks.run`."""
+        common, each = pack_call(fn, args, kwargs, self.world_size, pack)
+        surroundings: Packed | None = None
+        self.trace = Trace([], self.world_size)
+        try:
+            team = self._ready_team()
+            surroundings = pack(self._surroundings())
+            team.labels = cell_labels()
+            return team.call(surroundings, common, each, timeout)
+        except KeyboardInterrupt:
+            self._say_interrupted()
+            raise
+        finally:
+            for packed in (common, *each, *filter(None, [surroundings])):
+                packed.close()
+            if self.team is not None:
+                self.trace = _trace(self.team)
+                # Also after an interrupt, at whatever point: a half-run call leaves no good ranks.
+                if not self.team.reusable:
+                    self.close()
+
+    def _ready_team(self) -> Team:
+        if self.team is not None and not self.team.healthy():
+            self.close()
+        if self.team is None:
+            self._known, self._around = set(), None
+            self.team = Team(self.placement, metered=self._metered, network=self._network)
+        return self.team
+
+    def _surroundings(self) -> tuple[Any, ...] | None:
+        """Return what has changed around the calls since the last one, for the ranks to adopt."""
+        sources = cell_sources(self._known)
+        self._known |= sources.lines.keys() | sources.labels.keys()
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:
+            folder = ""
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
+        around = (folder, list(sys.path), environment)
+        if not sources.lines and not sources.labels and around == self._around:
+            return None
+        self._around = around
+        return (sources, *around)
+
+    def _say_interrupted(self) -> None:
+        team = self.team
+        if team is not None and len(team.members) == self.world_size:
+            table = format_states(team.states())
+            print(f"Interrupted. The ranks are ended; they were:\n\n{table}\n", file=sys.stderr)
+
+    def states(self) -> list[RankState]:
+        """Return what the ranks do now; empty if none runs."""
+        return self.team.states() if self.team is not None else []
+
+    def pids(self) -> list[int]:
+        """Return the processes of the ranks, in rank order; empty if none runs."""
+        return [member.pid for member in self.team.members] if self.team is not None else []
+
+    def close(self) -> None:
+        """End the processes; the next `run` would start new ones."""
+        if self.team is not None:
+            self.team.end()
+            self.team = None
+
+
+def _trace(team: Team) -> Trace:
+    events = [event for member in team.members for event in member.events]
+    return Trace(events, team.world_size, dropped=sum(m.dropped for m in team.members))

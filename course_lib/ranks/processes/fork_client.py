@@ -1,0 +1,245 @@
+"""The parent's side of the fork server: start it, fork ranks from it, end them."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from course_lib.ranks.processes.interrupts import uninterrupted
+
+NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
+"""What a rank needs in any case."""
+
+WIDE = (
+    *NARROW,
+    "torch._dynamo",
+    "torch.nn.parallel.distributed",
+    "torch.optim.adamw",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.distributed.device_mesh",
+)
+"""What a rank would otherwise import in its first training step, for seconds."""
+
+LATER = (
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "IPython.core.interactiveshell",
+)
+"""What few ranks need: not worth waiting for at the first start."""
+
+_MAX_LINE = 1 << 16
+
+
+class ForkServerError(RuntimeError):
+    """The fork server could not be started, or it ended."""
+
+
+class Process(Protocol):
+    """What `ForkServer` needs of the process it talks to; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, ``None`` while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; raise `subprocess.TimeoutExpired`."""
+
+    def kill(self) -> None:
+        """End it, and its children."""
+
+
+class ForkServer:
+    """A running fork server.
+
+    Args:
+        launch: starts the process, for example in a sandbox; it is given the number of the socket
+            that the process must inherit. Default: this Python, with the modules of `WIDE` and,
+            later, of `LATER`.
+        start_timeout: seconds to wait until it is ready.
+
+    Raises:
+        ForkServerError: it did not become ready.
+
+    """
+
+    def __init__(
+        self, launch: Callable[[int], Process] | None = None, start_timeout: float = 120
+    ) -> None:
+        self._lock = threading.RLock()
+        self._buffer = b""
+        self._alive: set[int] = set()
+        self._exits: dict[int, int] = {}
+        self._owner = os.getpid()
+        ours, theirs = socket.socketpair()
+        self.socket = ours
+        with theirs:
+            self.process = (launch or _launch)(theirs.fileno())
+        atexit.register(self.close)
+        try:
+            self._wait_line("ready", time.monotonic() + start_timeout)
+        except BaseException:
+            self.process.kill()  # it has no children yet, and imports for seconds more
+            self.close()
+            raise
+
+    def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
+        """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
+        request = {"fork": function, "config": config, "fds": len(fds)}
+        # An interrupt between the request and its answer would lose the child's pid.
+        with self._lock, uninterrupted():
+            try:
+                socket.send_fds(self.socket, [json.dumps(request).encode() + b"\n"], list(fds))
+            except OSError as error:
+                raise ForkServerError("the fork server has ended") from error
+            pid = int(self._wait_line("pid", time.monotonic() + 30)["pid"])
+            self._alive.add(pid)
+            self._exits.pop(pid, None)  # of an earlier process with this number
+            return pid
+
+    def signal(self, pids: Sequence[int], number: int) -> None:
+        """Send a signal to those of these children that live."""
+        request = {"signal": number, "pids": list(pids)}
+        with self._lock, suppress(OSError):
+            self.socket.sendall(json.dumps(request).encode() + b"\n")
+
+    def kill(self, pids: Sequence[int]) -> None:
+        """End these children with SIGKILL and wait until they are gone."""
+        with self._lock, uninterrupted():
+            alive = [pid for pid in pids if self.exit_status(pid) is None]
+            if not alive or self.process.poll() is not None:
+                return
+            self.signal(alive, signal.SIGKILL)
+            try:
+                deadline = time.monotonic() + 10
+                while any(pid not in self._exits for pid in alive):
+                    self._read(deadline)
+            except (OSError, ForkServerError):
+                self.close()  # takes its children with it
+
+    def exit_status(self, pid: int, wait: float = 0.0) -> int | None:
+        """Return the child's exit status (negative: the signal), ``None`` while it lives.
+
+        `wait` seconds are given to a child that is just ending.
+        """
+        deadline = time.monotonic() + wait
+        with self._lock:
+            try:
+                while pid not in self._exits:
+                    self._read(deadline)
+            except (OSError, ForkServerError):
+                pass
+            return self._exits.get(pid)
+
+    def all_live(self, pids: Iterable[int]) -> bool:
+        """Return whether the server and all these children live, as far as is known by now."""
+        if not self.alive():
+            return False
+        with self._lock, suppress(OSError, ForkServerError):
+            while True:  # until nothing more has come
+                self._read(0.0)
+        return self._exits.keys().isdisjoint(pids)
+
+    def alive(self) -> bool:
+        """Return whether the server runs and belongs to this process."""
+        return self._owner == os.getpid() and self.process.poll() is None
+
+    def close(self) -> None:
+        """End the server and all its children."""
+        atexit.unregister(self.close)
+        self.socket.close()
+        if self._owner != os.getpid():
+            return  # a fork of our process holds a copy of the socket, but not the server
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _wait_line(self, key: str, deadline: float) -> dict[str, Any]:
+        while True:
+            line = self._read(deadline)
+            if key in line:
+                return line
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._buffer:
+            # A deadline in the past means "what is there already".
+            if self.socket.fileno() < 0:
+                raise ForkServerError("the fork server was closed")
+            patience = max(0.0, deadline - time.monotonic())
+            if not select.select([self.socket], [], [], patience)[0]:
+                raise ForkServerError("the fork server does not answer")
+            chunk = self.socket.recv(65536)
+            if not chunk:
+                raise ForkServerError(
+                    f"the fork server ended with status {self.process.wait(10)}; its own words, "
+                    "if it had any, stand above or in the terminal that started this kernel"
+                )
+            self._buffer += chunk
+            if len(self._buffer) > _MAX_LINE:
+                raise ForkServerError("the fork server answered nonsense")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message: dict[str, Any] = dict(json.loads(line))
+            if "exit" in message and message["exit"] in self._alive:
+                self._alive.discard(message["exit"])
+                self._exits[message["exit"]] = int(message["status"])
+        except (ValueError, TypeError, KeyError):
+            raise ForkServerError("the fork server answered nonsense") from None
+        return message
+
+
+def _launch(fd: int) -> Process:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "course_lib.ranks.processes.fork_server",
+            str(fd),
+            *WIDE,
+            "--",
+            *LATER,
+        ],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        env=_environment(),
+        start_new_session=True,  # an interrupt at the terminal is ours to handle
+    )
+
+
+def _environment() -> dict[str, str]:
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    return {
+        **os.environ,
+        # One thread after the imports, or the fork would lose the others.
+        "OPENBLAS_NUM_THREADS": "1",
+        # Ranks of one machine need no host name that resolves.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+        "PYTHONUNBUFFERED": "1",
+        "MPLBACKEND": "agg",
+    }
+
+
+_server: ForkServer | None = None
+_server_lock = threading.Lock()
+
+
+def shared_server() -> ForkServer:
+    """Return this process's fork server; start it on first use, or if it has ended."""
+    global _server
+    with _server_lock:
+        if _server is None or not _server.alive():
+            _server = ForkServer()
+        return _server

@@ -1,0 +1,204 @@
+"""The process that ranks are forked from: Python with torch loaded, and nothing started.
+
+A fresh Python needs seconds to import torch; a fork of this process needs milliseconds. It is safe
+to fork because it has one thread, has run no tensor operation (that would start OpenMP's threads,
+which a fork loses) and has not touched CUDA (a context cannot be forked).
+
+It runs no code but this file. Its parent talks to it over a socket, in lines of JSON:
+
+    → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
+    → {"signal": 9, "pids": [123, …]}
+                                                               ← {"exit": 123, "status": -9}
+
+When the socket closes, whatever ended the parent, all ranks and this process end.
+Start: ``python -P -m course_lib.ranks.processes.fork_server SOCKET_FD MODULE… [-- MODULE…]``: the
+modules to load before the first fork, and those to load after it, whenever nothing is asked for a
+moment.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+MAX_FDS = 8
+MAX_LINE = 1 << 20
+_IDLE = 1.0
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when process `parent` ends (Linux; elsewhere a no-op)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            os._exit(1)
+
+
+def serve(control: socket.socket, later: Sequence[str] = ()) -> None:
+    """Answer requests on `control` until it closes; then end every child.
+
+    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request.
+    """
+    waiting = list(later)
+    children: set[int] = set()
+    requests = _Requests(control)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    selector.register(wake_read, selectors.EVENT_READ)
+
+    def fork(request: dict[str, Any], fds: list[int]) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            selector.close()
+            control.close()
+            os.close(wake_read)
+            os.close(wake_write)
+            _run_child(request, fds, server)
+        children.add(pid)
+        for fd in fds:
+            os.close(fd)
+        _send(control, {"pid": pid})
+
+    try:
+        _send(control, {"ready": os.getpid()})
+        while True:
+            ready = [key.fileobj for key, _ in selector.select(_IDLE if waiting else None)]
+            if not ready and waiting:
+                _load(waiting.pop(0))
+            if wake_read in ready:
+                with suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                for pid, status in _reap():
+                    children.discard(pid)
+                    _send(control, {"exit": pid, "status": status})
+            if control in ready:
+                if not requests.read():
+                    return
+                for request, fds in requests.take():
+                    # Only children that were not reaped: their pids can belong to no one else.
+                    for pid in children.intersection(request.get("pids", ())):
+                        os.kill(pid, request["signal"])
+                    if "fork" in request:
+                        fork(request, fds)
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+
+class _Requests:
+    """Lines of JSON and the descriptors that come with them."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._data = b""
+        self._fds = array.array("i")
+
+    def read(self) -> bool:
+        """Read what has come; return whether the parent is still there."""
+        chunk, ancillary, _, _ = self._control.recvmsg(65536, socket.CMSG_SPACE(MAX_FDS * 4))
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.frombytes(payload[: len(payload) // 4 * 4])
+        self._data += chunk
+        return bool(chunk) and len(self._data) <= MAX_LINE
+
+    def take(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """Return the requests that are complete, in order."""
+        *lines, self._data = self._data.split(b"\n")
+        taken = []
+        for request in map(json.loads, lines):
+            count = request.get("fds", 0)
+            taken.append((request, list(self._fds[:count])))
+            del self._fds[:count]
+        return taken
+
+
+def _reap() -> list[tuple[int, int]]:
+    ended = []
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn:
+    status = 1
+    try:
+        die_with_parent(server)
+        module, function = request["fork"].split(":")
+        getattr(importlib.import_module(module), function)(fds, request["config"])
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # No interpreter shutdown: a thread stuck in a collective would abort the process.
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _send(control: socket.socket, message: dict[str, Any]) -> None:
+    control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """Load the modules named on the command line, then serve."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
+    first, later = sys.argv[2:], []
+    if "--" in first:
+        first, later = first[: first.index("--")], first[first.index("--") + 1 :]
+    for name in first:
+        _load(name)
+        if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
+            return
+    serve(control, later)
+
+
+def _load(name: str) -> None:
+    """Import a module without the garbage collector, which would look through it for nothing.
+
+    Frozen, its objects are not touched by the children's collectors either: they stay shared.
+    """
+    gc.disable()
+    importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
+if __name__ == "__main__":
+    main()
+    # No interpreter shutdown here either: what is frozen is not freed, and compiled modules such as
+    # Triton's, which PyTorch loads, would print a page about what leaked.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,79 @@
+"""The parent's side of one rank, and the questions that it can put to one that says nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from course_lib.ranks.board.views import RankView, State
+from course_lib.ranks.metered.recorder import Event
+from course_lib.ranks.output.printer import RankOutput
+from course_lib.ranks.processes.channel import Channel
+from course_lib.ranks.processes.fork_client import ForkServer
+from course_lib.ranks.processes.stacks import cpu_state, in_backward, wait_for_dump
+
+_ASLEEP_AFTER = 0.5
+"""Seconds without any use of the processor, until a rank is asked where it stands."""
+
+
+@dataclass
+class Member:
+    """The parent's side of one rank."""
+
+    rank: int
+    pid: int
+    on_gpu: bool
+    channel: Channel
+    output: RankOutput
+    dump_fd: int
+    dump_at: int = 0
+    """Where in the dump file the next dump begins."""
+    answered: bool = False
+    value: Any = None
+    events: list[Event] = field(default_factory=list)
+    dropped: int = 0
+    ticks: int = -1
+    asleep_since: float | None = None
+    seen_in_backward: bool = False
+
+
+def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:
+    """Have ranks write down their stacks; return the text by rank."""
+    for member in members:
+        member.dump_at = os.fstat(member.dump_fd).st_size
+    server.signal([member.pid for member in members], signal.SIGUSR1)
+    return {m.rank: wait_for_dump(m.dump_fd, m.dump_at, 0.3) for m in members}
+
+
+def find_asleep(
+    server: ForkServer, members: Sequence[Member], views: Sequence[RankView], now: float
+) -> list[int]:
+    """Return the ranks that stand still inside autograd, with operations that are not over.
+
+    PyTorch's DDP waits there for its buckets. Such a rank sleeps, uses no processor, and its
+    innermost Python line is the call of the compiled engine.
+    """
+    asleep = []
+    for member, view in zip(members, views, strict=True):
+        if view.state is not State.RUNNING or not view.pending:
+            member.asleep_since = None
+            continue
+        state = cpu_state(member.pid, whole_process=member.on_gpu)
+        if state is None or state[0] != "S" or state[1] != member.ticks:
+            member.asleep_since, member.seen_in_backward = None, False
+            member.ticks = -1 if state is None else state[1]
+            continue
+        member.asleep_since = member.asleep_since or now
+        if now - member.asleep_since < _ASLEEP_AFTER:
+            continue
+        if not member.seen_in_backward:
+            stack = ask_for_stacks(server, [member])[member.rank]
+            member.seen_in_backward = in_backward(stack)
+            if not member.seen_in_backward:
+                member.asleep_since = now  # ask again later, not at every look
+        if member.seen_in_backward:
+            asleep.append(member.rank)
+    return asleep

@@ -1,0 +1,238 @@
+"""`Ranks`: K ranks that run a notebook's functions together.
+
+`Ranks` is the face; an *engine* behind it runs the calls. `Engine` says what it must offer, and
+`_make_engine` is the one place that chooses one: `Processes` for ``on="cpu"`` and ``"gpu"``, or
+simulated ranks, which are threads of this process on a fabric with a virtual clock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import cloudpickle
+
+from course_lib.ranks.board import board
+from course_lib.ranks.calls import pack_call
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.output.summary import html_table, one_line
+from course_lib.ranks.placement import Placement, place
+from course_lib.ranks.processes.engine import Processes
+from course_lib.ranks.simulated import engine as simulated
+from course_lib.ranks.trace.trace import Trace
+
+__all__ = ["Engine", "Ranks"]
+
+
+class Engine(Protocol):
+    """What runs the calls of one `Ranks`."""
+
+    placement: Placement
+    """A device for every rank, and a sentence about them."""
+    trace: Trace
+    """Of the last call, also of one that failed."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+    ) -> list[Any]:
+        """Run ``fn(*args, **kwargs)`` on every rank; arguments may be `PerRank`."""
+
+    def pids(self) -> list[int]:
+        """Return the processes of the ranks; empty if there are none of their own."""
+
+    def close(self) -> None:
+        """Free everything. A later `run` may start again from nothing."""
+
+
+class Ranks:
+    """K ranks, ready to run functions together.
+
+    The functions use plain ``torch.distributed``; they may be defined in notebook cells. On the
+    CPU and on GPUs every rank is its own process on this machine; it stays between calls, so a
+    call costs about a millisecond. After a failure the processes are replaced by fresh ones, and
+    the next call works.
+
+    Args:
+        world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
+        on: ``"cpu"`` (gloo), ``"gpu"`` (NCCL; more ranks than GPUs share them), ``"auto"``: GPUs
+            if there is one for every rank, else the CPU; or ``"simulated"``.
+        timeout: limit for one call, in seconds; ``None`` for none. Hangs in communication are
+            found without it; it is for endless loops.
+        network: what messages cost: on CPU ranks, a slow network to emulate.
+        device: what computation costs on simulated ranks.
+        computation: how that cost is found there; see `SimulatedTeam`.
+        metered: whether operations are recorded and hangs explained. Without it, PyTorch talks
+            to gloo or NCCL directly, and only the time limit ends a hang.
+
+    Raises:
+        ValueError: there is no such place, or it cannot hold these ranks.
+
+    Example:
+        >>> with Ranks(4) as ranks:
+        ...     ranks.run(lambda: torch.distributed.get_rank())
+        [0, 1, 2, 3]
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        on: Literal["auto", "cpu", "gpu", "simulated"] = "auto",
+        *,
+        timeout: float | None = 600,
+        network: Network | None = None,
+        device: Device | None = None,
+        computation: simulated.Computation | None = None,
+        metered: bool = True,
+    ) -> None:
+        self.world_size = world_size
+        self.timeout = timeout
+        self._engine = _make_engine(world_size, on, network, device, computation, metered)
+        self._closed = False
+        self._owner = os.getpid()
+        self._busy = threading.Lock()
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of every rank, for example ``cuda:0``."""
+        return list(self._engine.placement.devices)
+
+    @property
+    def trace(self) -> Trace:
+        """The operations of the last `run`, also of one that failed."""
+        return self._engine.trace
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def processes(self) -> list[int]:
+        """Return the pids of the ranks, in rank order; empty before the first call."""
+        return self._engine.pids()
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
+
+        An argument wrapped in `per_rank` gives each rank its own value. What the function prints
+        or displays appears with the rank in front. Tensors arrive on the CPU.
+
+        Raises:
+            TypeError: the function or an argument cannot be sent; nothing was started.
+            RankError: a rank raised an exception or its process died.
+            DeadlockError: the ranks wait for one another.
+            MismatchError: the ranks entered different collectives.
+            RankTimeout: the call outran `timeout`.
+
+        """
+        if self._closed:
+            raise RanksError("these ranks are closed; make new ones with Ranks(…)")
+        if self._owner != os.getpid():
+            raise RanksError("these ranks belong to another process; make new ones with Ranks(…)")
+        if not self._busy.acquire(blocking=False):
+            raise RanksError("these ranks already run a call; make others with Ranks(…)")
+        try:
+            return self._engine.run(fn, args, kwargs, self.timeout)
+        except KeyboardInterrupt as interrupt:
+            # A notebook then shows this line and not those of this package that led to it.
+            interrupt._render_traceback_ = lambda: [  # type: ignore[attr-defined]
+                "\x1b[31mKeyboardInterrupt\x1b[0m: the call on the ranks was interrupted"
+            ]
+            raise
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """End the ranks. Closing twice is fine."""
+        self._closed = True
+        if self._owner == os.getpid():
+            self._engine.close()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return one_line(self._engine.placement, self._engine.pids(), self._closed)
+
+    def _repr_html_(self) -> str:
+        return html_table(self._engine.placement, self._engine.pids(), self._closed)
+
+
+def _make_engine(
+    world_size: int,
+    on: str,
+    network: Network | None,
+    device: Device | None,
+    computation: simulated.Computation | None,
+    metered: bool,
+) -> Engine:
+    if on == "simulated":
+        return _Simulated(simulated.SimulatedTeam(world_size, network, device, computation))
+    if not isinstance(world_size, int) or not 1 <= world_size <= board.MAX_RANKS:
+        raise ValueError(f"world_size must be 1 to {board.MAX_RANKS}, got {world_size!r}")
+    if device is not None or computation is not None:
+        raise ValueError('device=… and computation=… are for on="simulated"')
+    if network is not None:
+        _check_emulated(network, on, metered)
+        on = "cpu"
+    return Processes(place(world_size, on), metered=metered, network=network)
+
+
+def _check_emulated(network: Network, on: str, metered: bool) -> None:
+    """Refuse what CPU ranks do not emulate: one link per rank, of one latency and bandwidth."""
+    if on == "gpu" or not metered:
+        raise ValueError('network=… is emulated on metered CPU ranks: use on="cpu"')
+    plain = Network(
+        network.latency,
+        network.bandwidth,
+        all_reduce=network.all_reduce,
+        broadcast=network.broadcast,
+        segments=network.segments,
+    )
+    if plain != network:
+        raise ValueError(
+            "CPU ranks emulate latency and bandwidth of one link per rank; "
+            'for topologies, nodes and jitter use on="simulated"'
+        )
+
+
+class _Simulated:
+    """Simulated ranks as an engine."""
+
+    def __init__(self, team: simulated.SimulatedTeam) -> None:
+        self._team = team
+        self.placement = Placement(
+            ("simulated",) * team.world_size, "fabric", "simulated, virtual clock"
+        )
+        self.trace = Trace([], team.world_size)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+    ) -> list[Any]:
+        common, each = pack_call(fn, args, kwargs, self._team.world_size, cloudpickle.dumps)
+        self._team.events = []
+        try:
+            results, _ = self._team.call(common, each, timeout)
+        finally:
+            self.trace = Trace(self._team.events, self._team.world_size)
+        return results
+
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self._team.end()

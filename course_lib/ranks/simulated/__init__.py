@@ -1,0 +1,1 @@
+"""Ranks that are threads on the fabric, one at a time."""

@@ -1,0 +1,207 @@
+"""One thread per rank, and one baton: only the rank that holds it runs.
+
+A rank hands the baton on where it blocks, to the rank with the smallest clock. So a run is the
+same every time, a rank's random numbers can be its own (PyTorch has one generator for all threads:
+its state changes hands with the baton), and the CPU time of the running rank is its own too.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import functools
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.fabric.diagnosis import explain_failure
+from course_lib.ranks.fabric.fabric import Fabric, Phase
+from course_lib.ranks.fabric.operation import Operation
+
+_SEED = torch.Generator().initial_seed()
+_HEADER = object.__basicsize__
+_STATE_BYTES = _random.Random.__basicsize__ - _HEADER
+
+
+class Stopped(BaseException):
+    """Unwinds a rank's thread after another has failed. Not for user code to catch."""
+
+
+class PersonalState:
+    """What is global in a process but belongs to a rank: random numbers, and the default dtype."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator()
+        generator.manual_seed(_SEED)
+        self._torch = generator.get_state()
+        self._python, self._print = _initial_python_state()
+        self._dtype = torch.float32
+        self._numpy: Any = None
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self._numpy = numpy.random.MT19937(numpy.random.SeedSequence(_SEED))
+
+    def take(self) -> None:
+        """Take this state from the process: the rank stops running."""
+        self._torch = torch.default_generator.get_state()
+        if (now := _fingerprint()) != self._print:
+            self._python, self._print = random.getstate(), now
+        self._dtype = torch.get_default_dtype()
+        if self._numpy is not None:
+            self._numpy = sys.modules["numpy"].random.get_bit_generator()
+
+    def give(self) -> None:
+        """Give this state to the process: the rank runs."""
+        torch.default_generator.set_state(self._torch)
+        if self._print != _fingerprint():
+            random.setstate(self._python)
+        if self._dtype is not torch.get_default_dtype():
+            torch.set_default_dtype(self._dtype)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_bit_generator(self._numpy)
+
+
+def _fingerprint() -> tuple[bytes, Any]:
+    """Return what differs where the states of Python's random numbers do.
+
+    Getting and setting a state takes 15 µs, more than anything else at a change of ranks, and few
+    programs use it: so look first, at the generator's memory, whether there is anything to do.
+    """
+    generator: Any = random._inst
+    return ctypes.string_at(id(generator) + _HEADER, _STATE_BYTES), generator.gauss_next
+
+
+@functools.cache
+def _initial_python_state() -> tuple[Any, tuple[bytes, Any]]:
+    """Return the state with which every rank begins, and its fingerprint."""
+    before = random.getstate()
+    random.seed(_SEED)
+    state = random.getstate(), _fingerprint()
+    random.setstate(before)
+    return state
+
+
+class Baton:
+    """Runs the threads of a fabric's ranks, one at a time.
+
+    Attributes:
+        error: what went wrong on the fabric, once something has.
+        stopping: whether the ranks are being unwound.
+
+    """
+
+    def __init__(self, fabric: Fabric, measured: bool = False) -> None:
+        self.fabric = fabric
+        self.error: RanksError | None = None
+        self.stopping = False
+        self._measured = measured
+        self._turn = [threading.Lock() for _ in range(fabric.world_size)]
+        for lock in self._turn:
+            lock.acquire()
+        self._state = [PersonalState() for _ in range(fabric.world_size)]
+        self._began = 0.0
+        self._abandoned = False
+
+    # The rank that holds the baton calls these ------------------------------------------------
+
+    def begin(self, rank: int) -> None:
+        """Wait for the first turn."""
+        self._await_turn(rank)
+
+    def wait(self, operation: Operation) -> None:
+        """Wait for an operation."""
+        self._check()
+        if self.fabric.wait(operation):
+            self._pass_on(operation.rank)
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether an operation is over, at the rank's clock."""
+        self._check()
+        self.fabric.pause(operation.rank)
+        self._pass_on(operation.rank)
+        return self.fabric.is_done(operation)
+
+    def post(self, operation: Operation) -> None:
+        """Post an operation."""
+        self._check()
+        self.fabric.post(operation)
+
+    def count_time(self, spend: Callable[[float], None]) -> None:
+        """Spend the CPU time since the rank got the baton, or since the last call, if measured."""
+        if self._measured:
+            now = time.thread_time()
+            spend(now - self._began)
+            self._began = now
+
+    def skip_time(self) -> None:
+        """Forget the CPU time since the last call: it was ours, not the rank's."""
+        if self._measured:
+            self._began = time.thread_time()
+
+    def finish(self, rank: int, raised: bool) -> None:
+        """End the rank's part and hand the baton on for good."""
+        self.fabric.finish(rank, raised)
+        self._hand_on()
+
+    def _check(self) -> None:
+        if self.stopping:
+            raise Stopped
+
+    def _pass_on(self, rank: int) -> None:
+        following = self._choose()
+        if following == rank and not self.stopping:
+            return
+        self._state[rank].take()
+        if following is not None:
+            self._give_turn(following)
+        self._await_turn(rank)
+
+    def _hand_on(self) -> None:
+        following = self._choose()
+        if following is not None:
+            self._give_turn(following)
+
+    def _give_turn(self, rank: int) -> None:
+        with suppress(RuntimeError):  # after abandon() it is free already
+            self._turn[rank].release()
+
+    def _choose(self) -> int | None:
+        """Return who runs next; after a failure, the next rank to unwind."""
+        if not self.stopping:
+            following = self.fabric.next_rank()
+            if following is not None:
+                return following
+            blocked = any(phase is Phase.BLOCKED for phase in self.fabric.phase)
+            if blocked or self.fabric.failure is not None:
+                self.error = explain_failure(self.fabric)
+            self.stopping = True
+        over = (Phase.FINISHED, Phase.RAISED)
+        return next((r for r, phase in enumerate(self.fabric.phase) if phase not in over), None)
+
+    def _await_turn(self, rank: int) -> None:
+        self._turn[rank].acquire()
+        if self._abandoned:
+            raise Stopped
+        self._state[rank].give()
+        self.skip_time()
+        self._check()
+
+    # The thread outside calls these -----------------------------------------------------------
+
+    def start(self) -> None:
+        """Give the first rank its turn. All threads must have been started."""
+        for rank in range(self.fabric.world_size):
+            self.fabric.pause(rank)
+        self._hand_on()
+
+    def abandon(self) -> None:
+        """Unwind all ranks at once: one of them does not give the baton back."""
+        self._abandoned = self.stopping = True
+        for rank in range(self.fabric.world_size):
+            self._give_turn(rank)

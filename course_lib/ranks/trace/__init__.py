@@ -1,0 +1,1 @@
+"""What happened: one event per operation, counted, listed, drawn."""
