@@ -234,7 +234,9 @@ def main() -> None:
         parts.append(table(case, rounds, slowdown))
         data[f"K = {case.world_size}"] = {"rounds": rounds, "slowdown": slowdown}
         if case is CASES[0]:
-            titled = {f"{title}: {1e3 * t.makespan:.0f} ms": t for title, t in traces.items()}
+            titled = {
+                f"{title}: {1e3 * t.makespan:.0f} ms": t.timeline for title, t in traces.items()
+            }
             timelines = draw_timelines(titled)
             parts.append(
                 "![Two timelines of one step with overlapped buckets: the real ranks above, the "

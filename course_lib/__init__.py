@@ -19,6 +19,12 @@ from __future__ import annotations
 
 from typing import Any
 
+READING_ORDER = (
+    *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
+    *("ddp", "peer_memory"),
+)
+"""The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
+
 
 def load_ipython_extension(ipython: Any) -> None:
     """Make ``%ranks`` and ``%%ranks`` known: what ``%load_ext course_lib`` calls."""

@@ -8,17 +8,17 @@ A good alternative text states what the figure shows, not that it is a figure: "
 from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
 
 About one man in twelve confuses some colours, and printers lose them all. `use_course_style` varies
-line style and marker together with the colour, and `timeline` hatches together with it. The colours
-are those of M. Okabe and K. Ito, "Color Universal Design", 2008.
+line style and marker together with the colour; `timeline`, and the timelines that traces draw of
+themselves, hatch together with it. The colours are those of M. Okabe and K. Ito, "Color Universal
+Design", 2008.
 """
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
     from matplotlib.axes import Axes
@@ -31,26 +31,19 @@ Span = tuple[int, str, float, float, str]
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# One fewer than colours: the pairs repeat only after 7 * 6 lanes.
-_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---")
 
 
 class _Described:
-    """A PNG with its description, as IPython's `display` asks for it."""
+    """A picture with its description, as IPython's `display` asks for it."""
 
-    def __init__(self, png: bytes, alt: str) -> None:
-        self._png, self._alt = base64.b64encode(png).decode("ascii"), alt
+    def __init__(self, bundle: dict[str, str]) -> None:
+        self._bundle = bundle
 
     def __repr__(self) -> str:
-        return self._alt  # what is printed where there is no notebook
+        return self._bundle["text/plain"]  # what is printed where there is no notebook
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        alt = html.escape(self._alt, quote=True)
-        return {
-            "text/html": f'<img alt="{alt}" src="data:image/png;base64,{self._png}">',
-            "image/png": self._png,
-            "text/plain": self._alt,
-        }
+        return self._bundle
 
 
 def show(fig: Figure, *, alt: str) -> None:
@@ -69,11 +62,11 @@ def show(fig: Figure, *, alt: str) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    png = io.BytesIO()
-    # Software=None leaves matplotlib's version out: the same figure gives the same bytes.
-    fig.savefig(png, format="png", bbox_inches="tight", metadata={"Software": None})
+    from course_lib.ranks.trace.figure import described, png_of
+
+    bundle = described(png_of(fig), " ".join(alt.split()))
     plt.close(fig)
-    display(_Described(png.getvalue(), " ".join(alt.split())))
+    display(_Described(bundle))
 
 
 def use_course_style() -> None:
@@ -129,44 +122,13 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
     for rank, lane, start, stop, _ in spans:
         if stop < start:
             raise ValueError(f"a span of rank {rank} in {lane!r} stops at {stop}, before {start}")
-    ranks = sorted({span[0] for span in spans})
     lanes = list(dict.fromkeys(span[1] for span in spans))  # in order of appearance
-    strip = 0.84 / len(lanes)  # a rank's row is 1 high, with a gap before the next
-
-    for number, lane in enumerate(lanes):
-        for row, rank in enumerate(ranks):
-            bars = [(span[2], span[3] - span[2]) for span in spans if span[:2] == (rank, lane)]
-            ax.broken_barh(
-                bars,
-                (row - 0.42 + number * strip, strip),
-                facecolor=_COLORS[number % len(_COLORS)],
-                hatch=_HATCHES[number % len(_HATCHES)],
-                edgecolor="white",
-                linewidth=0.5,
-                label=lane if row == 0 else None,
-            )
-    every = -(-len(ranks) // 16)  # more than 16 names would overlap
-    ax.set_yticks(range(0, len(ranks), every), [f"rank {rank}" for rank in ranks[::every]])
-    ax.set_ylim(len(ranks) - 0.5, -0.5)
+    bars = [
+        Bar(rank, lanes.index(lane), lane, start, stop, label)
+        for rank, lane, start, stop, label in spans
+    ]
+    ranks = sorted({span[0] for span in spans})
+    draw_bars(ax, bars, styles_of(lanes), ranks=ranks, strips=len(lanes))
     ax.set_xlabel(f"time ({unit})")
     ax.grid(visible=False, axis="y")
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
-
-    # Labels come last: whether one fits is known when the axes have their limits.
-    left, right = ax.get_xlim()
-    points = 72 / ax.figure.dpi  # per pixel
-    points_per_unit = ax.bbox.width * points / (right - left)
-    size = min(9.0, 0.7 * strip * ax.bbox.height * points / len(ranks))
-    for rank, lane, start, stop, label in spans:
-        wide_enough = 0.65 * size * len(label) + 4 < (stop - start) * points_per_unit
-        if label and size > 4 and wide_enough:
-            middle = ranks.index(rank) - 0.42 + (lanes.index(lane) + 0.5) * strip
-            ax.text(
-                (start + stop) / 2,
-                middle,
-                label,
-                size=size,
-                ha="center",
-                va="center",
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-            )

@@ -1,6 +1,6 @@
 """Who may import whom: the table below is the rule, and this file holds it.
 
-The course is read in one order, so a reference module knows only what was read before it. It takes
+The course is read in one order, so a rung knows only what was read before it. It takes
 tensors, modules and a `group`; it does not know that ranks, notebooks or graders exist.
 """
 
@@ -8,46 +8,70 @@ import ast
 import json
 import re
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from course_lib import READING_ORDER
+
 ROOT = Path(__file__).parent.parent
 
-# The reference modules, in reading order: each may import torch, numpy and those above it.
-READING_ORDER = [
-    *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory"),
-]
+# The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
+FLOORS = (
+    ("explain", "costs", "calls", "placement"),
+    ("trace", "board"),
+    ("metered", "output"),
+    ("processes", "fabric"),
+    ("simulated", "fabric_socket"),
+    ("ranks", "multinode"),
+    ("notebook",),
+)
+# Who shows things needs what notebooks show them with; no other room does.
+LIBRARIES = {"trace": {"matplotlib"}, "output": {"IPython"}, "notebook": {"IPython"}}
+
+
+def rooms_of_ranks() -> dict[str, set[str]]:
+    """Return the rows of the table for `course_lib.ranks`: room -> what it may import."""
+    rows: dict[str, set[str]] = {}
+    below: set[str] = {"torch", "cloudpickle"}
+    for floor in FLOORS:
+        for room in floor:
+            rows[f"course_lib.ranks.{room}"] = below | LIBRARIES.get(room, set())
+        below = below | {f"course_lib.ranks.{room}" for room in floor}
+    return {"course_lib.ranks": below, **rows}
+
 
 # part of the repository -> what it may import besides the standard library and itself.
 # A name allows the module and everything below it.
 RULES = {
     "course_lib": {"course_lib.ranks"},  # __init__.py alone: `%load_ext course_lib`
-    "course_lib.<reference module>": {"torch", "numpy", "<earlier reference modules>"},
+    "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>"},
     "course_lib.data": {"torch", "numpy", "sklearn"},
     # It runs on any ranks, so it knows none of them.
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
-    "course_lib.figures": {"torch", "numpy", "matplotlib", "cycler", "IPython"},
-    # IPython and matplotlib are what notebooks show things with; no other file needs them there.
-    "course_lib.ranks": {"torch", "cloudpickle"},
-    **{
-        f"course_lib.ranks.{name}": {"torch", "cloudpickle", "course_lib.ranks", "IPython"}
-        for name in ("notebook", "output")
-    },
-    **{
-        f"course_lib.ranks.{name}": {"torch", "course_lib.ranks", "matplotlib"}
-        for name in ("trace",)
-    },
+    # It draws timelines as traces do.
+    "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
+    **rooms_of_ranks(),
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
-    "autograder": {
-        *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "submitit"),
-        *("nbgrader", "nbconvert", "nbformat", "nbclient", "jupyter_client", "traitlets"),
+    "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
+    "autograder.course": {"traitlets"},
+    "autograder.sandbox": {"course_lib.ranks"},
+    "autograder.examination": {
+        *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
+    },
+    "autograder.passes": {
+        *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
+        *("autograder.examination", "autograder.sandbox"),
+    },
+    "autograder.commands": {
+        *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
+        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
-    "autograder.inside.examinee": {
+    "autograder.inside": {
         *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
     },
     "assignments": {"torch", "numpy", "course_lib.checking", "course_lib.ranks"},  # its .py files
@@ -55,18 +79,22 @@ RULES = {
 }
 
 # A pickle from a submission runs code where it is read, so the grader's side has no use for one.
-NEVER = {"autograder": {"pickle", "cloudpickle", "dill", "marshal", "shelve"}}
+PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+NEVER = {
+    f"autograder{room}": PICKLES
+    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".commands")
+}
 
 
 def part_of(module: str) -> str:
     """Return the row of the table for a dotted module name: the longest that fits."""
     package, _, name = module.partition(".")
     if package == "course_lib" and name.partition(".")[0] in READING_ORDER:
-        return "course_lib.<reference module>"
+        return "course_lib.<rung>"
     part = max((row for row in RULES if is_within(module, {row})), key=len)
     assert part != "course_lib" or not name, (
-        f"{module} is in no row of the table: add {name!r} to READING_ORDER in "
-        "tests/test_imports.py, at the place where it is read, and to the docstring of course_lib"
+        f"{module} is in no row of the table: add {name!r} to READING_ORDER in course_lib, at the "
+        "place where it is read, and to the docstring there"
     )
     return part
 
@@ -96,18 +124,29 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
     """Return a sentence for each import that the table does not allow."""
     part = part_of(module)
     allowed = set(RULES[part])
-    if part == "course_lib.<reference module>":
+    if part == "course_lib.<rung>":
         earlier = READING_ORDER[: READING_ORDER.index(module.split(".")[1])]
         allowed |= {f"course_lib.{name}" for name in (*earlier, module.split(".")[1])}
-    elif part != "course_lib":  # for its __init__, "itself" would be the whole package
-        allowed.add(part)
+    elif part not in ("course_lib", "course_lib.ranks", "autograder"):
+        allowed.add(part)  # for these three, "itself" would be the whole package
     wrong = []
     for name in sorted(imports_of(module, source, is_package)):
         forbidden = is_within(name, NEVER.get(part, set()))
         standard = name.partition(".")[0] in sys.stdlib_module_names
         if forbidden or not (standard or is_within(name, allowed)):
             wrong.append(f"{module} imports {name}; {part} may import {sorted(allowed)}")
+        elif behind_a_face(module, name):
+            wrong.append(f"{module} imports {name}: take it from the face of its rung")
     return wrong
+
+
+def behind_a_face(module: str, name: str) -> bool:
+    """Whether `module`, a rung, takes `name` from inside the folder of another rung."""
+    mine, theirs = module.split(".")[:2], name.split(".")[:2]
+    if part_of(module) != "course_lib.<rung>" or mine == theirs or theirs[0] != "course_lib":
+        return False
+    inside = name.split(".")[2:3]
+    return bool(inside) and (ROOT.joinpath(*theirs) / f"{inside[0]}.py").is_file()
 
 
 def notebook_source(path: Path) -> str:
@@ -149,19 +188,34 @@ def test_a_notebook_imports_only_what_the_table_allows(path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
-def test_every_reference_module_of_the_order_exists() -> None:
+def test_there_is_no_circle() -> None:
+    """Not between files, and so not between rooms."""
+    graph: dict[str, set[str]] = {}
+    for path in python_files():
+        parts = list(path.relative_to(ROOT).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        graph[module] = imports_of(module, path.read_text(), is_package)
+    for module, names in graph.items():
+        # A name is that of a module, or of something in one.
+        known = {name if name in graph else name.rpartition(".")[0] for name in names}
+        graph[module] = known & graph.keys() - {module}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_every_rung_of_the_order_exists() -> None:
     there = {path.stem for path in (ROOT / "course_lib").iterdir()}
     missing = [name for name in READING_ORDER if name not in there]
     assert not missing, f"in READING_ORDER, but not in course_lib: {missing}"
 
 
-def test_reference_modules_are_listed_in_reading_order() -> None:
+def test_rungs_are_listed_in_reading_order() -> None:
     """The docstring of course_lib is the table of contents."""
     docstring = ast.get_docstring(ast.parse((ROOT / "course_lib/__init__.py").read_text())) or ""
-    contents = re.findall(r"\w+", docstring.partition("\n")[2])  # the first line is the title
+    contents = re.findall(r"^- `(\w+)`", docstring, re.MULTILINE)
     missing = [name for name in READING_ORDER if name not in contents]
     assert not missing, f"not listed in the docstring of course_lib: {missing}"
-    assert sorted(READING_ORDER, key=contents.index) == READING_ORDER
+    assert tuple(sorted(READING_ORDER, key=contents.index)) == READING_ORDER
 
 
 @pytest.mark.parametrize(
@@ -171,6 +225,12 @@ def test_reference_modules_are_listed_in_reading_order() -> None:
         ("course_lib.sgd", "from course_lib.ranks import Ranks"),
         ("course_lib.sgd", "from course_lib import ranks"),
         ("course_lib.sgd", "from . import sharding"),
+        ("course_lib.ddp.reducer", "from course_lib.collectives.ring import all_gather"),
+        ("course_lib.ranks.fabric.fabric", "from course_lib.ranks.processes.team import Team"),
+        ("course_lib.ranks.processes.team", "from course_lib.ranks.fabric import fabric"),
+        ("course_lib.ranks.board.board", "from course_lib.ranks.metered import recorder"),
+        ("course_lib.ranks.board.board", "from course_lib.ranks.trace import event"),
+        ("course_lib.ranks.explain.lines", "from course_lib.ranks import Ranks"),
         ("course_lib.replicas", "def f():\n    from course_lib.checking import check"),
         ("course_lib.replicas", "from course_lib.data import load_digits"),
         ("course_lib.replicas", "import nbgrader.api"),
@@ -184,8 +244,9 @@ def test_reference_modules_are_listed_in_reading_order() -> None:
         ("course_lib.ddp.wrapper", "from course_lib.train import train"),
         ("course_lib.figures", "import sklearn"),
         ("course_lib", "from course_lib.sgd import *"),
-        ("autograder.examiner", "from course_lib.sharding import shard_bounds"),
-        ("autograder.examiner", "import pickle"),
+        ("autograder.passes.examine", "from course_lib.sharding import shard_bounds"),
+        ("autograder.passes.examine", "import pickle"),
+        ("autograder.sandbox.place", "from autograder.examination import verdict"),
         ("autograder.inside.examinee", "from autograder.examination.verdict import Verdict"),
         ("assignments.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
         ("<notebook>", "import nbgrader"),
@@ -201,13 +262,14 @@ def test_the_table_forbids(module: str, source: str) -> None:
     [
         ("course_lib.replicas", "from course_lib.sgd import sgd_step\nimport torch.nn as nn, math"),
         ("course_lib.replicas", "from .sharding import shard_bounds"),
+        ("course_lib.ddp.reducer", "from course_lib.collectives import place_in"),
+        ("course_lib.ddp.reducer", "from course_lib.ddp.errors import wrapped_anew"),
+        ("course_lib.ranks.simulated.run", "from course_lib.ranks.fabric.fabric import Fabric"),
         ("course_lib.ranks.ranks", "from .board import Board\nimport cloudpickle"),
         ("course_lib.train.loop", "from course_lib.ddp.wrapper import DistributedDataParallel"),
         ("course_lib.checking.cases", "from course_lib.ranks import Ranks"),
-        (
-            "autograder.examiner",
-            "from nbgrader.api import Gradebook\nimport autograder.sandbox.bubblewrap",
-        ),
+        ("autograder.passes.examine", "from nbgrader.api import Gradebook"),
+        ("autograder.passes.examine", "import autograder.sandbox.bubblewrap"),
     ],
 )
 def test_the_table_allows(module: str, source: str) -> None:

@@ -14,12 +14,12 @@ from course_lib.checking.cases import Case
 from course_lib.checking.frames import Frame, FrameReader, send_frame
 from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.diagnosis import DeadlockWatch, find_mismatch, rank_states
-from course_lib.ranks.board.failures import out_of_step, process_ended, raised, timed_out
+from course_lib.ranks.board.diagnosis import DeadlockWatch, board_states, find_mismatch
+from course_lib.ranks.board.failures import out_of_step, process_ended, some_raised
 from course_lib.ranks.board.views import State
 from course_lib.ranks.explain.errors import RankError, RanksError
+from course_lib.ranks.explain.failure import Failure, timed_out
 from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
-from course_lib.ranks.processes.worker import Failure
 
 MAX_ANSWER = 64 * 2**20
 _LOOK_EVERY = 0.05
@@ -122,9 +122,9 @@ class Team:
                 elif (deadlock := watch.look(views)) is not None:
                     raise find_mismatch(views) or deadlock
                 if now > deadline:
-                    raise timed_out("case", seconds, rank_states(views))
+                    raise timed_out("case", seconds, board_states(views))
         if failures := self._failures():
-            raise raised(failures, self._board.views())
+            raise some_raised(failures, self._board.views())
         if (unfinished := out_of_step(self._board.views())) is not None:
             raise unfinished
         return [rank.answer[1] for rank in self._ranks if rank.answer is not None]

@@ -28,10 +28,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.local import load_checks
 from course_lib.checking.wire import decode, encode
-from course_lib.ranks.board.board import State
+from course_lib.ranks.board.views import State
 from course_lib.ranks.calls import cell_sources, install_sources
+from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.processes import fork_server
-from course_lib.ranks.processes.worker import Failure, describe, join, redirect_output
+from course_lib.ranks.processes.worker import join, redirect_output
 
 MAX_TEXT = 64 * 1024
 

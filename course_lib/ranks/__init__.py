@@ -27,8 +27,8 @@ from course_lib.ranks.explain.errors import (
     RankState,
     RankTimeout,
 )
-from course_lib.ranks.metered.recorder import Event
 from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 
 __all__ = [

@@ -32,10 +32,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board.board import MAX_RANKS, Board, State
+from course_lib.ranks.board.board import Board
+from course_lib.ranks.board.pages import MAX_RANKS
+from course_lib.ranks.board.views import State
+from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.metered.process_group import install
-from course_lib.ranks.metered.recorder import Event, Recorder, locator
-from course_lib.ranks.processes.worker import OURS
+from course_lib.ranks.metered.recorder import Recorder
+from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 
 _ROUNDS = 5
@@ -71,7 +74,7 @@ def join_from_environment(timeout: float) -> Recorder:
         torch.cuda.set_device(local)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     board = Board.create(world_size)
-    recorder = Recorder(board, rank, [], locator(OURS, os.path.basename), alone=True)
+    recorder = Recorder(board, rank, [], locator({}), alone=True)
     install(recorder)
     dist.init_process_group("metered", timeout=timedelta(seconds=timeout))
     board.set_state(rank, State.RUNNING)

@@ -2,7 +2,7 @@
 
 `Ranks` is the face; an *engine* behind it runs the calls. `Engine` says what it must offer, and
 `_make_engine` is the one place that chooses one: `Processes` for ``on="cpu"`` and ``"gpu"``, or
-simulated ranks, which are threads of this process on a fabric with a virtual clock.
+`Simulated`, whose ranks are threads of this process on a fabric with a virtual clock.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-import cloudpickle
-
-from course_lib.ranks.board import board
-from course_lib.ranks.calls import pack_call
+from course_lib.ranks.board.pages import MAX_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.output.summary import html_table, one_line
 from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.engine import Processes
-from course_lib.ranks.simulated import engine as simulated
+from course_lib.ranks.simulated.engine import Computation, Simulated
 from course_lib.ranks.trace.trace import Trace
 
 __all__ = ["Engine", "Ranks"]
@@ -67,7 +64,7 @@ class Ranks:
             found without it; it is for endless loops.
         network: what messages cost: on CPU ranks, a slow network to emulate.
         device: what computation costs on simulated ranks.
-        computation: how that cost is found there; see `SimulatedTeam`.
+        computation: how that cost is found there; see `course_lib.ranks.costs.computation`.
         metered: whether operations are recorded and hangs explained. Without it, PyTorch talks
             to gloo or NCCL directly, and only the time limit ends a hang.
 
@@ -89,7 +86,7 @@ class Ranks:
         timeout: float | None = 600,
         network: Network | None = None,
         device: Device | None = None,
-        computation: simulated.Computation | None = None,
+        computation: Computation | None = None,
         metered: bool = True,
     ) -> None:
         self.world_size = world_size
@@ -173,13 +170,13 @@ def _make_engine(
     on: str,
     network: Network | None,
     device: Device | None,
-    computation: simulated.Computation | None,
+    computation: Computation | None,
     metered: bool,
 ) -> Engine:
     if on == "simulated":
-        return _Simulated(simulated.SimulatedTeam(world_size, network, device, computation))
-    if not isinstance(world_size, int) or not 1 <= world_size <= board.MAX_RANKS:
-        raise ValueError(f"world_size must be 1 to {board.MAX_RANKS}, got {world_size!r}")
+        return Simulated(world_size, network, device, computation)
+    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:
         raise ValueError('device=… and computation=… are for on="simulated"')
     if network is not None:
@@ -204,35 +201,3 @@ def _check_emulated(network: Network, on: str, metered: bool) -> None:
             "CPU ranks emulate latency and bandwidth of one link per rank; "
             'for topologies, nodes and jitter use on="simulated"'
         )
-
-
-class _Simulated:
-    """Simulated ranks as an engine."""
-
-    def __init__(self, team: simulated.SimulatedTeam) -> None:
-        self._team = team
-        self.placement = Placement(
-            ("simulated",) * team.world_size, "fabric", "simulated, virtual clock"
-        )
-        self.trace = Trace([], team.world_size)
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-    ) -> list[Any]:
-        common, each = pack_call(fn, args, kwargs, self._team.world_size, cloudpickle.dumps)
-        self._team.events = []
-        try:
-            results, _ = self._team.call(common, each, timeout)
-        finally:
-            self.trace = Trace(self._team.events, self._team.world_size)
-        return results
-
-    def pids(self) -> list[int]:
-        return []
-
-    def close(self) -> None:
-        self._team.end()

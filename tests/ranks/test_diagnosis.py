@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.board.board import MAX_CHANNELS, MAX_GROUPS, RING, Board, State, Wait
+from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.diagnosis import (
     DeadlockWatch,
     find_deadlock,
@@ -16,7 +16,8 @@ from course_lib.ranks.board.diagnosis import (
     find_unfinished,
     stuck_ranks,
 )
-from course_lib.ranks.board.views import Channel
+from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING
+from course_lib.ranks.board.views import Channel, State, Wait
 
 pytestmark = pytest.mark.timeout(60)
 

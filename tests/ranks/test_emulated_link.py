@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.ranks import Ranks
+from course_lib.ranks.costs.collective_time import collective_time
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.metered.emulated_link import collective_time
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,7 +41,7 @@ def within_ten_percent(ranks: Ranks, fn: Callable[[], object], model: float) -> 
 def test_all_reduce_takes_the_time_of_a_ring(k: int) -> None:
     nbytes = 4_000_000
     model = 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
-    assert collective_time(SLOW, "all_reduce", k, nbytes) == pytest.approx(model)
+    assert collective_time("all_reduce", SLOW, k, nbytes) == pytest.approx(model)
     with Ranks(k, on="cpu", network=SLOW) as ranks:
         within_ten_percent(ranks, lambda: dist.all_reduce(torch.ones(nbytes // 4)), model)
 
@@ -71,7 +71,7 @@ def test_operations_queue_and_overlap_with_computation() -> None:
         for work in works:
             work.wait()
 
-    model = 2 * collective_time(SLOW, "all_reduce", 2, nbytes)
+    model = 2 * collective_time("all_reduce", SLOW, 2, nbytes)
     assert model > 0.2
     with Ranks(2, on="cpu", network=SLOW) as ranks:
         within_ten_percent(ranks, two_buckets, model)
@@ -100,7 +100,7 @@ def test_a_late_rank_delays_a_collective() -> None:
         time.sleep(0.1 * dist.get_rank())
         dist.all_reduce(torch.ones(nbytes // 4))
 
-    model = 0.1 + collective_time(SLOW, "all_reduce", 2, nbytes)
+    model = 0.1 + collective_time("all_reduce", SLOW, 2, nbytes)
     with Ranks(2, on="cpu", network=SLOW) as ranks:
         within_ten_percent(ranks, late, model)
 

@@ -132,7 +132,7 @@ CASES: list[tuple[Callable[[], None], type[RanksError], list[str]]] = [
     (uneven_loops, DeadlockError, ["collective #3", "ranks 1, 2, 3 never called"]),
     (nobody_sends, DeadlockError, ["Rank 1 receives from rank 3, which ended without sending"]),
     (nobody_receives, DeadlockError, ["Rank 1 sends to rank 3, which ended without receiving"]),
-    (never_received, DeadlockError, ["Rank 1 sent 1 message to rank 3 that rank 3 never received"]),
+    (never_received, DeadlockError, ["Rank 1 sent 1 message to rank 3, which never received it"]),
     (other_collective, MismatchError, ["broadcast root=0", "all_reduce sum"]),
     (other_shape, MismatchError, ["3 elements", "4 elements"]),
     (other_dtype, MismatchError, ["int32", "float32"]),
@@ -273,7 +273,7 @@ def test_prints_come_with_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
     Ranks(2, on="simulated").run(speak)
     out = capsys.readouterr().out
     assert out.splitlines()[:2] == ["[rank 0] a 0", "[rank 1] a 1"]
-    assert "[rank 1] b 1" in out and "[rank 0] err" in out
+    assert "[rank 1] b 1" in out and "[ranks 0-1] err" in out
 
 
 def test_no_ranks_inside_ranks() -> None:

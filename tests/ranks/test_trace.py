@@ -157,9 +157,8 @@ def test_the_figure_tells_without_colour(k: int) -> None:
     figure = example(k).plot(title="two buckets")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [f"rank {r}" for r in range(k)]
-    bars = axes.collections
-    assert len(bars) == 4 * k
-    spans = [bar.get_paths()[0].get_extents() for bar in bars]
+    spans = [path.get_extents() for bars in axes.collections for path in bars.get_paths()]
+    assert len(spans) == 4 * k
     # Nothing hides anything: bars of one rank never lie on one another.
     for i, one in enumerate(spans):
         for other in spans[i + 1 :]:
@@ -177,7 +176,7 @@ def test_an_empty_trace_says_so() -> None:
 
 
 def test_two_traces_share_one_axis_of_time() -> None:
-    figure = draw_timelines({"four": example(4), "two": example(2)})
+    figure = draw_timelines({"four": example(4).timeline, "two": example(2).timeline})
     above, below = figure.axes
     assert above.get_title(loc="left") == "four" and below.get_title(loc="left") == "two"
     assert above.get_xlim() == below.get_xlim()

@@ -12,71 +12,29 @@ bounded text, never as objects.
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from functools import partial
 
+from course_lib.ranks.board import pages
 from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING, Pages
 from course_lib.ranks.board.views import Channel, GroupView, RankView, State, Wait
 
-__all__ = ["MAX_GROUPS", "MAX_RANKS", "RING", "Board", "GroupView", "RankView", "State", "Wait"]
-
-MAX_RANKS = 64
-MAX_GROUPS = 16
-MAX_CHANNELS = 256
-"""Different (direction, peer, tag, group) that one rank may use for messages."""
-RING = 64
-"""How many of its latest collectives a rank shows, per group; messages, per channel."""
-
-_SIGNATURE = 96
-_WHERE = 160
-_TEXT = 256
-_ENTRY = _SIGNATURE + _WHERE
-# A rank's part: the head, then channels, then groups, then two texts.
-_STATE, _CHANGES, _WAIT, _GROUP, _SEQ, _CHANNEL, _SINCE, _PENDING = range(8)
-_HEAD = 8
-_CHANNEL_WORDS = 2 + RING  # key, messages started, when each of the latest could leave
-_GROUP_HEAD = 3 + RING  # key, members as a bit mask, entered, when each could start
 _STATES = {int(state): state for state in State}
 _WAITS = {int(wait): wait for wait in Wait}
 
 
-class Board:
-    """A file of fixed layout, mapped into the parent and into every rank.
+class Board(Pages):
+    """What every rank does, for all ranks and their parent.
 
     ``Board.create(world_size)`` makes one without a name in the file system: it is gone when the
     last process that maps it is gone, however that process ends.
     """
 
-    def __init__(self, fd: int, world_size: int) -> None:
-        if not 1 <= world_size <= MAX_RANKS:
-            raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size}")
-        self.fd = fd
-        self.world_size = world_size
-        self._groups_at = 8 * (_HEAD + MAX_CHANNELS * _CHANNEL_WORDS)
-        self._group_size = 8 * _GROUP_HEAD + RING * _ENTRY
-        self._text_at = self._groups_at + MAX_GROUPS * self._group_size
-        self._stride = self._text_at + _TEXT + _WHERE
-        size = self._stride * world_size
-        if os.fstat(fd).st_size < size:
-            os.ftruncate(fd, size)
-        self._map = mmap.mmap(fd, size)
-        self._bytes = memoryview(self._map)
-        self._words = self._bytes[: size // 8 * 8].cast("Q")
-        self._found: dict[tuple[int, int], int] = {}
-
     @classmethod
     def create(cls, world_size: int) -> Board:
         """Make a board of zeros for `world_size` ranks."""
         return cls(anonymous_file("board"), world_size)
-
-    def close(self) -> None:
-        """Unmap the board and close its file descriptor."""
-        self._words.release()
-        self._bytes.release()
-        self._map.close()
-        os.close(self.fd)
 
     # A rank writes ---------------------------------------------------------------------------
 
@@ -99,9 +57,9 @@ class Board:
         """Say that `rank` waits: in collective `seq` of `group`, or message `seq` of `channel`."""
         self._write_texts(rank, text, where)
         word = rank * self._stride // 8
-        self._words[word + _GROUP] = group
-        self._words[word + _SEQ] = seq
-        self._words[word + _CHANNEL] = channel.word() if channel is not None else 0
+        self._words[word + pages.GROUP] = group
+        self._words[word + pages.SEQ] = seq
+        self._words[word + pages.CHANNEL] = channel.word() if channel is not None else 0
         self._change(rank, State.BLOCKED, wait)
 
     def unblock(self, rank: int) -> None:
@@ -119,8 +77,8 @@ class Board:
     def add_pending(self, rank: int, change: int) -> None:
         """Count operations that were launched and are not over."""
         word = rank * self._stride // 8
-        self._words[word + _PENDING] = max(0, self._words[word + _PENDING] + change)
-        self._words[word + _CHANGES] += 1
+        self._words[word + pages.PENDING] = max(0, self._words[word + pages.PENDING] + change)
+        self._words[word + pages.CHANGES] += 1
 
     def open_group(self, rank: int, key: int, members: tuple[int, ...]) -> int:
         """Give `rank` a place for a process group and return its number."""
@@ -139,9 +97,9 @@ class Board:
         """Show that `rank` enters its next collective of a group; return its number, from 1."""
         at = self._group(rank, slot)
         seq = self._words[at // 8 + 2] + 1
-        entry = at + 8 * _GROUP_HEAD + (seq % RING) * _ENTRY
-        self._write_text(entry, signature, _SIGNATURE)
-        self._write_text(entry + _SIGNATURE, where, _WHERE)
+        entry = at + 8 * pages.GROUP_HEAD + (seq % RING) * pages.ENTRY
+        self._write_text(entry, signature, pages.SIGNATURE)
+        self._write_text(entry + pages.SIGNATURE, where, pages.WHERE)
         self._words[at // 8 + 3 + seq % RING] = 0
         self._words[at // 8 + 2] = seq
         return seq
@@ -198,13 +156,13 @@ class Board:
     def changes(self) -> tuple[int, ...]:
         """Return how often each rank has changed its part: equal twice means nothing happened."""
         return tuple(
-            self._words[rank * self._stride // 8 + _CHANGES] for rank in range(self.world_size)
+            self._words[rank * self._stride // 8 + pages.CHANGES] for rank in range(self.world_size)
         )
 
     def pending(self) -> int:
         """Return how many operations of all ranks were launched and are not over."""
         return sum(
-            self._words[rank * self._stride // 8 + _PENDING] for rank in range(self.world_size)
+            self._words[rank * self._stride // 8 + pages.PENDING] for rank in range(self.world_size)
         )
 
     def views(self) -> list[RankView]:
@@ -215,11 +173,11 @@ class Board:
         """Return `rank`'s part of the board as plain values."""
         base = rank * self._stride
         # The state is read first: of a rank that has finished, every counter is final.
-        head = self._words[base // 8 : base // 8 + _HEAD].tolist()
-        wait = _WAITS.get(head[_WAIT], Wait.NOTHING)
+        head = self._words[base // 8 : base // 8 + pages.HEAD].tolist()
+        wait = _WAITS.get(head[pages.WAIT], Wait.NOTHING)
         channels = {}
         for slot in range(MAX_CHANNELS):
-            word = base // 8 + _HEAD + slot * _CHANNEL_WORDS
+            word = base // 8 + pages.HEAD + slot * pages.CHANNEL_WORDS
             if self._words[word] == 0:
                 break
             channel = Channel.of(self._words[word])
@@ -236,88 +194,28 @@ class Board:
                 entered=entered,
                 read_latest=partial(self._latest, at, entered),
             )
-        message = Channel.of(head[_CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
+        message = Channel.of(head[pages.CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
         if message is not None and message.peer >= self.world_size:
             message = None
         return RankView(
             rank=rank,
-            state=_STATES.get(head[_STATE], State.RUNNING),
-            changes=head[_CHANGES],
+            state=_STATES.get(head[pages.STATE], State.RUNNING),
+            changes=head[pages.CHANGES],
             wait=wait,
-            group=head[_GROUP],
-            seq=head[_SEQ],
+            group=head[pages.GROUP],
+            seq=head[pages.SEQ],
             channel=message,
-            since=head[_SINCE] / 1e9,
-            pending=head[_PENDING],
-            text=self._read_text(base + self._text_at, _TEXT),
-            where=self._read_text(base + self._text_at + _TEXT, _WHERE),
+            since=head[pages.SINCE] / 1e9,
+            pending=head[pages.PENDING],
+            text=self._read_text(base + self._text_at, pages.TEXT),
+            where=self._read_text(base + self._text_at + pages.TEXT, pages.WHERE),
             channels=channels,
             groups=groups,
         )
 
-    # -----------------------------------------------------------------------------------------
-
     def _change(self, rank: int, state: State, wait: Wait) -> None:
         word = rank * self._stride // 8
-        self._words[word + _SINCE] = time.monotonic_ns()
-        self._words[word + _WAIT] = wait
-        self._words[word + _STATE] = state
-        self._words[word + _CHANGES] += 1
-
-    def _group(self, rank: int, slot: int) -> int:
-        return rank * self._stride + self._groups_at + slot * self._group_size
-
-    def _find_group(self, rank: int, key: int) -> int | None:
-        for slot in range(MAX_GROUPS):
-            word = self._group(rank, slot) // 8
-            if self._words[word] == key:
-                return word
-            if self._words[word] == 0:
-                return None
-        return None
-
-    def _channel(self, rank: int, key: int, create: bool = False) -> int:
-        """Return the first word of a channel; 0 if there is none."""
-        if (known := self._found.get((rank, key))) is not None:
-            return known
-        first = rank * self._stride // 8 + _HEAD
-        for word in range(first, first + MAX_CHANNELS * _CHANNEL_WORDS, _CHANNEL_WORDS):
-            if self._words[word] == 0:
-                if not create:
-                    return 0
-                self._words[word] = key
-            if self._words[word] == key:
-                self._found[rank, key] = word
-                return word
-        if not create:
-            return 0
-        raise RuntimeError(
-            f"a rank uses more than {MAX_CHANNELS} different tags and peers; use a tag again, "
-            "for example the number of the step modulo 8"
-        )
-
-    def _latest(self, group_at: int, entered: int) -> dict[int, tuple[str, str]]:
-        shown = range(max(1, entered - RING + 1), entered + 1)
-        return {seq: self._entry(group_at, seq) for seq in shown}
-
-    def _entry(self, group_at: int, seq: int) -> tuple[str, str]:
-        entry = group_at + 8 * _GROUP_HEAD + (seq % RING) * _ENTRY
-        return self._read_text(entry, _SIGNATURE), self._read_text(entry + _SIGNATURE, _WHERE)
-
-    def _write_texts(self, rank: int, text: str, where: str) -> None:
-        at = rank * self._stride + self._text_at
-        self._write_text(at, text, _TEXT)
-        self._write_text(at + _TEXT, where, _WHERE)
-
-    def _write_text(self, at: int, text: str, size: int) -> None:
-        # The end of a path says more than its beginning.
-        data = text.encode("utf-8", "replace")[-size:]
-        self._bytes[at : at + size] = data.ljust(size, b"\0")
-
-    def _read_text(self, at: int, size: int) -> str:
-        if not self._bytes[at]:  # as mostly: nothing to say
-            return ""
-        text = bytes(self._bytes[at : at + size]).rstrip(b"\0").decode("utf-8", "replace")
-        if text.isprintable():
-            return text
-        return "".join(c if c.isprintable() else "�" for c in text)
+        self._words[word + pages.SINCE] = time.monotonic_ns()
+        self._words[word + pages.WAIT] = wait
+        self._words[word + pages.STATE] = state
+        self._words[word + pages.CHANGES] += 1

@@ -13,6 +13,7 @@ others. On an idle switch, with all K ranks ready at once and n bytes that divid
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
@@ -61,6 +62,30 @@ def collective_ends(
             times[source] = max(times[source], left)
             times[target] = max(times[target], arrival)
     return times
+
+
+@functools.lru_cache(maxsize=1024)
+def collective_time(
+    kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
+) -> float:
+    """Return the seconds until the last of `k` ranks is done, all ready at once on a free network.
+
+    Args:
+        kind: for example ``"all_reduce"``.
+        network: whose choice of algorithms counts.
+        k: number of ranks that take part.
+        nbytes: n, what one rank puts in; for a scatter, what it gets.
+        root: of a rooted collective.
+        itemsize: bytes of one element.
+
+    """
+    sizes = [[nbytes]] * k
+    if kind == "scatter":
+        sizes = [[nbytes] * k if rank == root else [] for rank in range(k)]
+    elif kind == "all_to_all":
+        sizes = [split_bytes(nbytes, k, itemsize)] * k
+    free = Links(network, k)
+    return max(collective_ends(kind, network, free, range(k), [0.0] * k, sizes, root, itemsize))
 
 
 def _rounds(

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-AllReduce = Literal["ring", "tree", "central", "halving-doubling"]
-Broadcast = Literal["tree", "central", "pipelined"]
+AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling"]
+BroadcastAlgorithm = Literal["tree", "central", "pipelined"]
 
 Port = tuple[str, int]
 """One end of a link: what it is, and whose: ``("out", 3)``."""
@@ -62,8 +62,8 @@ class Network:
     node_size: int | None = None
     inside: Network | None = None
     shared_port: bool = False
-    all_reduce: AllReduce = "ring"
-    broadcast: Broadcast = "tree"
+    all_reduce: AllReduceAlgorithm = "ring"
+    broadcast: BroadcastAlgorithm = "tree"
     segments: int = 16
     jitter: float = 0.0
     seed: int = 0

@@ -15,8 +15,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from course_lib.ranks.explain.words import format_table, spans
+
 _WIDTH = 96
 """Columns of a report in a notebook."""
+_ROWS = 8
+"""Up to so many ranks each have a row of their own."""
 
 
 @dataclass(frozen=True)
@@ -94,35 +98,30 @@ class RankTimeout(RanksError):
     """The call ran past its time limit."""
 
 
-def raised(kind: str, message: str, where: str) -> str:
-    """Return an exception in one line: ``raised ValueError: bad lr  (Cell In[3], line 7)``."""
-    return (
-        f"raised {kind}" + (f": {message}" if message else "") + (f"  ({where})" if where else "")
-    )
+class CollectiveMismatch(RuntimeError):
+    """Raised on the rank that sees that its collective is not the one the others entered.
+
+    The call then ends with a `MismatchError`, which shows all ranks.
+    """
 
 
 def format_states(states: Sequence[RankState]) -> str:
-    """Return the report's table: rank, what it does, where, for how long."""
+    """Return the report's table: rank, what it does, where, for how long.
+
+    Many ranks that do the same on the same line share a row, with the longest time among them.
+    """
     if not states:
         return ""
-    rows = [("rank", "doing", "where", "for")]
+    same: dict[object, list[RankState]] = {}
     for state in states:
-        seconds = "" if state.seconds is None else f"{state.seconds:.1f} s"
-        rows.append((str(state.rank), state.doing, state.where, seconds))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("─" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def format_bytes(count: int) -> str:
-    """Return a byte count for people, in binary units: ``4.0 KiB``."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
+        few = len(states) <= _ROWS
+        same.setdefault(state.rank if few else (state.doing, state.where), []).append(state)
+    rows = [("rank", "doing", "where", "for")]
+    for together in same.values():
+        times = [state.seconds for state in together if state.seconds is not None]
+        seconds = f"{max(times):.1f} s" if times else ""
+        ranks = spans([state.rank for state in together])
+        rows.append((ranks, together[0].doing, together[0].where, seconds))
+    head, *body = format_table(rows).split("\n")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join([head, "  ".join("─" * width for width in widths), *body])

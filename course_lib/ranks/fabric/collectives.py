@@ -42,10 +42,7 @@ class Collectives:
         entered[operation.rank] = operation
         first = next(iter(entered.values()))
         if operation.signature() != first.signature():
-            raise Mismatch(
-                f"The ranks disagree about collective #{operation.seq} of their group.",
-                list(entered.values()),
-            )
+            raise Mismatch(list(entered.values()))
         if len(entered) < len(operation.members):
             return
         del self._open[key]
@@ -88,7 +85,7 @@ def _check_splits(parts: list[Operation]) -> None:
             sent, got = sender.inputs[j].numel(), receiver.outputs[i].numel()
             if sent != got:
                 raise Mismatch(
+                    parts,
                     f"In all_to_all, rank {sender.rank} sends {sent} elements to rank "
                     f"{receiver.rank}, which expects {got}.",
-                    parts,
                 )

@@ -1,17 +1,26 @@
-"""Who waits for whom on a fabric, and what that means. Exact: the fabric knows every operation."""
+"""From a fabric to what is wrong on it. Exact: it knows every operation of every rank."""
 
 from __future__ import annotations
 
-from course_lib.ranks.board.diagnosis import find_cycle, names
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
     RanksError,
     RankState,
-    format_bytes,
+)
+from course_lib.ranks.explain.waiting import (
+    Skipped,
+    Unmatched,
+    Waiting,
+    collective_mismatch,
+    deadlock,
+    unfinished,
+    waits_in,
 )
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.operation import Mismatch, Operation
+
+_ENDED = (Phase.FINISHED, Phase.RAISED)
 
 
 def explain_failure(fabric: Fabric) -> RanksError:
@@ -20,10 +29,22 @@ def explain_failure(fabric: Fabric) -> RanksError:
         return _explain_mismatch(fabric, fabric.failure)
     if fabric.failure is not None:
         return fabric.failure
-    return DeadlockError(
-        "The ranks wait for one another: none of them can go on.",
-        rank_states(fabric),
-        _explain(fabric),
+    waiting = {
+        rank: _waiting(fabric, rank, operation)
+        for rank, operation in enumerate(fabric.waiting)
+        if operation is not None and fabric.phase[rank] is Phase.BLOCKED
+    }
+    return deadlock(waiting, fabric_states(fabric), _unmatched(fabric))
+
+
+def _waiting(fabric: Fabric, rank: int, operation: Operation) -> Waiting:
+    return Waiting(
+        rank,
+        operation.kind,
+        awaited(fabric, rank),
+        operation.seq,
+        operation.tag,
+        operation.group,
     )
 
 
@@ -42,135 +63,86 @@ def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
     return tuple(late)
 
 
-def rank_states(fabric: Fabric) -> list[RankState]:
+def fabric_states(fabric: Fabric) -> list[RankState]:
     """Return one row per rank: what it does, on which line, for how many virtual seconds."""
     now = max(fabric.clock)
     rows = []
     for rank, phase in enumerate(fabric.phase):
         operation = fabric.waiting[rank]
         if phase is Phase.BLOCKED and operation is not None:
-            row = RankState(rank, f"waits in {_name(operation)}", operation.where)
-            rows.append(RankState(rank, row.doing, row.where, now - fabric.clock[rank]))
+            seconds = now - fabric.clock[rank]
+            rows.append(RankState(rank, _doing(fabric, operation), operation.where, seconds))
         else:
             doing = "running" if phase in (Phase.RUNNING, Phase.READY) else phase.value
             rows.append(RankState(rank, doing))
     return rows
 
 
-def _name(operation: Operation) -> str:
-    size = format_bytes(operation.nbytes)
-    if operation.kind == "send":
-        return f"send to rank {operation.peer} ({size})"
-    if operation.kind == "recv":
-        source = "any rank" if operation.peer is None else f"rank {operation.peer}"
-        return f"recv from {source} ({size})"
-    return f"{operation.kind} #{operation.seq} ({size})"
-
-
-def _explain(fabric: Fabric) -> str:
-    blocked = [r for r, phase in enumerate(fabric.phase) if phase is Phase.BLOCKED]
-    waiting = {rank: awaited(fabric, rank) for rank in blocked}
-    cycle = find_cycle(waiting)
-    if cycle:
-        chain = " → ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
-        sentence = f"Each waits for the next: {chain}."
-        kinds = {operation.kind for rank in cycle if (operation := fabric.waiting[rank])}
-        if kinds == {"send"}:
-            sentence += (
-                " All of them send first. Let some receive first, or start the send with"
-                " dist.isend, receive, and then wait for it."
-            )
-        elif kinds == {"recv"}:
-            sentence += " All of them receive first, and nobody has sent."
-        return sentence + _other_tag(fabric, cycle)
-    lines = []
-    for rank, others in waiting.items():
-        operation = fabric.waiting[rank]
-        ended = [other for other in others if other not in waiting]
-        if not ended or operation is None:
-            continue
-        who = names(ended).lower()
-        if operation.kind == "recv":
-            lines.append(f"Rank {rank} receives from {who}, which ended without sending.")
-        elif operation.kind == "send":
-            lines.append(f"Rank {rank} sends to {who}, which ended without receiving.")
-        else:
-            lines.append(
-                f"Rank {rank} is in collective #{operation.seq} of its group, which {who} never "
-                "called: every rank of the group must call it."
-            )
-    return "\n".join(lines) + _other_tag(fabric, blocked)
-
-
-def _other_tag(fabric: Fabric, ranks: list[int]) -> str:
-    """Say it if a message is there, but with another tag or in another group."""
-    left = fabric.unserved()
-    for rank in ranks:
-        mine = fabric.waiting[rank]
-        if mine is None or mine.kind not in ("send", "recv"):
-            continue
-        for other in left:
-            if (other.rank, other.peer) != (mine.peer, rank) or other.kind == mine.kind:
-                continue
-            if other.kind in ("send", "recv"):
-                what = f"tag {other.tag}, not {mine.tag}"
-                if other.group != mine.group:
-                    what = "a different group"
-                return (
-                    f"\nRank {other.rank} did start the {other.kind} that rank {rank} waits for "
-                    f"({other.where}), but with {what}."
-                )
-    return ""
-
-
-def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
-    operations = {operation.rank: operation for operation in mismatch.operations}
-    collective = all(op.kind not in ("send", "recv") for op in mismatch.operations)
-    states = []
-    for state in rank_states(fabric):
-        operation = operations.get(state.rank)
-        if operation is not None:
-            size = f" {operation.numel} elements" if not collective else ""
-            doing = operation.signature() if collective else f"{_name(operation)}{size}"
-            states.append(RankState(state.rank, doing, operation.where))
-        elif collective and state.rank in mismatch.operations[0].members:
-            states.append(RankState(state.rank, "has not entered it"))
-        else:
-            states.append(state)
-    detail = (
-        "All ranks of a group must call the same collectives in the same order, with the same"
-        " number of elements, dtype and root."
-        if collective
-        else "A send and its receive must have the same number of elements and the same dtype."
+def _doing(fabric: Fabric, operation: Operation) -> str:
+    return waits_in(
+        operation.kind,
+        seq=operation.seq,
+        peer=operation.peer,
+        tag=operation.tag,
+        nbytes=operation.nbytes,
+        members=operation.members,
+        world_size=fabric.world_size,
     )
-    return MismatchError(str(mismatch), states, detail)
+
+
+def _unmatched(fabric: Fabric) -> list[Unmatched]:
+    """Return the messages that have found no other side, those of one line together."""
+    found: dict[Unmatched, int] = {}
+    for left in fabric.unserved():
+        if left.kind in ("send", "recv"):
+            sends = left.kind == "send"
+            key = Unmatched(left.rank, sends, left.peer, left.tag, left.group, 0, left.where)
+            found[key] = found.get(key, 0) + 1
+    return [
+        Unmatched(each.rank, each.sends, each.peer, each.tag, each.group, count, each.where)
+        for each, count in found.items()
+    ]
 
 
 def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
     """Return what every rank left behind at the end of a call, or ``None`` if nothing is left."""
-    left = fabric.unserved()
-    if not left:
-        return None
-    lines = []
-    pairs: dict[tuple[str, int, int | None, str], int] = {}
-    for operation in left:
-        key = (operation.kind, operation.rank, operation.peer, operation.where)
-        pairs[key] = pairs.get(key, 0) + 1
-    for (kind, rank, peer, where), count in pairs.items():
-        at = f" ({where})" if where else ""
-        if kind == "send":
-            lines.append(
-                f"Rank {rank} sent {count} message{'s' * (count != 1)} to rank {peer} that rank "
-                f"{peer} never received{at}."
+    gaps: dict[tuple[str, int, int], Skipped] = {}
+    for left in fabric.unserved():
+        if left.kind in ("send", "recv"):
+            continue
+        for member in left.members:
+            theirs = fabric.entered[left.group, member]
+            missing = fabric.entered[left.group, left.rank] - theirs
+            if left.seq != theirs + 1 or member == left.rank:
+                continue
+            before = gaps.get((left.group, member, missing))
+            others = (*before.others, left.rank) if before else (left.rank,)
+            gaps[left.group, member, missing] = Skipped(
+                member, others, missing, left.seq, left.signature(), left.where
             )
-        elif kind == "recv":
-            source = "any rank" if peer is None else f"rank {peer}"
-            lines.append(
-                f"Rank {rank} posted {count} receive{'s' * (count != 1)} from {source} that were "
-                f"never sent{at}."
-            )
-        else:
-            lines.append(f"Rank {rank} launched {kind} and did not wait; others never did{at}.")
-    return DeadlockError(
-        "Every rank ended, but not all communication did.", rank_states(fabric), "\n".join(lines)
+    states = fabric_states(fabric)
+    over = all(phase in _ENDED for phase in fabric.phase)
+    return unfinished(_unmatched(fabric), list(gaps.values()), states, over)
+
+
+def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
+    operations = mismatch.operations
+    states = fabric_states(fabric)
+    first = operations[0]
+    if first.kind not in ("send", "recv"):
+        entered = {each.rank: (each.signature(), each.where) for each in operations}
+        if not mismatch.summary:
+            return collective_mismatch(first.seq, entered, first.members, states)
+        rows = [
+            RankState(row.rank, *entered[row.rank]) if row.rank in entered else row
+            for row in states
+        ]
+        return MismatchError(mismatch.summary, rows)
+    for each in operations:
+        doing = f"{_doing(fabric, each).removeprefix('waits in ')} {each.numel} elements"
+        states[each.rank] = RankState(each.rank, doing, each.where)
+    return MismatchError(
+        mismatch.summary,
+        states,
+        "A send and its receive must have the same number of elements and the same dtype.",
     )

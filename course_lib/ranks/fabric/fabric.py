@@ -21,7 +21,7 @@ from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.fabric.collectives import Collectives
 from course_lib.ranks.fabric.messages import Messages
 from course_lib.ranks.fabric.operation import Mismatch, Operation, event_of
-from course_lib.ranks.metered.recorder import Event
+from course_lib.ranks.trace.event import Event, computation
 
 
 class Phase(Enum):
@@ -96,7 +96,7 @@ class Fabric:
             self.events[at] = self.events[at]._replace(end=end)
         else:
             self._span[rank] = len(self.events)
-            self.events.append(Event(rank, "compute", (), None, 0, "", 0, start, end, where))
+            self.events.append(computation(rank, start, end, where))
 
     def wait(self, operation: Operation) -> bool:
         """Let the operation's rank wait for it; return whether the rank is blocked now."""

@@ -16,12 +16,14 @@ from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.fabric.operation import Mismatch, Operation
 
-Channel = tuple[str, int, int, int]
-"""Messages match in order within: group, sender, receiver, tag."""
+Envelope = tuple[str, int, int, int]
+"""What a send and its receive must agree on: group, sender, receiver, tag. In MPI's words."""
 
 
 @dataclass
-class _Channel:
+class _Pending:
+    """Messages of one envelope that have not met their other side, in order."""
+
     sends: deque[Operation] = field(default_factory=deque)
     receives: deque[Operation] = field(default_factory=deque)
     arrived: deque[tuple[Operation, torch.Tensor, float]] = field(default_factory=deque)
@@ -44,51 +46,51 @@ class Messages:
         self._eager_below = network.eager_below
         self._links = links
         self._end = end
-        self._channels: defaultdict[Channel, _Channel] = defaultdict(_Channel)
+        self._pending: defaultdict[Envelope, _Pending] = defaultdict(_Pending)
         self._any_source: defaultdict[tuple[str, int, int], deque[Operation]] = defaultdict(deque)
 
     def send(self, send: Operation) -> None:
         assert send.peer is not None
-        channel = self._channels[send.group, send.rank, send.peer, send.tag]
+        pending = self._pending[send.group, send.rank, send.peer, send.tag]
         anyone = self._any_source[send.group, send.peer, send.tag]
         if send.nbytes < self._eager_below:
             data = send.inputs[0].detach().clone()
             left, arrival = self._links.send(send.rank, send.peer, send.nbytes, send.posted)
             self._end(send, left)
-            if channel.receives or anyone:
-                self._hand_over(send, data, (channel.receives or anyone).popleft(), arrival)
+            if pending.receives or anyone:
+                self._hand_over(send, data, (pending.receives or anyone).popleft(), arrival)
             else:
-                channel.arrived.append((send, data, arrival))
-        elif channel.receives or anyone:
-            self._transmit(send, (channel.receives or anyone).popleft(), send.posted)
+                pending.arrived.append((send, data, arrival))
+        elif pending.receives or anyone:
+            self._transmit(send, (pending.receives or anyone).popleft(), send.posted)
         else:
-            channel.sends.append(send)
+            pending.sends.append(send)
 
     def receive(self, receive: Operation) -> None:
-        channel = self._channel_for(receive)
-        if channel is not None and channel.arrived:
-            send, data, arrival = channel.arrived.popleft()
+        pending = self._pending_for(receive)
+        if pending is not None and pending.arrived:
+            send, data, arrival = pending.arrived.popleft()
             self._hand_over(send, data, receive, max(arrival, receive.posted))
-        elif channel is not None and channel.sends:
-            self._transmit(channel.sends.popleft(), receive, receive.posted)
+        elif pending is not None and pending.sends:
+            self._transmit(pending.sends.popleft(), receive, receive.posted)
         elif receive.peer is None:
             self._any_source[receive.group, receive.rank, receive.tag].append(receive)
         else:
             key = (receive.group, receive.peer, receive.rank, receive.tag)
-            self._channels[key].receives.append(receive)
+            self._pending[key].receives.append(receive)
 
-    def _channel_for(self, receive: Operation) -> _Channel | None:
-        """Return the channel that serves a receive; for any source, that of the first message."""
+    def _pending_for(self, receive: Operation) -> _Pending | None:
+        """Return the pending that serves a receive; for any source, that of the first message."""
         group, rank, tag = receive.group, receive.rank, receive.tag
         if receive.peer is not None:
-            return self._channels.get((group, receive.peer, rank, tag))
-        found: list[tuple[float, int, _Channel]] = []
+            return self._pending.get((group, receive.peer, rank, tag))
+        found: list[tuple[float, int, _Pending]] = []
         for source in receive.members:
-            channel = self._channels.get((group, source, rank, tag))
-            if channel is not None and channel.arrived:
-                found.append((channel.arrived[0][2], source, channel))
-            elif channel is not None and channel.sends:
-                found.append((channel.sends[0].posted, source, channel))
+            pending = self._pending.get((group, source, rank, tag))
+            if pending is not None and pending.arrived:
+                found.append((pending.arrived[0][2], source, pending))
+            elif pending is not None and pending.sends:
+                found.append((pending.sends[0].posted, source, pending))
         return min(found, key=lambda item: item[:2])[2] if found else None
 
     def _transmit(self, send: Operation, receive: Operation, ready: float) -> None:
@@ -111,8 +113,8 @@ class Messages:
     def unserved(self) -> list[Operation]:
         """Return the operations that have met no partner."""
         left: list[Operation] = []
-        for channel in self._channels.values():
-            left += [*channel.sends, *channel.receives, *(send for send, *_ in channel.arrived)]
+        for pending in self._pending.values():
+            left += [*pending.sends, *pending.receives, *(send for send, *_ in pending.arrived)]
         for queue in self._any_source.values():
             left += queue
         return left
@@ -121,7 +123,7 @@ class Messages:
 def _check_pair(send: Operation, receive: Operation) -> None:
     if send.numel != receive.numel or send.dtype != receive.dtype:
         raise Mismatch(
+            [send, receive],
             f"Rank {send.rank} sends {send.numel} elements of {send.dtype}, but rank "
             f"{receive.rank} receives them as {receive.numel} elements of {receive.dtype}.",
-            [send, receive],
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from course_lib.ranks.metered.recorder import Event
+from course_lib.ranks.metered.collective_table import KINDS, signature_of
+from course_lib.ranks.trace.event import Event
 
 
 @dataclass(eq=False, slots=True)
@@ -26,8 +28,6 @@ class Operation:
     op: str = ""
     tag: int = 0
     where: str = ""
-    uneven: bool = False
-    """Whether the ranks may put in different sizes."""
     seq: int = 0
     posted: float = 0.0
     end: float | None = None
@@ -38,32 +38,46 @@ class Operation:
     dtype: str = field(init=False)
 
     def __post_init__(self) -> None:
-        tensors = self.outputs if self.kind in ("recv", "scatter") else self.inputs
+        tensors = self.sizing
         self.numel = sum([t.numel() for t in tensors])
         first = tensors[0].dtype if tensors else torch.uint8
         self.nbytes = self.numel * first.itemsize
         self.dtype = str(first)[len("torch.") :] if tensors else ""
 
+    @property
+    def sizing(self) -> list[torch.Tensor]:
+        """The tensors that say how large it is."""
+        kind = KINDS.get(self.kind)
+        return self.outputs if kind and kind.sized_by_what_it_gets else self.inputs
+
     def signature(self) -> str:
         """Return what must be equal on all ranks of a collective, in words."""
-        words = [self.kind]
-        if self.op:
-            words.append(self.op)
-        if self.peer is not None:
-            words.append(f"root={self.peer}")
-        if self.dtype:
-            words.append(self.dtype)
-        if not self.uneven and self.dtype:
-            words.append(f"{self.numel} elements")
-        return " ".join(words)
+        return signature_of(self.kind, self.op, self.peer, self.sizing)
+
+
+class Endpoint(Protocol):
+    """A rank's side of a fabric: in the same process, or at the other end of a socket."""
+
+    def post(self, operation: Operation) -> None:
+        """Post an operation."""
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is over and its outputs are written."""
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether the operation is over, at the rank's clock."""
 
 
 class Mismatch(Exception):
-    """Operations that meet do not fit together; carries them."""
+    """Operations that meet do not fit together; carries them.
 
-    def __init__(self, summary: str, operations: list[Operation]) -> None:
+    Without a `summary`, they are of one collective and differ in what must be the same.
+    """
+
+    def __init__(self, operations: list[Operation], summary: str = "") -> None:
         super().__init__(summary)
         self.operations = operations
+        self.summary = summary
 
 
 def check_tensors(operation: Operation) -> None:
@@ -73,43 +87,17 @@ def check_tensors(operation: Operation) -> None:
         ValueError: it has not; says what.
 
     """
-    kind, k = operation.kind, len(operation.members)
+    name, k = operation.kind, len(operation.members)
     puts = [t.numel() for t in operation.inputs]
     gets = [t.numel() for t in operation.outputs]
-    here = operation.peer == operation.rank
     if len({t.dtype for t in (*operation.inputs, *operation.outputs)}) > 1:
-        raise ValueError(f"all tensors of one {kind} must have the same dtype")
-    expected: dict[str, tuple[bool, str]] = {
-        "send": (len(puts) == 1 and not gets, "one tensor"),
-        "recv": (len(gets) == 1 and not puts, "one tensor"),
-        "all_reduce": (puts == gets, "the same tensors in and out"),
-        "broadcast": (puts == gets, "the same tensors in and out"),
-        "reduce": (puts == gets, "the same tensors in and out"),
-        "all_gather": (
-            len(puts) == 1 and gets == puts * k,
-            f"one tensor in and {k} of its size out",
-        ),
-        "gather": (
-            len(puts) == 1 and gets == puts * (k if here else 0),
-            f"one tensor in and, at the root, {k} of its size out",
-        ),
-        "scatter": (
-            len(gets) == 1 and puts == gets * (k if here else 0),
-            f"one tensor out and, at the root, {k} of its size in",
-        ),
-        "reduce_scatter": (
-            len(gets) == 1 and puts == gets * k,
-            f"one tensor out and {k} of its size in",
-        ),
-        "all_to_all": (len(puts) == len(gets) == k, f"{k} tensors in and {k} out"),
-        "barrier": (not puts and not gets, "no tensors"),
-    }
-    if kind not in expected:
-        raise ValueError(f"there is no operation {kind!r}")
-    right, what = expected[kind]
-    if not right:
+        raise ValueError(f"all tensors of one {name} must have the same dtype")
+    if name not in KINDS:
+        raise ValueError(f"there is no operation {name!r}")
+    if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):
+        needs = KINDS[name].needs.format(k=k)
         raise ValueError(
-            f"{kind} on {k} ranks needs {what}, got {puts} elements in and {gets} elements out"
+            f"{name} on {k} ranks needs {needs}, got {puts} elements in and {gets} elements out"
         )
 
 

@@ -24,19 +24,30 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+def why_not(op: str, dtype: torch.dtype) -> str:
+    """Return why tensors of `dtype` cannot be reduced by `op`; empty if they can."""
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if op not in REDUCTIONS:
+        return f"ReduceOp.{op.upper()} is not simulated"
+    if op == "avg" and whole:
+        return f"ReduceOp.AVG needs a floating-point dtype, got {dtype}"
+    if op in ("band", "bor", "bxor") and not whole:
+        return f"ReduceOp.{op.upper()} needs integers, got {dtype}"
+    if op in ("min", "max") and dtype.is_complex:
+        return f"ReduceOp.{op.upper()} needs an order, and {dtype} has none"
+    return ""
+
+
 def reduce_tensors(parts: Tensors, op: str) -> torch.Tensor:
     """Return the reduction of tensors of equal size, flat.
 
     Raises:
-        NotImplementedError: the operation, or the operation on this dtype, does not exist.
+        ValueError: the operation, or the operation on this dtype, does not exist.
 
     """
     dtype = parts[0].dtype
-    exact = dtype.is_floating_point or dtype.is_complex
-    if op not in REDUCTIONS:
-        raise NotImplementedError(f"ReduceOp {op.upper()} is not simulated")
-    if op == "avg" and not exact:
-        raise NotImplementedError(f"ReduceOp.AVG needs a floating-point dtype, got {dtype}")
+    if reason := why_not(op, dtype):
+        raise ValueError(reason)
     wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
     total = parts[0].reshape(-1).to(wide, copy=True)
     for part in parts[1:]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric.operation import Endpoint, Operation
 from course_lib.ranks.fabric.torch_hooks import at_end_of_backward, in_backward
-
-if TYPE_CHECKING:
-    from course_lib.ranks.fabric.process_group import Endpoint
 
 _KEPT = 4096
 

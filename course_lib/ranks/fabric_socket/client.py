@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from course_lib.ranks.costs.computation import enter_rank
+from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
 from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds
@@ -18,9 +17,6 @@ from course_lib.ranks.fabric.work import WorkQueue
 from course_lib.ranks.fabric_socket import frames
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post
-from course_lib.ranks.metered.recorder import locator
-
-_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
 
 class FabricStopped(BaseException):
@@ -145,7 +141,7 @@ class FabricClient:
 
 @contextmanager
 def fabric_rank(
-    path: str, rank: int, world_size: int, secret: bytes, label: Callable[[str], str] | None = None
+    path: str, rank: int, world_size: int, secret: bytes, labels: Mapping[str, str] | None = None
 ) -> Iterator[FabricClient]:
     """Be rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
 
@@ -154,11 +150,11 @@ def fabric_rank(
         rank: which rank this is.
         world_size: K.
         secret: the 16 bytes that the server expects of this rank.
-        label: how a person calls a source file; by default its name.
+        labels: file name → how a person calls it; it may grow later.
 
     """
     client = FabricClient(path, rank, secret)
-    locate = locator(_OURS, label or os.path.basename)
+    locate = locator({} if labels is None else labels)
     works = WorkQueue()
 
     def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from course_lib.ranks.fabric.operation import Operation, check_tensors
+from course_lib.ranks.fabric.values import REDUCTIONS, why_not
 from course_lib.ranks.fabric_socket.frames import (
     MAX_MEMBERS,
     MAX_TEXT,
@@ -19,12 +21,10 @@ from course_lib.ranks.fabric_socket.frames import (
     to_bytes,
     unpack,
 )
+from course_lib.ranks.metered.collective_table import KINDS
 
-KINDS = [
-    *["send", "recv", "barrier", "broadcast", "reduce", "all_reduce", "gather", "scatter"],
-    *["all_gather", "reduce_scatter", "all_to_all"],
-]
-OPS = ["", "sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
+_NAMES = list(KINDS)
+OPS = ["", *REDUCTIONS]
 DTYPES = [
     torch.float32,
     torch.float64,
@@ -39,37 +39,28 @@ DTYPES = [
     torch.complex64,
     torch.complex128,
 ]
-_META, _UNEVEN = 1, 2
+_META = 1
+"""Flag: the tensors have no values."""
 
 _POST = struct.Struct("<QBBBBiqIdHHH")
 _MAX_NUMEL = 1 << 48
 
 
-def post(number: int, operation: Operation, group_number: int, advance: float) -> bytes:
-    """Return the frame that posts an operation, `advance` seconds of computation after the last."""
-    tensors = [*operation.inputs, *operation.outputs]
-    meta = any(tensor.is_meta for tensor in tensors)
-    dtype = tensors[0].dtype if tensors else torch.uint8
-    if dtype not in DTYPES:
-        raise NotImplementedError(f"{dtype} does not travel to the fabric")
-    where = operation.where.encode()[-MAX_TEXT:]
-    fields = _POST.pack(
-        number,
-        KINDS.index(operation.kind),
-        OPS.index(operation.op),
-        DTYPES.index(dtype),
-        _META * meta + _UNEVEN * operation.uneven,
-        -1 if operation.peer is None else operation.peer,
-        operation.tag,
-        group_number,
-        advance,
-        len(operation.inputs),
-        len(operation.outputs),
-        len(where),
-    )
-    sizes = struct.pack(f"<{len(tensors)}Q", *(tensor.numel() for tensor in tensors))
-    data = [] if meta else [to_bytes(tensor) for tensor in operation.inputs]
-    return frame(Type.POST, fields, sizes, where, *data)
+class _Fields(NamedTuple):
+    """The fixed fields of a post, in their order."""
+
+    number: int
+    kind: int
+    op: int
+    dtype: int
+    flags: int
+    peer: int
+    tag: int
+    group: int
+    advance: float
+    inputs: int
+    outputs: int
+    where: int
 
 
 @dataclass
@@ -81,76 +72,132 @@ class Post:
     operation: Operation
 
 
+def post(number: int, operation: Operation, group_number: int, advance: float) -> bytes:
+    """Return the frame that posts an operation, `advance` seconds of computation after the last."""
+    tensors = [*operation.inputs, *operation.outputs]
+    meta = any(tensor.is_meta for tensor in tensors)
+    dtype = tensors[0].dtype if tensors else torch.uint8
+    if dtype not in DTYPES:
+        raise NotImplementedError(f"{dtype} does not travel to the fabric")
+    where = operation.where.encode()[-MAX_TEXT:]
+    fields = _Fields(
+        number=number,
+        kind=_NAMES.index(operation.kind),
+        op=OPS.index(operation.op),
+        dtype=DTYPES.index(dtype),
+        flags=_META * meta,
+        peer=-1 if operation.peer is None else operation.peer,
+        tag=operation.tag,
+        group=group_number,
+        advance=advance,
+        inputs=len(operation.inputs),
+        outputs=len(operation.outputs),
+        where=len(where),
+    )
+    sizes = struct.pack(f"<{len(tensors)}Q", *(tensor.numel() for tensor in tensors))
+    data = [] if meta else [to_bytes(tensor) for tensor in operation.inputs]
+    return frame(Type.POST, _POST.pack(*fields), sizes, where, *data)
+
+
 def read_post(
     body: bytearray, rank: int, groups: dict[int, tuple[str, tuple[int, ...]]], limit: int
 ) -> Post:
-    """Return the operation that `rank` posts, with tensors over the body's own bytes."""
-    fields = unpack(_POST, body, exact=False)
-    number, kind, op, dtype, flags, peer, tag, group_number, advance, n_in, n_out, text = fields
-    if kind >= len(KINDS) or op >= len(OPS) or dtype >= len(DTYPES) or flags > _META + _UNEVEN:
-        raise FrameError("an operation that does not exist")
-    if group_number not in groups:
+    """Return the operation that `rank` posts, with tensors over the body's own bytes.
+
+    Args:
+        body: of the frame.
+        rank: whose it is.
+        groups: what the rank has introduced: number → name and members.
+        limit: bytes of the largest result.
+
+    Raises:
+        FrameError: nobody who follows the protocol would post this; says why.
+
+    """
+    fields = _Fields(*unpack(_POST, body, exact=False))
+    if fields.group not in groups:
         raise FrameError("a group that was never introduced")
-    name, members = groups[group_number]
-    start = _POST.size + 8 * (n_in + n_out)
-    if n_in > MAX_MEMBERS or n_out > MAX_MEMBERS or text > MAX_TEXT or len(body) < start + text:
-        raise FrameError("an operation whose sizes do not add up")
-    sizes = struct.unpack_from(f"<{n_in + n_out}Q", body, _POST.size)
-    item, meta = DTYPES[dtype].itemsize, bool(flags & _META)
-    if any(size > _MAX_NUMEL for size in sizes):
-        raise FrameError("a tensor larger than anything")
-    expected = 0 if meta else sum(sizes[:n_in]) * item
-    if len(body) != start + text + expected:
-        raise FrameError("an operation whose sizes do not add up")
-    if not meta and sum(sizes[n_in:]) * item > limit:
-        raise FrameError(f"a result of more than {limit} bytes")
-    if rank not in members or (peer != -1 and (peer not in members)):
-        raise FrameError("an operation with a rank outside its group")
-    rooted = KINDS[kind] in ("send", "broadcast", "reduce", "gather", "scatter")
-    reduces = KINDS[kind] in ("all_reduce", "reduce", "reduce_scatter")
-    alone = KINDS[kind] in ("send", "recv") and peer == rank
-    exact = DTYPES[dtype].is_floating_point or DTYPES[dtype].is_complex
-    if (
-        alone
-        or (rooted and peer == -1)
-        or reduces != bool(op)
-        or (exact and OPS[op] in ("band", "bor", "bxor"))
-        or (not exact and OPS[op] == "avg")
-        or (DTYPES[dtype].is_complex and OPS[op] in ("min", "max"))
-        or (bool(flags & _UNEVEN) != (KINDS[kind] == "all_to_all"))
-    ):
-        raise FrameError("an operation that makes no sense")
-    where = bytes(body[start : start + text]).decode("utf-8", "replace")
-    tensors: list[torch.Tensor] = []
-    at = start + text
-    for i, size in enumerate(sizes):
-        if meta:
-            tensors.append(torch.empty(size, dtype=DTYPES[dtype], device="meta"))
-        elif i < n_in:
-            tensors.append(from_bytes(memoryview(body)[at : at + size * item], DTYPES[dtype]))
-            at += size * item
-        else:
-            tensors.append(torch.empty(size, dtype=DTYPES[dtype]))
-    inputs, outputs = tensors[:n_in], tensors[n_in:]
-    if KINDS[kind] in ("all_reduce", "broadcast", "reduce"):
-        if sizes[:n_in] != sizes[n_in:]:
+    name, members = groups[fields.group]
+    _check_sense(fields, rank, members)
+    sizes, where, data = _cut(fields, body, limit)
+    tensors = _read_tensors(fields, sizes, data)
+    inputs, outputs = tensors[: fields.inputs], tensors[fields.inputs :]
+    if KINDS[_NAMES[fields.kind]].in_place:
+        if sizes[: fields.inputs] != sizes[fields.inputs :]:
             raise FrameError("an operation whose sizes do not add up")
         outputs = inputs
     operation = Operation(
         rank,
-        KINDS[kind],
+        _NAMES[fields.kind],
         name,
         members,
         inputs,
         outputs,
-        peer=None if peer == -1 else peer,
-        op=OPS[op],
-        tag=tag,
-        where="".join(c if c.isprintable() else "�" for c in where),
-        uneven=bool(flags & _UNEVEN),
+        peer=None if fields.peer == -1 else fields.peer,
+        op=OPS[fields.op],
+        tag=fields.tag,
+        where=where,
     )
     try:
         check_tensors(operation)
     except ValueError as error:
         raise FrameError(str(error)) from None
-    return Post(number, read_seconds(advance), operation)
+    return Post(fields.number, read_seconds(fields.advance), operation)
+
+
+def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
+    """Check that there is such an operation, and that this rank may ask for it."""
+    if (
+        fields.kind >= len(_NAMES)
+        or fields.op >= len(OPS)
+        or fields.dtype >= len(DTYPES)
+        or fields.flags > _META
+    ):
+        raise FrameError("an operation that does not exist")
+    if rank not in members or (fields.peer != -1 and fields.peer not in members):
+        raise FrameError("an operation with a rank outside its group")
+    kind, dtype = KINDS[_NAMES[fields.kind]], DTYPES[fields.dtype]
+    if (
+        (kind.name in ("send", "recv") and fields.peer == rank)
+        or (kind.to_one and fields.peer == -1)
+        or kind.reduces != bool(fields.op)
+        or (kind.reduces and why_not(OPS[fields.op], dtype))
+    ):
+        raise FrameError("an operation that makes no sense")
+
+
+def _cut(fields: _Fields, body: bytearray, limit: int) -> tuple[tuple[int, ...], str, memoryview]:
+    """Return the tensors' numbers of elements, the line of code, and the bytes of the inputs."""
+    count = fields.inputs + fields.outputs
+    start = _POST.size + 8 * count
+    end = start + fields.where
+    if max(fields.inputs, fields.outputs) > MAX_MEMBERS or fields.where > MAX_TEXT:
+        raise FrameError("an operation whose sizes do not add up")
+    if len(body) < end:
+        raise FrameError("an operation whose sizes do not add up")
+    sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)
+    if any(size > _MAX_NUMEL for size in sizes):
+        raise FrameError("a tensor larger than anything")
+    item = 0 if fields.flags & _META else DTYPES[fields.dtype].itemsize
+    if len(body) != end + sum(sizes[: fields.inputs]) * item:
+        raise FrameError("an operation whose sizes do not add up")
+    if sum(sizes[fields.inputs :]) * item > limit:
+        raise FrameError(f"a result of more than {limit} bytes")
+    text = bytes(body[start:end]).decode("utf-8", "replace")
+    return sizes, "".join(c if c.isprintable() else "�" for c in text), memoryview(body)[end:]
+
+
+def _read_tensors(fields: _Fields, sizes: tuple[int, ...], data: memoryview) -> list[torch.Tensor]:
+    """Return the inputs, over their bytes in `data`, and empty outputs."""
+    dtype = DTYPES[fields.dtype]
+    tensors: list[torch.Tensor] = []
+    at = 0
+    for i, size in enumerate(sizes):
+        if fields.flags & _META:
+            tensors.append(torch.empty(size, dtype=dtype, device="meta"))
+        elif i < fields.inputs:
+            tensors.append(from_bytes(data[at : at + size * dtype.itemsize], dtype))
+            at += size * dtype.itemsize
+        else:
+            tensors.append(torch.empty(size, dtype=dtype))
+    return tensors

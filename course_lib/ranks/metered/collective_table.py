@@ -1,63 +1,268 @@
-"""How PyTorch calls the collectives of a process group."""
+"""What the operations of ``torch.distributed`` are: the one table that all who must know them read.
+
+`KINDS` says what an operation is, whoever carries it out: gloo, NCCL, a fabric, a socket.
+`COLLECTIVES` says how PyTorch asks a process group for one: the same kind under several names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+
+Tensors = list[torch.Tensor]
+Sizes = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an operation is."""
+
+    name: str
+    """As ``torch.distributed`` calls it."""
+    needs: str
+    """In words, the tensors that a rank brings; ``{k}`` stands for the number of ranks."""
+    fits: Callable[[Sizes, Sizes, int, bool], bool]
+    """``fits(puts, gets, k, here)``: whether tensors of these numbers of elements are those; `here`
+    is whether the rank is the root."""
+    to_one: bool = False
+    """Whether it names another rank: the peer of a message, the root of a collective."""
+    reduces: bool = False
+    in_place: bool = False
+    """Whether the tensors that a rank puts in are those that it gets."""
+    uneven: bool = False
+    """Whether ranks may differ in size."""
+    sized_by_what_it_gets: bool = False
+
+
+def _same(puts: Sizes, gets: Sizes, k: int, here: bool) -> bool:
+    return list(puts) == list(gets)
+
+
+_IN_PLACE = "the same tensors in and out"
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "send", "one tensor", lambda puts, gets, k, here: len(puts) == 1 and not gets,
+            to_one=True,
+        ),
+        Kind(
+            "recv", "one tensor", lambda puts, gets, k, here: len(gets) == 1 and not puts,
+            sized_by_what_it_gets=True,
+        ),
+        Kind("barrier", "no tensors", lambda puts, gets, k, here: not puts and not gets),
+        Kind("broadcast", _IN_PLACE, _same, to_one=True, in_place=True),
+        Kind("reduce", _IN_PLACE, _same, to_one=True, reduces=True, in_place=True),
+        Kind("all_reduce", _IN_PLACE, _same, reduces=True, in_place=True),
+        Kind(
+            "gather", "one tensor in and, at the root, {k} of its size out",
+            lambda puts, gets, k, here: (
+                len(puts) == 1 and list(gets) == list(puts) * (k if here else 0)
+            ),
+            to_one=True,
+        ),
+        Kind(
+            "scatter", "one tensor out and, at the root, {k} of its size in",
+            lambda puts, gets, k, here: (
+                len(gets) == 1 and list(puts) == list(gets) * (k if here else 0)
+            ),
+            to_one=True, sized_by_what_it_gets=True,
+        ),
+        Kind(
+            "all_gather", "one tensor in and {k} of its size out",
+            lambda puts, gets, k, here: len(puts) == 1 and list(gets) == list(puts) * k,
+        ),
+        Kind(
+            "reduce_scatter", "one tensor out and {k} of its size in",
+            lambda puts, gets, k, here: len(gets) == 1 and list(puts) == list(gets) * k,
+            reduces=True,
+        ),
+        Kind(
+            "all_to_all", "{k} tensors in and {k} out",
+            lambda puts, gets, k, here: len(puts) == len(gets) == k,
+            uneven=True,
+        ),
+    )
+}  # fmt: skip
+"""The operations, in an order that never changes: a socket sends their positions."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """How PyTorch calls one collective of a process group."""
+    """How PyTorch asks a process group for a collective."""
 
-    name: str
-    """As ``torch.distributed`` calls it."""
+    kind: str
     method: str
-    """As it is called on the process group; the options are its last argument."""
-    tensors: int | None
-    """Position of the argument that says what this rank puts in."""
-    arguments: int
-    """How many arguments there are before the options."""
     options: Callable[[], Any]
-    rooted: bool = False
-    reduces: bool = False
-    sized: bool = True
-    """Whether every rank must bring the same number of elements."""
+    arguments: int
+    """How many arguments come before the options."""
+    operations: Callable[[tuple[Any, ...], int], list[tuple[Tensors, Tensors]]]
+    """``operations(arguments, k)``: what it consists of, mostly one; for each, the tensors that
+    this rank puts in, and those that it gets."""
+    result: Callable[[tuple[Any, ...]], Any] = lambda arguments: arguments[0]
+    """What the future holds in the end."""
+    short: tuple[str, ...] = ("timeout",)
+    """The options, by name, that PyTorch's shorter form takes one by one in their place."""
+    short_if_tensor: int | None = None
+    """Position of the argument that is a bare tensor in the shorter form."""
+    one_by_one: str = ""
+    """The method for a single one, where a backend lacks the one for several."""
     old_method: str = ""
     """Name of the method in releases before 2.13."""
 
+    @cached_property
+    def options_type(self) -> type:
+        """The class of its options."""
+        return type(self.options())
+
+
+def _in_place(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors]]:
+    return [(list(arguments[0]), list(arguments[0]))]
+
+
+def _from_lists(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors]]:
+    """One list of outputs for one input."""
+    outputs, inputs = arguments
+    return [(list(inputs), list(outputs[0]) if outputs else [])]
+
+
+def _to_lists(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors]]:
+    """One output for one list of inputs."""
+    outputs, inputs = arguments
+    return [(list(inputs[0]) if inputs else [], list(outputs))]
+
+
+def _first(arguments: tuple[Any, ...]) -> list[Any]:
+    return [arguments[0]]
+
 
 COLLECTIVES = (
-    Collective("broadcast", "broadcast", 0, 1, dist.BroadcastOptions, rooted=True),
-    Collective("all_reduce", "allreduce", 0, 1, dist.AllreduceOptions, reduces=True),
     Collective(
-        "all_reduce_coalesced", "allreduce_coalesced", 0, 1,
-        dist.AllreduceCoalescedOptions, reduces=True,
+        "broadcast", "broadcast", dist.BroadcastOptions, 1, _in_place,
+        short=("rootRank", "timeout"), short_if_tensor=0,
     ),
-    Collective("reduce", "reduce", 0, 1, dist.ReduceOptions, rooted=True, reduces=True),
-    Collective("all_gather", "allgather", 1, 2, c10d.AllgatherOptions),
     Collective(
-        "all_gather", "all_gather_single", 1, 2, c10d.AllgatherOptions,
-        old_method="_allgather_base",
+        "all_reduce", "allreduce", dist.AllreduceOptions, 1, _in_place,
+        short=("reduceOp", "timeout"), short_if_tensor=0,
     ),
-    Collective("all_gather_coalesced", "allgather_coalesced", 1, 2, c10d.AllgatherOptions),
-    Collective("gather", "gather", 1, 2, c10d.GatherOptions, rooted=True),
-    # Only the root has inputs.
-    Collective("scatter", "scatter", 0, 2, c10d.ScatterOptions, rooted=True),
-    Collective("reduce_scatter", "reduce_scatter", 1, 2, c10d.ReduceScatterOptions, reduces=True),
     Collective(
-        "reduce_scatter", "reduce_scatter_single", 1, 2, c10d.ReduceScatterOptions,
-        reduces=True, old_method="_reduce_scatter_base",
+        "all_reduce", "allreduce_coalesced", dist.AllreduceCoalescedOptions, 1, _in_place, short=(),
     ),
-    # Uneven splits are allowed, so ranks may differ in size.
     Collective(
-        "all_to_all", "all_to_all_single", 1, 4, dist.AllToAllOptions, sized=False,
-        old_method="alltoall_base",
+        "reduce", "reduce", dist.ReduceOptions, 1, _in_place,
+        short=("rootRank", "reduceOp", "timeout"), short_if_tensor=0,
     ),
-    Collective("all_to_all", "alltoall", 1, 2, dist.AllToAllOptions, sized=False),
-    Collective("barrier", "barrier", None, 0, dist.BarrierOptions),
+    Collective(
+        "all_gather", "allgather", c10d.AllgatherOptions, 2, _from_lists, short_if_tensor=1,
+    ),
+    Collective(
+        "all_gather", "all_gather_single", c10d.AllgatherOptions, 2,
+        lambda arguments, k: [([arguments[1]], pieces(arguments[0], k))],
+        result=_first, old_method="_allgather_base",
+    ),
+    Collective(
+        "all_gather", "allgather_coalesced", c10d.AllgatherOptions, 2,
+        lambda arguments, k: [
+            ([tensor], [output[i] for output in arguments[0]])
+            for i, tensor in enumerate(arguments[1])
+        ],
+    ),
+    Collective(
+        "all_gather", "all_gather_single_coalesced", c10d.AllgatherOptions, 2,
+        lambda arguments, k: [
+            ([tensor], pieces(output, k))
+            for output, tensor in zip(*arguments, strict=True)
+        ],
+        one_by_one="all_gather_single", old_method="allgather_into_tensor_coalesced",
+    ),
+    Collective(
+        "gather", "gather", c10d.GatherOptions, 2, _from_lists,
+        short=("rootRank", "timeout"), short_if_tensor=1,
+    ),
+    Collective(
+        "scatter", "scatter", c10d.ScatterOptions, 2, _to_lists,
+        short=("rootRank", "timeout"), short_if_tensor=0,
+    ),
+    Collective(
+        "reduce_scatter", "reduce_scatter", c10d.ReduceScatterOptions, 2, _to_lists,
+        short=("reduceOp", "timeout"), short_if_tensor=0,
+    ),
+    Collective(
+        "reduce_scatter", "reduce_scatter_single", c10d.ReduceScatterOptions, 2,
+        lambda arguments, k: [(pieces(arguments[1], k), [arguments[0]])],
+        result=_first, old_method="_reduce_scatter_base",
+    ),
+    Collective(
+        "reduce_scatter", "reduce_scatter_single_coalesced", c10d.ReduceScatterOptions, 2,
+        lambda arguments, k: [
+            (pieces(tensor, k), [output]) for output, tensor in zip(*arguments, strict=True)
+        ],
+        one_by_one="reduce_scatter_single", old_method="reduce_scatter_tensor_coalesced",
+    ),
+    Collective(
+        "all_to_all", "all_to_all_single", dist.AllToAllOptions, 4,
+        lambda arguments, k: [
+            (pieces(arguments[1], k, arguments[3]), pieces(arguments[0], k, arguments[2]))
+        ],
+        result=_first, old_method="alltoall_base",
+    ),
+    Collective(
+        "all_to_all", "alltoall", dist.AllToAllOptions, 2,
+        lambda arguments, k: [(list(arguments[1]), list(arguments[0]))],
+    ),
+    Collective(
+        "barrier", "barrier", dist.BarrierOptions, 0, lambda arguments, k: [([], [])],
+        result=lambda arguments: None,
+    ),
 )  # fmt: skip
+
+
+def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None) -> Tensors:
+    """Return views of `tensor`, one per rank: equal ones, or `splits` rows each.
+
+    Raises:
+        ValueError: the tensor cannot be cut so.
+
+    """
+    if splits:
+        if len(splits) != count or sum(splits) != tensor.size(0):
+            raise ValueError(
+                f"split sizes {list(splits)} do not cut {tensor.size(0)} rows among {count} ranks"
+            )
+        return list(torch.split(tensor, list(splits)))
+    if tensor.numel() % count:
+        raise ValueError(f"a tensor of {tensor.numel()} elements does not divide by {count} ranks")
+    # An empty tensor would give no pieces at all.
+    return [tensor.view(count, -1)[i] for i in range(count)] if tensor.numel() else [tensor] * count
+
+
+def reduction_of(op: Any) -> str:
+    """Return the name of a ``ReduceOp``: ``sum``."""
+    name = str(getattr(op, "op", op)).rpartition(".")[2].partition(":")[0]
+    return name.lower().strip("<> ")
+
+
+def signature_of(
+    kind: str, reduction: str, root: int | None, tensors: Sequence[torch.Tensor]
+) -> str:
+    """Return, in words, what must be the same on every rank that takes part in a collective.
+
+    `tensors`: what this rank puts in; for a scatter, what it gets.
+    """
+    words = [kind]
+    if reduction:
+        words.append(reduction)
+    if root is not None:
+        words.append(f"root={root}")
+    if tensors:
+        words.append(str(tensors[0].dtype).removeprefix("torch."))
+        if not KINDS[kind].uneven:
+            words.append(f"{sum(tensor.numel() for tensor in tensors)} elements")
+    return " ".join(words)

@@ -6,7 +6,7 @@ would have carried it. A message that both sides are ready for at time t leaves 
     start = max(t, link free),     arrives at  start + α + n/β,     link free = start + n/β
 
 with latency α (s), bandwidth β (bytes/s) and n bytes. A collective starts when the links of all
-members are free, and takes the time of the algorithm that `collective_time` names. All of it runs
+members are free, and takes as long as `costs.collective_time` says. All of it runs
 in a thread of its own, so that communication overlaps with computation, and buckets queue.
 
 As long as gloo itself is faster than the emulated network, the times are those of the model.
@@ -19,106 +19,77 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board.board import Board
+from course_lib.ranks.costs.collective_time import collective_time
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.metered.recorder import Operation
+from course_lib.ranks.metered.recorder import MeteredOperation
 
 _POLL = 3e-4, 2e-3
 """Seconds between two looks whether the other side is ready: the least and the most."""
 _MAX_LAG = 0.003
 
 
-def collective_time(network: Network, kind: str, size: int, nbytes: int) -> float:
-    """Return the seconds that a collective takes on a free network.
-
-    Args:
-        network: latency α and bandwidth β; its `all_reduce` and `broadcast` name the algorithms.
-        kind: for example ``"all_reduce"``.
-        size: number of ranks K that take part.
-        nbytes: n, what one rank puts in (a scatter: gets out).
-
-    With the ring, all_reduce takes 2(K-1)(α + n/(Kβ)), of which reduce_scatter is one half, and
-    all_gather (K-1)(α + n/β) (Thakur, Rabenseifner and Gropp, 2005).
-
-    """
-    alpha, seconds = network.latency, nbytes / network.bandwidth
-    others, rounds = size - 1, math.ceil(math.log2(size))
-    if size == 1:
-        return 0.0
-    if kind.startswith("all_reduce"):
-        return {
-            "ring": 2 * others * (alpha + seconds / size),
-            "tree": 2 * rounds * (alpha + seconds),
-            "central": 2 * (alpha + others * seconds),
-            "halving-doubling": 2 * (rounds * alpha + seconds * others / size),
-        }[network.all_reduce]
-    if kind in ("broadcast", "reduce"):
-        pieces = network.segments
-        return {
-            "tree": rounds * (alpha + seconds),
-            "central": alpha + others * seconds,
-            "pipelined": others * alpha + (others - 1 + pieces) * seconds / pieces,
-        }[network.broadcast]
-    if kind == "reduce_scatter":
-        return others * (alpha + seconds / size)
-    if kind.startswith("all_gather"):
-        return others * (alpha + seconds)
-    if kind == "all_to_all":
-        return others * (alpha + seconds / size)
-    if kind == "barrier":
-        return 2 * rounds * alpha
-    return alpha + others * seconds  # gather and scatter: the root's link carries them all
-
-
 @dataclass
 class Transfer:
     """One operation on its way through the emulated network; `future` is done when it is."""
 
-    operation: Operation
+    link: EmulatedLink
+    operation: MeteredOperation
     inner: dist.Work | None = None
     offered: bool = False
     ready: float = 0.0
     end: float = math.inf
     future: torch.futures.Future[Any] = field(default_factory=torch.futures.Future)
 
+    @cached_property
+    def seconds(self) -> float:
+        """What a collective takes on the emulated network, once all its ranks are ready."""
+        what = self.operation
+        dtype = getattr(torch, what.dtype, torch.uint8)
+        root = 0 if what.peer is None else what.members.index(what.peer)
+        return collective_time(
+            what.kind, self.link.network, len(what.members), what.bytes, root, dtype.itemsize
+        )
+
+    def woke(self) -> None:
+        """Take note that the rank goes on, later than the network would let it.
+
+        The machine woke it late. What it starts next counts as started earlier by so much; else
+        the delays would add up along a chain of messages.
+        """
+        self.link.lag = min(max(0.0, time.monotonic() - self.end), _MAX_LAG)
+
 
 class EmulatedLink:
     """The outgoing link of one rank."""
 
     def __init__(self, network: Network, board: Board, rank: int) -> None:
-        self._network, self._board, self._rank = network, board, rank
+        self.network, self._board, self._rank = network, board, rank
         self._free = 0.0
-        self._lag = 0.0
+        self.lag = 0.0
         self._collectives: deque[Transfer] = deque()
         self._messages: list[Transfer] = []
         self._travelling: list[Transfer] = []
         self._work = threading.Condition()
         threading.Thread(target=self._run, name="emulated-link", daemon=True).start()
 
-    def carry_collective(self, operation: Operation, inner: dist.Work) -> Transfer:
+    def carry_collective(self, operation: MeteredOperation, inner: dist.Work) -> Transfer:
         """Return a transfer that is done when the network has carried the collective."""
-        return self._add(self._collectives, Transfer(operation, inner))
+        return self._add(self._collectives, Transfer(self, operation, inner))
 
-    def carry_message(self, operation: Operation) -> Transfer:
+    def carry_message(self, operation: MeteredOperation) -> Transfer:
         """Return a transfer that is done when the message has left, or has arrived."""
-        return self._add(self._messages, Transfer(operation))
-
-    def woke(self, transfer: Transfer) -> None:
-        """Take note that the rank goes on after a transfer, later than the network would let it.
-
-        The machine woke it late. What it starts next counts as started earlier by so much; else
-        the delays would add up along a chain of messages.
-        """
-        self._lag = min(max(0.0, time.monotonic() - transfer.end), _MAX_LAG)
+        return self._add(self._messages, Transfer(self, operation))
 
     def _add(self, queue: Any, transfer: Transfer) -> Transfer:
         what = transfer.operation
-        transfer.ready = what.start - self._lag
+        transfer.ready = what.start - self.lag
         if what.channel is not None and not what.channel.sends:  # says when this side was ready
             self._board.set_message_start(self._rank, what.channel, what.seq, transfer.ready)
         with self._work:
@@ -155,10 +126,9 @@ class EmulatedLink:
         A start that is seen late is no later: an end is reckoned from what the sides have written
         down. So a tenth of the transfer's time is soon enough, and leaves the cores to computation.
         """
-        times = [self._network.time(each.operation.bytes) for each in self._messages]
+        times = [self.network.time(each.operation.bytes) for each in self._messages]
         if self._collectives:
-            what = self._collectives[0].operation
-            times.append(collective_time(self._network, what.kind, len(what.members), what.bytes))
+            times.append(self._collectives[0].seconds)
         least, most = _POLL
         return min(max(min(times) / 10, least), most) if times else math.inf
 
@@ -177,8 +147,7 @@ class EmulatedLink:
             if not all(starts):
                 return
             self._collectives.popleft()
-            seconds = collective_time(self._network, what.kind, len(what.members), what.bytes)
-            transfer.end = self._free = max(starts) + seconds
+            transfer.end = self._free = max(starts) + transfer.seconds
             self._travelling.append(transfer)
 
     def _start(self, transfer: Transfer) -> bool:
@@ -189,12 +158,12 @@ class EmulatedLink:
         theirs = self._board.message_start(what.channel.peer, other, what.seq)
         if not theirs:
             return False
-        seconds = what.bytes / self._network.bandwidth
+        seconds = what.bytes / self.network.bandwidth
         if what.channel.sends:
             start = max(transfer.ready, theirs, self._free)
             transfer.end = self._free = start + seconds
             self._board.set_message_start(self._rank, what.channel, what.seq, start)
         else:
-            transfer.end = theirs + self._network.latency + seconds
+            transfer.end = theirs + self.network.latency + seconds
         self._travelling.append(transfer)
         return True

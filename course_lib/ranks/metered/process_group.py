@@ -19,35 +19,38 @@ from __future__ import annotations
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board.board import Wait
-from course_lib.ranks.board.views import Channel
-from course_lib.ranks.metered.collective_table import COLLECTIVES, Collective
-from course_lib.ranks.metered.recorder import Event, Operation, Recorder, locator
+from course_lib.ranks.board.views import Channel, Wait
+from course_lib.ranks.explain.errors import CollectiveMismatch
+from course_lib.ranks.metered.collective_table import (
+    KINDS,
+    Collective,
+    reduction_of,
+    signature_of,
+)
+from course_lib.ranks.metered.emulated_link import EmulatedLink
+from course_lib.ranks.metered.python_group import PythonGroup
+from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
 from course_lib.ranks.metered.work import MeteredWork
 
-__all__ = ["CollectiveMismatch", "Event", "MeteredProcessGroup", "Recorder", "install", "locator"]
-
 _SIGNATURE = 96
+"""Characters of a signature that the board shows."""
+_installed: tuple[Recorder, EmulatedLink | None] | None = None
 
 
-class CollectiveMismatch(RuntimeError):
-    """Raised on the rank that sees that its collective is not the one the others entered."""
+def install(recorder: Recorder, link: EmulatedLink | None = None) -> None:
+    """Make the backend ``metered`` known to torch.distributed in this process.
 
-
-_recorder: Recorder | None = None
-
-
-def install(recorder: Recorder) -> None:
-    """Make the backend ``metered`` known to torch.distributed in this process."""
-    global _recorder
-    _recorder = recorder
+    `link`: this rank's end of an emulated network, if there is one.
+    """
+    global _installed
+    _installed = recorder, link
     if "metered" not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             "metered", _create, extended_api=True, devices=["cpu", "cuda"]
@@ -55,20 +58,20 @@ def install(recorder: Recorder) -> None:
 
 
 def _create(options: Any, _: Any) -> MeteredProcessGroup:
-    if _recorder is None:
+    if _installed is None:
         raise RuntimeError("the backend 'metered' exists only on ranks that Ranks(...) started")
+    recorder, link = _installed
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    rank, size, name = options.group_rank, options.group_size, options.group_id
-    group = MeteredProcessGroup(rank, size, members, name, _recorder)
+    group = MeteredProcessGroup(members, options.group_id, recorder, link)
     # Connecting waits for the other members: that stands on the board as operation #0.
-    connecting = Operation(
-        _recorder, "new_group", members, None, 0, "", _recorder.locate(), Wait.COLLECTIVE,
+    connecting = MeteredOperation(
+        recorder, "new_group", members, None, 0, "", recorder.locate(), Wait.COLLECTIVE,
         group.key, 0,
     )  # fmt: skip
     connecting.block()
     inner = dist.ProcessGroupNCCL if _nccl() else dist.ProcessGroupGloo
     with _without_greeting():
-        group.connect(inner(options.store, rank, size, options.timeout))
+        group.connect(inner(options.store, options.group_rank, options.group_size, options.timeout))
     connecting.unblock()
     return group
 
@@ -94,31 +97,22 @@ def _nccl() -> bool:
     return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _flat(tensors: torch.Tensor | Sequence[Any]) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [tensor for item in tensors for tensor in _flat(item)]
-
-
-def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _dtype(tensors: Sequence[torch.Tensor]) -> str:
-    return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-
-
-class MeteredProcessGroup(dist.ProcessGroup):
+class MeteredProcessGroup(PythonGroup):
     """A process group around gloo or NCCL, whose every operation is shown and logged."""
 
+    backend = "metered"
+
     def __init__(
-        self, rank: int, size: int, members: tuple[int, ...], name: str, recorder: Recorder
+        self,
+        members: tuple[int, ...],
+        name: str,
+        recorder: Recorder,
+        link: EmulatedLink | None = None,
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(recorder.rank, members, name)
         self._inner: Any = None
-        self._members = members
-        self._name = name
         self._recorder = recorder
+        self._link = link
         self.key = zlib.crc32(name.encode()) + 1
         self._slot = recorder.board.open_group(recorder.rank, self.key, members)
 
@@ -126,48 +120,44 @@ class MeteredProcessGroup(dist.ProcessGroup):
         """Pass operations on to `inner` from now on."""
         self._inner = inner
 
-    # PyTorch asks a process group for these by name; without them it is "not set".
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getBackendName(self) -> str:
-        return "metered"
-
-    # Releases after 2.13 ask, of a Python group too, what its backend can do.
-    supports_coalescing = supports_splitting = False
-
-    def _get_backend(self, device: torch.device) -> Any:
-        return self
-
     # Collectives -----------------------------------------------------------------------------
 
-    def _collective(self, kind: Collective, arguments: tuple[Any, ...]) -> dist.Work:
-        me, options = self._recorder, arguments[-1]
-        tensors = [] if kind.tensors is None else _flat(arguments[kind.tensors])
-        root = self._members[options.rootRank] if kind.rooted else None
-        reduce_op = options.reduceOp if kind.reduces else None
-        signature, where = _signature(kind, tensors, root, reduce_op), me.locate()
+    def _collective(
+        self, collective: Collective, arguments: tuple[Any, ...], options: Any
+    ) -> dist.Work:
+        if collective.one_by_one:  # functional collectives ask for several; gloo has no such thing
+            outputs, inputs = arguments
+            return self._one_by_one(collective.one_by_one, outputs, inputs, options)
+        launch = getattr(self._inner, collective.method, None)
+        launch = launch or getattr(self._inner, collective.old_method)
+        me, kind = self._recorder, KINDS[collective.kind]
+        operations = collective.operations(arguments, self.size())
+        tensors = [
+            tensor
+            for puts, gets in operations
+            for tensor in (gets if kind.sized_by_what_it_gets else puts)
+        ]
+        root = self._members[options.rootRank] if kind.to_one else None
+        reduction = reduction_of(options.reduceOp) if kind.reduces else ""
+        signature = signature_of(kind.name, reduction, root, tensors)[:_SIGNATURE]
+        where = me.locate()
         seq = me.board.enter_collective(me.rank, self._slot, signature, where)
         self._compare(seq, signature)
         me.add_pending(1)
-        operation = Operation(
+        operation = MeteredOperation(
             me, kind.name, self._members, root, _nbytes(tensors), _dtype(tensors), where,
             Wait.COLLECTIVE, self.key, seq,
         )  # fmt: skip
-        launch = getattr(self._inner, kind.method, None) or getattr(self._inner, kind.old_method)
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
         operation.block()
         try:
-            inner = launch(*arguments)
+            inner = launch(*arguments, options)
         except Exception:
             me.add_pending(-1)  # refused, so not under way
             raise
         finally:
             operation.unblock()
-        emulated = me.link.carry_collective(operation, inner) if me.link is not None else None
+        emulated = self._link.carry_collective(operation, inner) if self._link else None
         work = MeteredWork(inner, operation, emulated=emulated)
         if getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
@@ -184,96 +174,51 @@ class MeteredProcessGroup(dist.ProcessGroup):
                     f"but '{entry[0]}' on rank {other} ({entry[1]})"
                 )
 
-    # Functional collectives, and so DTensor, ask for several at once. gloo has no such thing.
-
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        return self._one_by_one("all_gather_single", outputs, inputs, opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> dist.Work:
-        return self._one_by_one("reduce_scatter_single", outputs, inputs, opts)
-
-    # Names of PyTorch's releases before 2.13.
-    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
-
     def _one_by_one(self, method: str, outputs: Any, inputs: Any, options: Any) -> dist.Work:
         works: list[dist.Work] = []
         for output, part in zip(outputs, inputs, strict=True):
             if works:
                 works[-1].wait()
-            works.append(getattr(self, method)(output, part, opts=options))
+            works.append(getattr(self, method)(output, part, options))
         return works[-1]
 
     # Point to point ------------------------------------------------------------------------
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        return self._message(Wait.SEND, tensors, peer, tag)
-
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        return self._message(Wait.RECV, tensors, peer, tag)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        raise NotImplementedError(
-            "recv without a source is not supported here (NCCL has none either): "
-            "name the rank, as in dist.recv(tensor, src=0)"
-        )
-
-    def _message(self, wait: Wait, tensors: Any, peer: int, tag: int) -> dist.Work:
-        me, other, sends = self._recorder, self._members[peer], wait is Wait.SEND
+    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        if peer is None:
+            raise NotImplementedError(
+                "recv without a source is not supported here (NCCL has none either): "
+                "name the rank, as in dist.recv(tensor, src=0)"
+            )
+        me, sends = self._recorder, kind == "send"
         if not 0 <= tag <= Channel.MAX_TAG:
             raise ValueError(f"tag must be 0 to {Channel.MAX_TAG}, got {tag}")
-        flat, kind = _flat(tensors), "send" if sends else "recv"
-        channel = Channel(sends, other, tag, self.key)
+        channel = Channel(sends, peer, tag, self.key)
         other_end = channel.other_end(me.rank)
         seq = me.board.start_message(me.rank, channel)
         me.add_pending(1)
-        operation = Operation(
-            me, kind, self._members, other, _nbytes(flat), _dtype(flat), me.locate(), wait,
-            self.key, seq, channel,
+        operation = MeteredOperation(
+            me, kind, self._members, peer, _nbytes(tensors), _dtype(tensors), me.locate(),
+            Wait.SEND if sends else Wait.RECV, self.key, seq, channel,
         )  # fmt: skip
         launch = self._inner.send if sends else self._inner.recv
         try:
-            inner = launch(tensors, peer, tag)
+            inner = launch(tensors, self._members.index(peer), tag)
         except Exception:
             me.add_pending(-1)
             raise
-        emulated = me.link.carry_message(operation) if me.link is not None else None
+        emulated = self._link.carry_message(operation) if self._link else None
         return MeteredWork(
             inner,
             operation,
-            arrived=None if me.alone else lambda: me.board.count(other, other_end) >= seq,
+            arrived=None if me.alone else lambda: me.board.count(peer, other_end) >= seq,
             emulated=emulated,
         )
 
 
-def _signature(
-    kind: Collective, tensors: Sequence[torch.Tensor], root: int | None, reduce_op: Any
-) -> str:
-    """Return what must be the same on every rank that takes part."""
-    words = [kind.name]
-    if reduce_op is not None:
-        words.append(str(getattr(reduce_op, "op", reduce_op)).rpartition(".")[2].lower())
-    if root is not None:
-        words.append(f"root={root}")
-    if tensors:
-        words.append(_dtype(tensors))
-        if kind.sized:
-            words.append(f"{sum(tensor.numel() for tensor in tensors)} elements")
-    return " ".join(words)[:_SIGNATURE]
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _method(kind: Collective) -> Callable[..., dist.Work]:
-    def method(self: MeteredProcessGroup, *arguments: Any, opts: Any = None) -> dist.Work:
-        given = arguments[kind.arguments] if len(arguments) > kind.arguments else opts
-        options = kind.options() if given is None else given
-        return self._collective(kind, (*arguments[: kind.arguments], options))
-
-    return method
-
-
-for _kind in COLLECTIVES:
-    setattr(MeteredProcessGroup, _kind.method, _method(_kind))
-    if _kind.old_method:
-        setattr(MeteredProcessGroup, _kind.old_method, _method(_kind))
+def _dtype(tensors: Sequence[torch.Tensor]) -> str:
+    return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.views import Channel, State, Wait
-from course_lib.ranks.explain.errors import format_bytes
-
-if TYPE_CHECKING:
-    from course_lib.ranks.metered.emulated_link import EmulatedLink
+from course_lib.ranks.explain.waiting import waits_in
+from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
 """Events that one rank keeps of one call; the rest are counted."""
@@ -23,25 +20,6 @@ _SETTLE = 0.5
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 1 << 22
 _ACTIVE = (State.STARTING, State.RUNNING, State.BLOCKED)
-
-
-class Event(NamedTuple):
-    """One operation of one rank. Times are seconds of the machine's monotonic clock."""
-
-    rank: int
-    kind: str
-    """As ``torch.distributed`` calls it: ``all_reduce``, ``send``, …; or ``compute``."""
-    group: tuple[int, ...]
-    """Members of the process group, as ranks of the whole."""
-    peer: int | None
-    """The other rank of a send or recv, the root of a rooted collective, else ``None``."""
-    bytes: int
-    """Size of the tensor that this rank put in (for a receive: that it got)."""
-    dtype: str
-    seq: int
-    start: float
-    end: float
-    where: str
 
 
 @dataclass
@@ -53,8 +31,6 @@ class Recorder:
     events: list[Event]
     locate: Callable[[], str]
     """Returns the line of user code that is running, for example ``Cell In[3], line 7``."""
-    link: EmulatedLink | None = None
-    """The emulated network, if there is one."""
     blocked: list[tuple[float, float]] = field(default_factory=list)
     """When the rank's own thread stood still, waiting for communication."""
     alone: bool = False
@@ -129,14 +105,14 @@ class Recorder:
         spans, at = [], start
         for begin, over in [*sorted(self.blocked), (end, end)]:
             if begin > at:
-                spans.append(Event(self.rank, "compute", (), None, 0, "", 0, at, begin, ""))
+                spans.append(computation(self.rank, at, begin))
             at = max(at, over)
         return spans[:MAX_EVENTS]
 
 
 @dataclass
-class Operation:
-    """One operation from its launch until it is over."""
+class MeteredOperation:
+    """One operation from its launch until it is over: shown on the board, then in the log."""
 
     recorder: Recorder
     kind: str
@@ -154,14 +130,6 @@ class Operation:
 
     def block(self) -> None:
         """Show that the rank stands still until this operation is over."""
-        if self.wait is Wait.COLLECTIVE:
-            what = f"{self.kind} #{self.seq}"
-            if len(self.members) < self.recorder.board.world_size:
-                what += f" of ranks {', '.join(map(str, self.members))}"
-        else:
-            what = f"{self.kind} {'to' if self.wait is Wait.SEND else 'from'} rank {self.peer}"
-            if self.channel is not None and self.channel.tag:
-                what += f" with tag {self.channel.tag}"
         self._blocked_since = time.monotonic()
         self.recorder.board.block(
             self.recorder.rank,
@@ -169,7 +137,15 @@ class Operation:
             group=self.group,
             seq=self.seq,
             channel=self.channel,
-            text=f"waits in {what}" + (f" ({format_bytes(self.bytes)})" if self.bytes else ""),
+            text=waits_in(
+                self.kind,
+                seq=self.seq,
+                peer=self.peer,
+                tag=0 if self.channel is None else self.channel.tag,
+                nbytes=self.bytes,
+                members=self.members,
+                world_size=self.recorder.board.world_size,
+            ),
             where=self.where,
         )
 
@@ -195,20 +171,3 @@ class Operation:
             )
         )
         self.recorder.add_pending(-1)
-
-
-def locator(skip: tuple[str, ...], label: Callable[[str], str]) -> Callable[[], str]:
-    """Return a function that names the innermost running line outside the folders `skip`."""
-
-    def locate() -> str:
-        frame = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith(skip):
-                return f"{label(name)}, line {frame.f_lineno}"
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
-        return ""
-
-    return locate

@@ -6,15 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
-from course_lib.ranks.metered.recorder import Operation
-
-if TYPE_CHECKING:
-    from course_lib.ranks.metered.emulated_link import Transfer
-
+from course_lib.ranks.metered.emulated_link import Transfer
+from course_lib.ranks.metered.recorder import MeteredOperation
 
 _ending = threading.Lock()
 
@@ -34,7 +31,7 @@ class MeteredWork(dist.Work):
     def __init__(
         self,
         inner: dist.Work,
-        operation: Operation,
+        operation: MeteredOperation,
         arrived: Callable[[], bool] | None = None,
         emulated: Transfer | None = None,
     ) -> None:
@@ -68,8 +65,8 @@ class MeteredWork(dist.Work):
                 pause = min(2 * pause, 1e-3)
         finally:
             self._operation.unblock()
-        if self._emulated is not None and self._operation.recorder.link is not None:
-            self._operation.recorder.link.woke(self._emulated)
+        if self._emulated is not None:
+            self._emulated.woke()
         self._end()
         return True
 

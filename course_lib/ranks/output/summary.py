@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from course_lib.ranks.explain.errors import format_bytes
+from course_lib.ranks.explain.words import format_bytes
 from course_lib.ranks.placement import Placement
 
 

@@ -11,7 +11,7 @@ from course_lib.ranks.calls import cell_labels, cell_sources, pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.processes.channel import Packed, pack
+from course_lib.ranks.processes.object_pipe import Packed, pack
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace
 
@@ -48,7 +48,7 @@ class Processes:
         try:
             team = self._ready_team()
             surroundings = pack(self._surroundings())
-            team.labels = cell_labels()
+            team.labels.update(cell_labels())
             return team.call(surroundings, common, each, timeout)
         except KeyboardInterrupt:
             self._say_interrupted()
@@ -88,12 +88,12 @@ class Processes:
     def _say_interrupted(self) -> None:
         team = self.team
         if team is not None and len(team.members) == self.world_size:
-            table = format_states(team.states())
+            table = format_states(team.watch.states())
             print(f"Interrupted. The ranks are ended; they were:\n\n{table}\n", file=sys.stderr)
 
     def states(self) -> list[RankState]:
         """Return what the ranks do now; empty if none runs."""
-        return self.team.states() if self.team is not None else []
+        return self.team.watch.states() if self.team is not None else []
 
     def pids(self) -> list[int]:
         """Return the processes of the ranks, in rank order; empty if none runs."""

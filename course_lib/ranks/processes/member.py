@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ranks.board.views import RankView, State
-from course_lib.ranks.metered.recorder import Event
 from course_lib.ranks.output.printer import RankOutput
-from course_lib.ranks.processes.channel import Channel
 from course_lib.ranks.processes.fork_client import ForkServer
+from course_lib.ranks.processes.object_pipe import ObjectPipe
 from course_lib.ranks.processes.stacks import cpu_state, in_backward, wait_for_dump
+from course_lib.ranks.trace.event import Event
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""
@@ -26,7 +26,7 @@ class Member:
     rank: int
     pid: int
     on_gpu: bool
-    channel: Channel
+    pipe: ObjectPipe
     output: RankOutput
     dump_fd: int
     dump_at: int = 0

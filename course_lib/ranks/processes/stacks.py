@@ -7,16 +7,10 @@ compiled code, or in a loop that swallows every exception.
 from __future__ import annotations
 
 import os
-import re
-import sysconfig
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from course_lib.ranks.processes.worker import OURS
-
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)', re.MULTILINE)
-_STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, *OURS)
+from course_lib.ranks.explain.lines import innermost_function
 
 
 def read_dump(fd: int, offset: int = 0) -> str:
@@ -37,18 +31,9 @@ def wait_for_dump(fd: int, offset: int, seconds: float) -> str:
     return text
 
 
-def own_line(dump: str, labels: Mapping[str, str]) -> str:
-    """Return the innermost line of the user's own code, for example ``Cell In[3], line 7``."""
-    for name, line, _ in _FRAME.findall(dump):
-        if not name.startswith(_STANDARD) and not name.startswith("<frozen"):
-            return f"{labels.get(name, os.path.basename(name))}, line {line}"
-    return ""
-
-
 def in_backward(dump: str) -> bool:
     """Return whether the innermost Python frame is autograd's call into its compiled engine."""
-    frames = _FRAME.findall(dump)
-    return bool(frames) and frames[0][2] == "_engine_run_backward"
+    return innermost_function(dump) == "_engine_run_backward"
 
 
 def cpu_state(pid: int, whole_process: bool) -> tuple[str, int] | None:

@@ -8,41 +8,27 @@ import signal
 import socket
 import sys
 import time
-import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
-from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board.board import Board, State
+from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.memory import path_of
+from course_lib.ranks.board.views import State
 from course_lib.ranks.calls import Sources, install_sources, join_call
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.failure import describe
+from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.metered.emulated_link import EmulatedLink
-from course_lib.ranks.metered.process_group import CollectiveMismatch, Recorder, install, locator
+from course_lib.ranks.metered.process_group import install
+from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.output.displays import send_displays_to
-from course_lib.ranks.processes.channel import Channel, pack
+from course_lib.ranks.processes.object_pipe import ObjectPipe, pack
 
-OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
-"""Folders whose lines are not the user's: this package and PyTorch."""
 _NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception on a rank, as it travels to the parent."""
-
-    kind: str
-    message: str
-    where: str
-    trace: str
-    mismatch: bool
-    pickled: bytes | None
 
 
 def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recorder:
@@ -58,12 +44,13 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
     if config["device"].startswith("cuda"):
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    recorder = Recorder(board, rank, [], locator(OURS, lambda name: labels.get(name, _short(name))))
+    recorder = Recorder(board, rank, [], locator(labels))
+    link = None
     if config.get("network") is not None:
-        recorder.link = EmulatedLink(Network(**config["network"]), board, rank)
+        link = EmulatedLink(Network(**config["network"]), board, rank)
     backend = config.get("backend", "metered")
     if backend == "metered":
-        install(recorder)
+        install(recorder, link)
     dist.init_process_group(
         backend,
         store=dist.FileStore(config["store"], world_size),  # type: ignore[attr-defined]
@@ -75,11 +62,11 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
 
 
 def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
-    """Run calls until the parent closes the channel.
+    """Run calls until the parent closes the pipe.
 
-    `fds`: channel, output, board, a file for stack dumps, and perhaps the store's file.
+    `fds`: pipe, output, board, a file for stack dumps, and perhaps the store's file.
     """
-    channel = Channel(socket.socket(fileno=fds[0]), private=True)
+    pipe = ObjectPipe(socket.socket(fileno=fds[0]), private=True)
     redirect_output(fds[1])
     # On SIGUSR1, and when compiled code crashes: the stack, also of a rank that stands still.
     faulthandler.enable(file=fds[3], all_threads=False)
@@ -90,18 +77,18 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     labels: dict[str, str] = {}
     recorder = join(fds[2], config, labels)
     board, rank = recorder.board, recorder.rank
-    send_displays_to(lambda bundle: channel.send(pack(("display", bundle))))
+    send_displays_to(lambda bundle: pipe.send(pack(("display", bundle))))
     board.set_state(rank, State.IDLE)
-    channel.send(pack(("ready",)))
+    pipe.send(pack(("ready",)))
     while True:
         try:
-            message = channel.receive()
+            message = pipe.receive()
         except (EOFError, ConnectionResetError):
             return
         surroundings = message()
         if surroundings is not None:
             _enter(labels, *surroundings)
-        common, mine = channel.receive(), channel.receive()
+        common, mine = pipe.receive(), pipe.receive()
         recorder.begin()
         board.set_state(rank, State.RUNNING)
         start = time.monotonic()
@@ -120,7 +107,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
         if kind == "result":
             recorder.settle()
         events = [tuple(event) for event in [*recorder.events, *recorder.compute(start, end)]]
-        channel.send(pack((kind, events, recorder.dropped)), reply)
+        pipe.send(pack((kind, events, recorder.dropped)), reply)
         reply.close()
 
 
@@ -163,38 +150,3 @@ def _pack_result(value: Any) -> Any:
             f"the result ({type(value).__name__}) cannot be sent back: {error}. "
             "Return tensors, numbers, text, or lists and dicts of them."
         ) from None
-
-
-def describe(error: BaseException, labels: dict[str, str]) -> Failure:
-    """Return the exception as text, in terms of the user's own lines."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(OURS[0])
-    ]
-    own = [frame for frame in frames if not frame.filename.startswith(OURS)]
-    where = ""
-    if own:
-        where = f"{labels.get(own[-1].filename, _short(own[-1].filename))}, line {own[-1].lineno}"
-    elif isinstance(error, SyntaxError) and error.filename:
-        where = f"{labels.get(error.filename, _short(error.filename))}, line {error.lineno}"
-    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
-    text = "".join(lines)
-    for name, label in labels.items():
-        text = text.replace(f'File "{name}"', label)
-    try:
-        pickled = cloudpickle.dumps(error)
-    except Exception:
-        pickled = None
-    return Failure(
-        kind=type(error).__name__,
-        message=str(error),
-        where=where,
-        trace=text.rstrip(),
-        mismatch=isinstance(error, CollectiveMismatch),
-        pickled=pickled,
-    )
-
-
-def _short(name: str) -> str:
-    return os.path.basename(name)

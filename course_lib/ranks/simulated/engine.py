@@ -1,22 +1,26 @@
-"""`Ranks(K, on="simulated")`: K threads on a fabric with a virtual clock."""
+"""Simulated ranks: the engine behind ``on="simulated"``, K threads on a fabric."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import cloudpickle
+
+from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.metered.recorder import Event
+from course_lib.ranks.placement import Placement
 from course_lib.ranks.simulated.run import Run
+from course_lib.ranks.trace.trace import Trace
 
 Computation = Literal["declared", "counted", "measured"]
 MAX_RANKS = 1024
 _one_at_a_time = threading.Lock()
 
 
-class SimulatedTeam:
+class Simulated:
     """K simulated ranks. Every call starts from clock zero, with fresh threads and random numbers.
 
     Args:
@@ -27,8 +31,6 @@ class SimulatedTeam:
             ``"declared"``.
 
     """
-
-    reusable = True
 
     def __init__(
         self,
@@ -44,41 +46,41 @@ class SimulatedTeam:
             raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
         if computation == "counted" and device is None:
             raise ValueError('computation="counted" needs device=Device(flops=…)')
-        self.world_size = world_size
-        self.network = network or Network(latency=20e-6, bandwidth=10e9)
-        self.device = device or Device()
-        self.computation = computation or ("declared" if device is None else "counted")
-        self.events: list[Event] = []
-        self.clock: list[float] = [0.0] * world_size
+        self.placement = Placement(
+            ("simulated",) * world_size, "fabric", "simulated, virtual clock"
+        )
+        self.trace = Trace([], world_size)
+        self._world_size = world_size
+        self._network = network or Network(latency=20e-6, bandwidth=10e9)
+        self._device = device or Device()
+        self._computation = computation or ("declared" if device is None else "counted")
 
-    def healthy(self) -> bool:
-        """Return whether a call can be made: always."""
-        return True
-
-    def end(self) -> None:
-        """Do nothing: no call, no threads."""
-
-    def call(
-        self, common: bytes, each: Sequence[bytes], timeout: float | None
-    ) -> tuple[list[Any], list[Event]]:
-        """Run one call on all ranks; return results and events, in virtual seconds.
-
-        Raises:
-            RankError: a rank raised an exception.
-            DeadlockError: the ranks wait for one another, or left communication behind.
-            MismatchError: the ranks entered different collectives.
-            RankTimeout: the call outran `timeout`, in seconds of this computer.
-
-        """
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+    ) -> list[Any]:
+        """Run one call; see `Ranks.run`. `timeout` is in seconds of this computer."""
+        call = pack_call(fn, args, kwargs, self._world_size, cloudpickle.dumps)
+        self.trace = Trace([], self._world_size)
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
         try:
-            run = Run(self.world_size, self.network, self.device, self.computation, common, each)
+            run = Run(self._world_size, self._network, self._device, self._computation, call)
             try:
                 run.go(timeout)
             finally:
-                self.events, self.clock = run.fabric.events, run.fabric.clock
+                self.trace = Trace(run.fabric.events, self._world_size)
                 run.fabric.forget()
-            return run.results, self.events
+            return run.results
         finally:
             _one_at_a_time.release()
+
+    def pids(self) -> list[int]:
+        """Return no processes: the ranks are threads of this one."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: between calls there are no threads."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from course_lib.ranks.board.failures import rank_error
 from course_lib.ranks.calls import cell_sources, unpack_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.errors import RankTimeout
-from course_lib.ranks.fabric.diagnosis import explain_leftovers, rank_states
+from course_lib.ranks.explain.failure import describe, rank_error, timed_out
+from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.fabric.fabric import Fabric
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
@@ -30,12 +28,10 @@ from course_lib.ranks.fabric.torch_hooks import (
     thread_worlds,
 )
 from course_lib.ranks.fabric.work import WorkQueue
-from course_lib.ranks.metered.recorder import locator
-from course_lib.ranks.processes.worker import describe
+from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.simulated.baton import Baton, PersonalState, Stopped
-from course_lib.ranks.simulated.output import RankStreams
+from course_lib.ranks.simulated.streams import RankStreams
 
-_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 _LOOK_EVERY = 0.2
 """Seconds: an interrupt that arrives on another thread does not end a wait of this one."""
 
@@ -49,21 +45,20 @@ class Run:
         network: Network,
         device: Device,
         computation: str,
-        common: bytes,
-        each: Sequence[bytes],
+        call: tuple[bytes, Sequence[bytes]],
     ) -> None:
         self.world_size = world_size
         self.device = device
         self.computation = computation
-        self.call = common, each
+        self.call = call
         self.fabric = Fabric(world_size, network)
         self.baton = Baton(self.fabric, measured=computation == "measured")
         self.works = [WorkQueue() for _ in range(world_size)]
         self.results: list[Any] = [None] * world_size
         self.failures: dict[int, tuple[float, BaseException]] = {}
-        self.messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
         self.labels = cell_sources(set()).labels
-        self.locate = locator(_OURS, lambda name: self.labels.get(name, os.path.basename(name)))
+        self.locate = locator(self.labels)
         self.threads = [
             threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world_size)
@@ -73,47 +68,54 @@ class Run:
 
     def go(self, timeout: float | None) -> None:
         """Run to the end, print what the ranks print, raise what went wrong."""
+        printer = Printer(self.world_size)
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
             stack.enter_context(_process_state())
-            streams = stack.enter_context(RankStreams(self.threads, self.messages.put))
+            put = self.messages.put
+            streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
             for thread in self.threads:
                 thread.start()
             self.baton.start()
             try:
-                self._listen(streams, timeout)
+                self._listen(printer, timeout)
+                streams.finish()
             except BaseException:
                 self._stop()
                 raise
-            streams.flush(self.messages)
+            finally:
+                while not self.messages.empty():
+                    self._take(printer, 0.0)
+                printer.end_call()
         self._raise_failures()
         if self.baton.error is not None:
             raise self.baton.error
         if (leftovers := explain_leftovers(self.fabric)) is not None:
             raise leftovers
 
-    def _listen(self, streams: RankStreams, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _listen(self, printer: Printer, timeout: float | None) -> None:
+        """Pass on what the ranks print until all have ended."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         running = len(self.threads)
         while running:
-            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                message = self.messages.get(timeout=min(left, _LOOK_EVERY))
-            except queue.Empty:
-                if left > _LOOK_EVERY:
-                    continue
-                raise RankTimeout(
-                    f"The call took longer than its limit of {timeout:g} s.",
-                    rank_states(self.fabric),
-                    "A rank that is 'running' computes, sleeps or loops: look for a loop that "
-                    "does not end, or give more time with Ranks(…, timeout=seconds).",
-                ) from None
-            if message is None:
-                running -= 1
-            else:
-                streams.show(message)
+            left = max(0.0, deadline - time.monotonic())
+            running -= self._take(printer, min(left, _LOOK_EVERY))
+            printer.release()
+            if running and not left:
+                assert timeout is not None
+                raise timed_out("call", timeout, fabric_states(self.fabric))
         for thread in self.threads:
             thread.join()
+
+    def _take(self, printer: Printer, patience: float) -> bool:
+        """Take one line, if it comes in time; return whether instead a rank has ended."""
+        try:
+            rank, line = self.messages.get(timeout=patience)
+        except queue.Empty:
+            return False
+        if line is not None:
+            printer.add(rank, line)
+        return line is None
 
     def _stop(self) -> None:
         """Unwind the ranks from outside. One that never runs Python code again stays behind."""
@@ -130,7 +132,7 @@ class Run:
             return
         described = {r: describe(error, self.labels) for r, (_, error) in self.failures.items()}
         first = min(self.failures, key=lambda rank: (self.failures[rank][0], rank))
-        states = self.baton.error.states if self.baton.error else rank_states(self.fabric)
+        states = self.baton.error.states if self.baton.error else fabric_states(self.fabric)
         raise rank_error(described, first, states, self.failures[first][1])
 
     # The threads of the ranks -------------------------------------------------------------------
@@ -157,7 +159,7 @@ class Run:
             leave_world()
             self.works[rank].forget()
             self.baton.finish(rank, raised)
-            self.messages.put(None)
+            self.messages.put((rank, None))
 
     def _join(self, rank: int) -> None:
         torch.set_num_threads(1)  # else sums depend on the number of cores

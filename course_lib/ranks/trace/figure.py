@@ -1,20 +1,43 @@
-"""A figure that a notebook shows also where nothing has imported ``matplotlib.pyplot``."""
+"""A figure that says in words what it shows, wherever it is displayed."""
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 
 from matplotlib.figure import Figure
 
 
-class TraceFigure(Figure):
-    """A matplotlib figure that says itself how it looks.
+def png_of(figure: Figure) -> bytes:
+    """Return the figure as a PNG; the same figure gives the same bytes."""
+    png = io.BytesIO()
+    # Software=None leaves matplotlib's version out.
+    figure.savefig(png, format="png", bbox_inches="tight", metadata={"Software": None})
+    return png.getvalue()
 
-    IPython learns to draw figures when a notebook first uses pyplot; until then it would show
-    ``<Figure size 900x426 with 1 Axes>``.
+
+def described(png: bytes, alt: str) -> dict[str, str]:
+    """Return a PNG with its alternative text, in the forms that a notebook can show.
+
+    Front ends drop the description of a plain image; of HTML they keep it.
+    """
+    data = base64.b64encode(png).decode("ascii")
+    image = f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{data}">'
+    return {"text/html": image, "image/png": data, "text/plain": alt}
+
+
+class DescribedFigure(Figure):
+    """A matplotlib figure that shows itself with its alternative text.
+
+    Also where nothing has imported ``matplotlib.pyplot``: IPython learns to draw figures when a
+    notebook first uses it, and until then would show ``<Figure size 900x426 with 1 Axes>``.
     """
 
-    def _repr_png_(self) -> bytes:
-        png = io.BytesIO()
-        self.savefig(png, format="png", bbox_inches="tight")
-        return png.getvalue()
+    alt = ""
+
+    def __repr__(self) -> str:
+        return self.alt or super().__repr__()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return described(png_of(self), self.alt)

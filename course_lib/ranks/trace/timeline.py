@@ -1,128 +1,112 @@
-"""The figure of a trace, or of several one above the other: ranks × time."""
+"""The figure of a trace, or of several one above the other."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.ranks.metered.recorder import Event
-from course_lib.ranks.trace.trace import Trace, with_lanes
+from course_lib.ranks.explain.words import counted
+from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
+from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.lanes import with_lanes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from course_lib.ranks.trace.figure import DescribedFigure
 
 MAX_LANES = 4
-# Okabe and Ito's colours for the colour-blind, each with a hatch that also prints in grey.
-_COMPUTE = ("#bbbbbb", "")
-_STYLES = (
-    ("#56b4e9", "//"),
-    ("#e69f00", ".."),
-    ("#009e73", "\\\\"),
-    ("#cc79a7", "xx"),
-    ("#f0e442", "--"),
-    ("#d55e00", "++"),
-    ("#0072b2", "oo"),
-)
 
 
-def draw_timelines(traces: Mapping[str, Trace]) -> Figure:
-    """Draw traces, by title, one above the other on one axis of time.
+class Timeline(NamedTuple):
+    """What is drawn as one panel."""
+
+    events: Sequence[Event]
+    world_size: int
+
+
+def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
+    """Draw timelines, by title, one above the other on one axis of time.
 
     One row per rank, with a lane for computation and lanes for communication. The same kind of
-    operation looks the same in all of them. Raises ValueError if a trace is empty.
+    operation looks the same in all of them. The figure describes itself in its alternative text.
+    Raises ValueError if there are no events.
     """
-    if not all(trace.events for trace in traces.values()):
+    if not all(each.events for each in timelines.values()):
         raise ValueError("the trace is empty: run something that communicates first")
     from matplotlib.patches import Patch
 
-    from course_lib.ranks.trace.figure import TraceFigure
+    from course_lib.ranks.trace.figure import DescribedFigure
 
-    together = [event for trace in traces.values() for event in trace.events]
-    kinds = dict.fromkeys(event.kind for event in sorted(together, key=lambda e: e.start))
-    operations = [kind for kind in kinds if kind != "compute"]
-    style = {"compute": _COMPUTE} if "compute" in kinds else {}
-    style |= {kind: _STYLES[i % len(_STYLES)] for i, kind in enumerate(operations)}
-    unit, scale = _unit(max(event.end for event in together))
-    longest = max(event.end for event in together) * scale
-    rows = [(title, with_lanes(trace.events), trace.world_size) for title, trace in traces.items()]
-    heights = [_height(placed, world_size) for _, placed, world_size in rows]
-    figure = TraceFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
-    all_axes = figure.subplots(len(rows), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, placed, world_size) in zip(all_axes, rows, strict=True):
-        _draw_rows(axes, placed, world_size, style, scale, longest)
-        if len(rows) > 1:
+    together = [event for each in timelines.values() for event in each.events]
+    styles = styles_of([event.kind for event in sorted(together, key=lambda e: e.start)])
+    longest = max(event.end for event in together)
+    unit, scale = unit_of(longest)
+    placed = {title: with_lanes(each.events) for title, each in timelines.items()}
+    lanes = {title: min(MAX_LANES, max(lane for _, lane in p)) + 1 for title, p in placed.items()}
+    heights = [_height(lanes[title], each.world_size) for title, each in timelines.items()]
+    figure = DescribedFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
+    panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, each) in zip(panels, timelines.items(), strict=True):
+        axes.set_xlim(0, longest * scale * 1.01)
+        bars = [
+            Bar(e.rank, lane, e.kind, e.start * scale, e.end * scale, _name(e))
+            for e, lane in placed[title]
+        ]
+        draw_bars(axes, bars, styles, ranks=range(each.world_size), strips=lanes[title])
+        axes.set_xlim(0, longest * scale * 1.01)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(timelines) > 1:
             axes.set_title(title, loc="left", fontsize=11)
-    all_axes[-1].set_xlabel(f"time ({unit})")
+    panels[-1].set_xlabel(f"time ({unit})")
     figure.legend(
         handles=[
             Patch(facecolor=color, edgecolor="black", hatch=hatch, label=kind)
-            for kind, (color, hatch) in style.items()
+            for kind, (color, hatch) in styles.items()
         ],
         loc="outside upper right",
-        ncols=min(5, len(style)),
+        ncols=min(5, len(styles)),
         frameon=False,
     )
-    if len(rows) == 1 and rows[0][0]:
-        figure.suptitle(rows[0][0], x=0.01, ha="left", fontsize=11)
+    if len(timelines) == 1 and (title := next(iter(timelines))):
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.alt = " ".join(
+        (f"{title}: " if title else "") + in_words(each) for title, each in timelines.items()
+    )
     return figure
 
 
-def _height(placed: Sequence[tuple[Event, int]], world_size: int) -> float:
-    return max(2.2, 0.9 + world_size * min(0.9, 0.28 * _lanes(placed), 7.0 / world_size))
+def in_words(timeline: Timeline) -> str:
+    """Return what a timeline shows, for those who cannot see it."""
+    events, k = timeline.events, timeline.world_size
+    makespan = max(event.end for event in events)
+    unit, scale = unit_of(makespan)
+    calls = Counter(event.kind for event in events if event.kind != "compute")
+    told = ", ".join(f"{n} {kind}" for kind, n in calls.most_common(4))
+    busy = [
+        sum(e.end - e.start for e in events if e.rank == rank and e.kind == "compute") / makespan
+        for rank in range(k)
+    ]
+    least, most = f"{100 * min(busy):.0f}", f"{100 * max(busy):.0f}"
+    share = f"{most} %" if least == most else f"{least} to {most} %"
+    return (
+        f"Timeline of {counted(k, 'rank')} over {makespan * scale:.3g} {unit}: on all ranks "
+        f"together {told or 'no communication'}; a rank computes for {share} of the time."
+    )
 
 
-def _lanes(placed: Sequence[tuple[Event, int]]) -> int:
-    return min(MAX_LANES, max(lane for _, lane in placed)) + 1
-
-
-def _draw_rows(
-    axes: Any,
-    placed: Sequence[tuple[Event, int]],
-    world_size: int,
-    style: Mapping[str, tuple[str, str]],
-    scale: float,
-    longest: float,
-) -> None:
-    lanes = _lanes(placed)
-    thickness = 0.84 / lanes
-    for event, lane in placed:
-        color, hatch = style[event.kind]
-        top = event.rank - 0.42 + min(lane, lanes - 1) * thickness
-        start, width = event.start * scale, (event.end - event.start) * scale
-        axes.broken_barh(
-            [(start, max(width, longest * 5e-4))],
-            (top, thickness * 0.94),
-            facecolor=color,
-            edgecolor="black",
-            linewidth=0.4,
-            hatch=hatch,
-        )
-        _write_name(axes, event, start, width, top + thickness / 2, longest, thickness)
-    axes.set_ylim(world_size - 0.5, -0.5)
-    axes.set_xlim(0, longest * 1.01)
-    every = max(1, world_size // 16)
-    axes.set_yticks(range(0, world_size, every), [f"rank {r}" for r in range(0, world_size, every)])
-    for line in range(1, world_size):
-        axes.axhline(line - 0.5, color="black", linewidth=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _unit(seconds: float) -> tuple[str, float]:
+def unit_of(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time is best read, and how many of it are a second."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1:
             return unit, scale
     return "µs", 1e6
 
 
-def _write_name(
-    axes: Any, event: Event, start: float, width: float, y: float, longest: float, thickness: float
-) -> None:
-    """Write the operation into its bar, where it fits."""
-    name = {"send": f"→{event.peer}", "recv": f"←{event.peer}"}.get(event.kind, event.kind)
-    if event.kind == "compute" or len(name) * 0.011 > width / longest or thickness < 0.12:
-        return
-    axes.text(
-        start + width / 2, y, name, ha="center", va="center", fontsize=7,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
-    )  # fmt: skip
+def _height(lanes: int, world_size: int) -> float:
+    return max(2.2, 0.9 + world_size * min(0.9, 0.28 * lanes, 7.0 / world_size))
+
+
+def _name(event: Event) -> str:
+    """Return what is written into the bar."""
+    named = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
+    return named.get(event.kind, event.kind)

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from course_lib.ranks.explain.errors import format_bytes
-from course_lib.ranks.metered.recorder import Event
+from course_lib.ranks.explain.words import format_bytes, format_table
+from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.lanes import with_lanes
+from course_lib.ranks.trace.timeline import Timeline, draw_timelines
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from course_lib.ranks.trace.figure import DescribedFigure
 
 
 class Trace:
@@ -70,25 +72,25 @@ class Trace:
             rows.append(
                 (start, end, str(e.rank), e.kind, peer, format_bytes(e.bytes), e.dtype, e.where)
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        return format_table(rows)
 
-    def plot(self, *, title: str = "") -> Figure:
+    @property
+    def timeline(self) -> Timeline:
+        """What `draw_timelines` draws of it: several traces one above the other."""
+        return Timeline(self.events, self.world_size)
+
+    def plot(self, *, title: str = "") -> DescribedFigure:
         """Draw the ranks over time, computation above communication; return the figure.
 
         Every operation is a hatched bar with its name, so that nothing is told by colour alone.
-        Operations of one rank that overlap in time lie below one another.
+        Operations of one rank that overlap in time lie below one another. A notebook shows the
+        figure with a description, its `alt`; give it a better one if you know what it shows.
 
         Raises:
             ValueError: there is nothing to draw.
 
         """
-        from course_lib.ranks.trace.timeline import draw_timelines
-
-        return draw_timelines({title: self})
+        return draw_timelines({title: self.timeline})
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the events for ``chrome://tracing`` or https://ui.perfetto.dev, as JSON."""
@@ -121,21 +123,3 @@ class Trace:
             f"<Trace of {self.world_size} ranks: {len(self.operations)} operations{dropped} "
             f"in {1e3 * self.makespan:.1f} ms>"
         )
-
-
-def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
-    """Return each event with its lane: 0 for computation, from 1 on for communication.
-
-    Operations of one rank that overlap get different lanes.
-    """
-    free: dict[int, list[float]] = {}
-    placed = []
-    for event in sorted(events, key=lambda e: e.start):
-        if event.kind == "compute":
-            placed.append((event, 0))
-            continue
-        lanes = free.setdefault(event.rank, [])
-        lane = next((i for i, end in enumerate(lanes) if end <= event.start), len(lanes))
-        lanes[lane : lane + 1] = [event.end]
-        placed.append((event, lane + 1))
-    return placed

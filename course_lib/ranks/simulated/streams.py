@@ -1,23 +1,18 @@
-"""What simulated ranks print: each thread its own stream, whole lines with the rank in front."""
+"""What simulated ranks print: each thread has its own stream, which passes on whole lines."""
 
 from __future__ import annotations
 
 import io
-import queue
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
-
-from course_lib.ranks.output.printer import MAX_LINES
 
 
 class _RankStream(io.TextIOBase):
     """A text stream that passes on whole lines."""
 
-    def __init__(self, rank: int, put: Callable[[str], None]) -> None:
-        self._rank = rank
+    def __init__(self, put: Callable[[str], object]) -> None:
         self._put = put
         self._rest = ""
 
@@ -27,7 +22,7 @@ class _RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._put(f"[rank {self._rank}] {line}")
+            self._put(line)
         return len(text)
 
     def finish(self) -> None:
@@ -59,11 +54,15 @@ class _Switch(io.TextIOBase):
 
 
 class RankStreams:
-    """While active, what the threads print goes, line by line, to `put`."""
+    """While active, what the threads print goes, line by line, to ``put(rank, line)``."""
 
-    def __init__(self, threads: Sequence[threading.Thread], put: Callable[[str], None]) -> None:
-        self._streams = {thread: _RankStream(rank, put) for rank, thread in enumerate(threads)}
-        self._shown: Counter[str] = Counter()
+    def __init__(
+        self, threads: Sequence[threading.Thread], put: Callable[[int, str], object]
+    ) -> None:
+        self._streams = {
+            thread: _RankStream(lambda line, rank=rank: put(rank, line))  # type: ignore[misc]
+            for rank, thread in enumerate(threads)
+        }
 
     def __enter__(self) -> RankStreams:
         self._before = sys.stdout, sys.stderr
@@ -74,22 +73,7 @@ class RankStreams:
     def __exit__(self, *_: object) -> None:
         sys.stdout, sys.stderr = self._before
 
-    def show(self, line: str) -> None:
-        """Print one line, unless its rank has printed too many."""
-        rank = line.partition("]")[0]
-        self._shown[rank] += 1
-        if self._shown[rank] <= MAX_LINES:
-            self._before[0].write(line + "\n")
-
-    def flush(self, messages: queue.SimpleQueue[str | None]) -> None:
-        """Print what is left at the end of a call."""
+    def finish(self) -> None:
+        """Pass on lines that have not ended, at the end of a call."""
         for stream in self._streams.values():
             stream.finish()
-        while not messages.empty():
-            line = messages.get()
-            if line is not None:
-                self.show(line)
-        for rank, count in sorted(self._shown.items()):
-            if count > MAX_LINES:
-                self._before[0].write(f"{rank}] … and {count - MAX_LINES} more lines\n")
-        self._before[0].flush()

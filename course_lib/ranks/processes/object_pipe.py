@@ -1,4 +1,4 @@
-"""The line between the notebook and one rank: Python objects, large ones through shared memory.
+"""The pipe between the notebook and one rank: Python objects, large ones through shared memory.
 
 An object becomes a pickle and, beside it, the bytes of its tensors and arrays as they lie in
 memory (pickle protocol 5, PEP 574). Small ones travel through the socket. Large ones are written
@@ -148,8 +148,8 @@ def _unpack(data: Any, size: int, parts: int) -> Any:
     return pickle.loads(view[: sizes[0]], buffers=buffers)
 
 
-class Channel:
-    """One end of the line.
+class ObjectPipe:
+    """One end of the pipe.
 
     Args:
         sock: a connected Unix stream socket.
@@ -189,7 +189,7 @@ class Channel:
             self._socket.sendall(waiting)
 
     def receive(self) -> Callable[[], Any]:
-        """Take the next message off the line; return a function that unpickles it.
+        """Take the next message out of the pipe; return a function that unpickles it.
 
         Raises:
             EOFError: the other end is gone.

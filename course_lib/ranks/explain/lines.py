@@ -1,0 +1,90 @@
+"""Which line of the user's code runs: the one thing that makes a report useful.
+
+The innermost line is mostly PyTorch's or ours. A cell of the notebook says more than any of them,
+and after that a file that is neither installed nor part of Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+OURS = tuple(
+    str(path) + os.sep for path in (Path(__file__).parents[1], Path(torch.__file__).parent)
+)
+"""Folders whose lines are never the user's: this package, all of it, and PyTorch."""
+_RANKS = OURS[0]
+_PATHS = sysconfig.get_paths()
+_INSTALLED = (
+    *OURS,
+    *(_PATHS[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<frozen",
+)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)', re.MULTILINE)
+
+
+def named(name: str, line: int | None, labels: Mapping[str, str]) -> str:
+    """Return for example ``Cell In[3], line 7``; `labels`: file name → how a person calls it."""
+    return f"{labels.get(name, os.path.basename(name))}, line {line}"
+
+
+def innermost(
+    frames: Iterable[tuple[str, int | None]], labels: Mapping[str, str]
+) -> tuple[str, int | None] | None:
+    """Return the innermost of `frames`, given from the inside out, that is the user's own.
+
+    A cell, if there is one; else a file that is neither installed nor Python's; else one that is
+    neither ours nor PyTorch's; else ``None``.
+    """
+    own = installed = None
+    for name, line in frames:
+        if name in labels:
+            return name, line
+        if own is None and not name.startswith(_INSTALLED):
+            own = name, line
+        if installed is None and not name.startswith((*OURS, "<frozen")):
+            installed = name, line
+    return own or installed
+
+
+def locator(labels: Mapping[str, str]) -> Callable[[], str]:
+    """Return a function that names the innermost line of the user's code that is running."""
+
+    def locate() -> str:
+        frame = sys._getframe(1)
+        frames = []
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name in labels:  # as mostly in a notebook: nothing further out says more
+                return named(name, frame.f_lineno, labels)
+            frames.append((name, frame.f_lineno))
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        found = innermost(frames, labels)
+        return named(*found, labels) if found else ""
+
+    return locate
+
+
+def line_in_dump(dump: str, labels: Mapping[str, str]) -> str:
+    """Return the innermost line of the user's own in what ``faulthandler`` wrote; or nothing."""
+    found = innermost(((name, int(line)) for name, line, _ in _FRAME.findall(dump)), labels)
+    return named(*found, labels) if found else ""
+
+
+def innermost_function(dump: str) -> str:
+    """Return the name of the innermost Python function in what ``faulthandler`` wrote."""
+    frames = _FRAME.findall(dump)
+    return frames[0][2] if frames else ""
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a file belongs to this package, whose lines no report shows."""
+    return name.startswith(_RANKS)

@@ -1,0 +1,270 @@
+"""Who waits for whom, and what that means, in words: for all kinds of ranks.
+
+A blocked rank *waits for* the ranks that have yet to start what it needs:
+
+- in a collective: the members of the group that have not entered that collective;
+- in a send: the peer, if it has not posted the receive;  in a recv: the peer, if it has not sent.
+
+It needs all of them. So a rank is stuck for good if one of those it waits for has ended the call,
+or is stuck itself. The largest set of ranks that are stuck in this sense is a *deadlock*: each of
+them needs another one of the set, or one that has ended, so none will ever move, whatever the
+ranks outside do. An empty set rules a deadlock out. (In a broadcast one receiver may be served
+before another has come; counting on that is the mistake that NCCL punishes with a hang.)
+
+`board.diagnosis` finds who waits on real ranks, `fabric.diagnosis` on simulated ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
+from course_lib.ranks.explain.words import (
+    counted,
+    format_bytes,
+    names,
+    names_inside,
+    one_or_many,
+)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What one blocked rank waits in."""
+
+    rank: int
+    kind: str
+    """``send``, ``recv``, ``new_group``, or a collective such as ``all_reduce``."""
+    awaited: tuple[int, ...]
+    """The ranks that have yet to start what it needs."""
+    seq: int = 0
+    """Which of the collectives of its group this is, from 1."""
+    tag: int = 0
+    group: Hashable = None
+    """What tells the process group from others."""
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """Messages of one kind that a rank has started, and that the other side has not."""
+
+    rank: int
+    sends: bool
+    peer: int | None
+    """``None``: any rank."""
+    tag: int = 0
+    group: Hashable = None
+    count: int = 1
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Collectives of a group that some ranks entered and another, which has ended, did not."""
+
+    rank: int
+    """The one that has ended."""
+    others: tuple[int, ...]
+    count: int
+    first: int
+    """Number of the first of them, from 1."""
+    signature: str = ""
+    where: str = ""
+
+
+def waits_in(
+    kind: str,
+    *,
+    seq: int = 0,
+    peer: int | None = None,
+    tag: int = 0,
+    nbytes: int = 0,
+    members: Sequence[int] = (),
+    world_size: int = 0,
+) -> str:
+    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
+    if kind in ("send", "recv"):
+        other = "any rank" if peer is None else f"rank {peer}"
+        what = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
+        what += f" with tag {tag}" if tag else ""
+    else:
+        what = f"{kind} #{seq}"
+        if len(members) < world_size:
+            what += f" of ranks {', '.join(map(str, members))}"
+    return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
+
+
+def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:
+    """Return those of the waiting ranks that can never go on."""
+    left = {rank for rank, each in waiting.items() if each.awaited}
+    while moving := {r for r in left if not (left | set(ended)).intersection(waiting[r].awaited)}:
+        left -= moving
+    return {rank: waiting[rank] for rank in sorted(left)}
+
+
+def find_cycle(waiting: Mapping[int, Waiting]) -> list[int]:
+    """Return ranks that wait for one another in a ring, or nothing if there is no ring."""
+    for start in waiting:
+        path: list[int] = []
+        rank = start
+        while rank in waiting and rank not in path:
+            path.append(rank)
+            # Prefer a rank that waits itself: the others have ended and close no ring.
+            rank = next((other for other in waiting[rank].awaited if other in waiting), -1)
+        if rank in path:
+            return path[path.index(rank) :]
+    return []
+
+
+def deadlock(
+    waiting: Mapping[int, Waiting],
+    states: Sequence[RankState],
+    unmatched: Sequence[Unmatched] = (),
+) -> DeadlockError:
+    """Return the error for ranks that can never go on.
+
+    Args:
+        waiting: the ranks that are `stuck`.
+        states: what every rank does, in rank order.
+        unmatched: messages that were started in vain, perhaps because they went elsewhere.
+
+    """
+    cycle = find_cycle(waiting)
+    awaited = {other for each in waiting.values() for other in each.awaited}
+    ended = sorted(awaited - waiting.keys())
+    if cycle or not ended:
+        summary = "The ranks wait for one another: none of them can go on."
+    else:
+        verb = one_or_many(list(waiting), "waits", "wait")
+        who = names(list(waiting))
+        summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
+    why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
+    astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
+    if cycle and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
+        why += " All of them receive first, and nobody has sent."
+    return DeadlockError(summary, states, "\n".join(filter(None, [why, *astray])))
+
+
+def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
+    chain = " → ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
+    sentence = f"Each waits for the next: {chain}."
+    if all(waiting[rank].kind == "send" for rank in cycle):
+        sentence += (
+            " All of them send first. Let some receive first, or start the send with"
+            " dist.isend, receive, and then wait for it."
+        )
+    return sentence
+
+
+def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
+    """Say of the ranks that wait for one that has ended what they wait for, each thing once."""
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for rank, each in waiting.items():
+        ended = [other for other in each.awaited if other not in waiting]
+        if not ended:
+            continue
+        who = names_inside(ended)
+        if each.kind == "new_group":
+            what = f"in dist.new_group, which {who} never called: all ranks must make every group."
+            line = ("is", "are", what)
+        elif each.kind == "recv":
+            line = ("receives", "receive", f"from {who}, which ended without sending.")
+        elif each.kind == "send":
+            line = ("sends", "send", f"to {who}, which ended without receiving.")
+        else:
+            what = f"in collective #{each.seq} of their group, which {who} never called: every rank"
+            line = ("is", "are", f"{what} of the group must call it.")
+        lines.setdefault(line, []).append(rank)
+    return "\n".join(
+        f"{names(ranks)} {one_or_many(ranks, one, many)} {what}"
+        for (one, many, what), ranks in lines.items()
+    )
+
+
+def _went_elsewhere(waiting: Iterable[Waiting], unmatched: Sequence[Unmatched]) -> list[str]:
+    """Say it if the message that a rank waits for was started: for another rank, tag or group."""
+    lines = []
+    for mine in waiting:
+        if mine.kind not in ("send", "recv") or len(mine.awaited) != 1:
+            continue
+        for other in unmatched:
+            if other.rank != mine.awaited[0] or other.sends == (mine.kind == "send"):
+                continue
+            did = "send" if other.sends else "receive"
+            at = f" ({other.where})" if other.where else ""
+            if other.peer not in (mine.rank, None):
+                to = f"{'to' if other.sends else 'from'} rank {other.peer}"
+                lines.append(f"Rank {other.rank} did {did}, but {to}, not rank {mine.rank}{at}.")
+            elif other.tag != mine.tag:
+                what = f"with tag {other.tag}, not {mine.tag}"
+                lines.append(f"Rank {other.rank} did {did}, but {what}{at}.")
+            elif other.group != mine.group:
+                lines.append(f"Rank {other.rank} did {did}, but in a different group{at}.")
+    return list(dict.fromkeys(lines))
+
+
+def unfinished(
+    unmatched: Sequence[Unmatched],
+    skipped: Sequence[Skipped],
+    states: Sequence[RankState],
+    over: bool,
+) -> DeadlockError | None:
+    """Return the error for communication that can never complete, or ``None`` if there is none.
+
+    Args:
+        unmatched: messages whose other side has ended, or all if the call is over.
+        skipped: collectives that a rank which has ended did not enter.
+        states: what every rank does, in rank order.
+        over: whether every rank has ended.
+
+    """
+    if not unmatched and not skipped:
+        return None
+    lines = []
+    for gap in skipped:
+        text = f"Rank {gap.rank} ended {counted(gap.count, 'collective')} short of "
+        text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
+        lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
+    for left in unmatched:
+        tag = f" with tag {left.tag}" if left.tag else ""
+        other = "any rank" if left.peer is None else f"rank {left.peer}"
+        at = f" ({left.where})" if left.where else ""
+        what = counted(left.count, "message") + tag
+        them = one_or_many(range(left.count), "it", "them")
+        if left.sends:
+            did, never = f"sent {what} to", "received"
+        else:
+            did, never = f"waits for {what} from", "sent"
+        lines.append(f"Rank {left.rank} {did} {other}, which never {never} {them}{at}.")
+    summary = (
+        "Every rank ended, but not all communication did."
+        if over
+        else "A rank ended while others still need it."
+    )
+    return DeadlockError(summary, states, "\n".join(lines))
+
+
+def collective_mismatch(
+    seq: int,
+    entered: Mapping[int, tuple[str, str]],
+    members: Collection[int],
+    states: Sequence[RankState],
+) -> MismatchError:
+    """Return the error for ranks that disagree about collective `seq` of a group.
+
+    `entered`: rank → (signature, line) of those that have entered it.
+    """
+    rows = []
+    for state in states:
+        if state.rank in entered:
+            rows.append(RankState(state.rank, *entered[state.rank]))
+        else:
+            there = state.rank in members
+            rows.append(RankState(state.rank, "has not entered it") if there else state)
+    return MismatchError(
+        f"The ranks disagree about collective #{seq} of their group.",
+        rows,
+        "All ranks of a group must call the same collectives in the same order, with the same"
+        " number of elements, dtype and root.",
+    )

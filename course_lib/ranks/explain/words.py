@@ -1,0 +1,55 @@
+"""Numbers, ranks and tables as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def names(ranks: Sequence[int]) -> str:
+    """Return ``Rank 2`` or ``Ranks 0, 1``."""
+    return ("Rank " if len(ranks) == 1 else "Ranks ") + ", ".join(map(str, ranks))
+
+
+def names_inside(ranks: Sequence[int]) -> str:
+    """Return ``rank 2`` or ``ranks 0, 1``, as they stand inside a sentence."""
+    return names(ranks).lower()
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """Return ranks, in order, with runs in short: ``0-3, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(f"{a}" if a == b else f"{a}{'-' if b > a + 1 else ', '}{b}" for a, b in runs)
+
+
+def one_or_many(ranks: Sequence[int], one: str, many: str) -> str:
+    """Return the verb that agrees with `ranks`."""
+    return one if len(ranks) == 1 else many
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 message`` or ``3 messages``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def format_bytes(count: int) -> str:
+    """Return a byte count for people, in binary units: ``4.0 KiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as columns of text, two spaces apart; no space at the ends of lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

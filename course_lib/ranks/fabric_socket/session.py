@@ -1,0 +1,243 @@
+"""What the ranks at the other ends of a socket ask of the fabric, and what happens then.
+
+`server` reads and writes their bytes; here their frames become operations, and answers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankError, RankState
+from course_lib.ranks.fabric.diagnosis import (
+    explain_failure,
+    explain_leftovers,
+    fabric_states,
+)
+from course_lib.ranks.fabric.fabric import Fabric, Phase
+from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.connection import Connection
+from course_lib.ranks.fabric_socket.frames import FrameError, Type
+from course_lib.ranks.fabric_socket.post import read_post
+
+_MAX_GROUPS = 1024
+_MAX_OPEN = 10_000
+_ENDED = (Phase.FINISHED, Phase.RAISED)
+
+
+class Session:
+    """One run of `world_size` ranks on a fabric.
+
+    Args:
+        world_size: K.
+        network: what messages cost.
+        send: sends a rank a frame.
+        max_frame: bytes of the largest frame that a rank may send.
+        max_held: bytes that one rank may have in operations that are not over.
+        trust_clocks: whether the ranks' own word counts for what they compute.
+
+    Attributes:
+        fabric: its clocks and events.
+        secrets: per rank, 16 bytes that it must show.
+        failures: rank → why it ended other than well.
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        network: Network,
+        send: Callable[[Connection, bytes], None],
+        *,
+        max_frame: int,
+        max_held: int,
+        trust_clocks: bool,
+    ) -> None:
+        self.world_size = world_size
+        self.fabric = Fabric(world_size, network)
+        self.secrets = [secrets.token_bytes(16) for _ in range(world_size)]
+        self.failures: dict[int, str] = {}
+        self.max_frame = max_frame
+        self._send = send
+        self._max_held = max_held
+        self._trust = trust_clocks
+        self._ranks: dict[int, Connection] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return all(phase in _ENDED for phase in self.fabric.phase)
+
+    # What a rank asks -------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, kind: Type, body: bytearray) -> None:
+        """Do what a frame asks for.
+
+        Raises:
+            FrameError: nobody who follows the protocol would send it now.
+
+        """
+        rank = connection.rank
+        if rank is None:
+            if kind is not Type.HELLO:
+                raise FrameError("the first frame must say who you are")
+            return self._greet(connection, *frames.read_hello(body))
+        if connection.waits_for is not None or self.fabric.phase[rank] is not Phase.RUNNING:
+            raise FrameError("a frame from a rank that waits or has ended")
+        if kind is Type.GROUP:
+            self._introduce(connection, rank, body)
+        elif kind is Type.POST:
+            self._post(connection, rank, body)
+        elif kind in (Type.WAIT, Type.TEST):
+            self._ask(connection, rank, kind, body)
+        elif kind is Type.FINISH:
+            raised, seconds = frames.read_finish(body)
+            self._advance(rank, seconds)
+            self.end(rank, "it raised an exception" if raised else "")
+        else:
+            raise FrameError(f"{kind.name} is for the fabric to say")
+
+    def _greet(self, connection: Connection, rank: int, secret: bytes) -> None:
+        if (
+            rank >= self.world_size
+            or not secrets.compare_digest(secret, self.secrets[rank])
+            or rank in self._ranks
+            or self.fabric.phase[rank] is not Phase.RUNNING
+        ):
+            raise FrameError("a rank that is not expected")
+        connection.rank = rank
+        self._ranks[rank] = connection
+
+    def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
+        number, name, members = frames.read_group(body, self.world_size)
+        unfit = number in connection.groups or rank not in members
+        if unfit or len(connection.groups) >= _MAX_GROUPS:
+            raise FrameError("a group that cannot be")
+        connection.groups[number] = name, members
+
+    def _post(self, connection: Connection, rank: int, body: bytearray) -> None:
+        posted = read_post(body, rank, connection.groups, self.max_frame)
+        operation = posted.operation
+        size = sum(t.numel() * t.element_size() for t in operation.outputs if not t.is_meta)
+        connection.held += size + len(body)
+        if len(connection.open) >= _MAX_OPEN or connection.held > self._max_held:
+            raise FrameError("too much that is not over")
+        if posted.number in connection.open:
+            raise FrameError("a number that is in use")
+        connection.open[posted.number] = operation
+        self._advance(rank, posted.advance)
+        self.fabric.post(operation)
+
+    def _ask(self, connection: Connection, rank: int, kind: Type, body: bytearray) -> None:
+        number, seconds = frames.read_wait(body)
+        if number not in connection.open:
+            raise FrameError("an operation that was never posted, or is over")
+        self._advance(rank, seconds)
+        connection.waits_for = kind, number
+        if kind is Type.WAIT and not self.fabric.wait(connection.open[number]):
+            self._answer(connection)
+
+    def _advance(self, rank: int, seconds: float) -> None:
+        if self._trust:
+            self.fabric.advance(rank, seconds)
+
+    def _answer(self, connection: Connection) -> None:
+        """Tell a rank that what it waits for is over; for TEST, whether it is."""
+        assert connection.rank is not None and connection.waits_for is not None
+        kind, number = connection.waits_for
+        operation = connection.open[number]
+        connection.waits_for = None
+        over = kind is Type.WAIT or self.fabric.is_done(operation)
+        clock = self.fabric.clock[connection.rank]
+        if not over:
+            return self._send(connection, frames.done(Type.LATER, number, clock))
+        del connection.open[number]
+        held = sum(
+            t.numel() * t.element_size()
+            for t in {id(t): t for t in (*operation.inputs, *operation.outputs)}.values()
+            if not t.is_meta
+        )
+        connection.held = max(0, connection.held - held)
+        self._send(connection, frames.done(Type.DONE, number, clock, operation))
+
+    # What happens -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Let happen what can, and answer those who can go on.
+
+        Raises:
+            RanksError: none can, or their operations do not fit; all have been told.
+
+        """
+        while True:
+            running = self._running()
+            horizon = min(running)[0] if running else float("inf")
+            rank = self.fabric.next_rank(horizon)
+            if rank is None:
+                # A rank that asks sees all that happens before its clock: it must be the earliest.
+                if running and (asking := self._asking(min(running)[1])) is not None:
+                    self._answer(asking)
+                    continue
+                break
+            self._answer(self._ranks[rank])
+        stuck = not running and any(phase is Phase.BLOCKED for phase in self.fabric.phase)
+        if self.fabric.failure is not None or stuck:
+            error = explain_failure(self.fabric)
+            self._stop_all(str(error))
+            self._raise_failures(error.states)
+            raise error
+
+    def _running(self) -> list[tuple[float, int]]:
+        fabric = self.fabric
+        return [
+            (fabric.clock[rank], rank)
+            for rank, phase in enumerate(fabric.phase)
+            if phase is Phase.RUNNING
+        ]
+
+    def _asking(self, rank: int) -> Connection | None:
+        connection = self._ranks.get(rank)
+        if connection is None or connection.waits_for is None:
+            return None
+        return connection
+
+    def end(self, rank: int, reason: str = "") -> None:
+        """Let a rank's part be over; `reason`: why, unless it is well."""
+        if self.fabric.phase[rank] not in _ENDED:
+            self.fabric.finish(rank, raised=bool(reason))
+            if reason:
+                self.failures[rank] = reason
+
+    def end_absent(self) -> None:
+        """Let the part of every rank be over that never came."""
+        for rank in set(range(self.world_size)) - self._ranks.keys():
+            self.end(rank, "its process ended before it had connected")
+
+    def _stop_all(self, reason: str) -> None:
+        for connection in self._ranks.values():
+            if connection.channel.fileno() >= 0:
+                self._send(connection, frames.frame(Type.STOP, reason.encode()[:4096]))
+
+    def states(self) -> list[RankState]:
+        """Return what every rank does."""
+        states = fabric_states(self.fabric)
+        for rank in range(self.world_size):
+            if rank not in self._ranks and rank not in self.failures:
+                states[rank] = RankState(rank, "never connected")
+        return states
+
+    def raise_outcome(self) -> None:
+        """Raise what went wrong in a run that is over, if anything did."""
+        self._raise_failures(fabric_states(self.fabric))
+        if (leftovers := explain_leftovers(self.fabric)) is not None:
+            raise leftovers
+
+    def _raise_failures(self, states: Sequence[RankState]) -> None:
+        if not self.failures:
+            return
+        first = next(iter(self.failures))
+        rows = [
+            RankState(row.rank, self.failures.get(row.rank, row.doing), row.where) for row in states
+        ]
+        raise RankError(f"Rank {first} ended: {self.failures[first]}.", rows, rank=first)

@@ -1,0 +1,121 @@
+"""What PyTorch asks of a process group that is written in Python, answered once for all of ours.
+
+Every collective, whatever it was called by, arrives at `_collective`; every message at `_message`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.metered.collective_table import COLLECTIVES, Collective
+
+
+class PythonGroup(dist.ProcessGroup):
+    """One process group of one rank.
+
+    Args:
+        rank: this rank, of the whole.
+        members: the group's ranks, in order, as ranks of the whole.
+        name: the same on all members.
+
+    """
+
+    backend = ""
+    """What `getBackendName` says."""
+
+    def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
+        super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
+        self._members = members
+        self._name = name
+
+    @abstractmethod
+    def _collective(
+        self, collective: Collective, arguments: tuple[Any, ...], options: Any
+    ) -> dist.Work:
+        """Launch a collective, with the arguments of PyTorch's longer form."""
+
+    @abstractmethod
+    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        """Launch a send or a recv; `peer` is a rank of the whole, or ``None``: any."""
+
+    # PyTorch asks a process group for these by name; without them it is "not set".
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getBackendName(self) -> str:
+        return self.backend
+
+    # Releases after 2.13 ask, of a Python group too, what its backend can do.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    # Point to point ------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        return self._message("send", tensors, self._peer("send to", peer), tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        return self._message("recv", tensors, self._peer("recv from", peer), tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        return self._message("recv", tensors, None, tag)
+
+    def _peer(self, what: str, peer: int) -> int:
+        if not 0 <= peer < len(self._members):
+            raise ValueError(
+                f"{what} rank {peer}: this group has the ranks "
+                f"{', '.join(map(str, self._members))} (0 to {len(self._members) - 1} in it)"
+            )
+        return self._members[peer]
+
+
+def read_arguments(
+    collective: Collective, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], Any]:
+    """Return (arguments, options) of a call in PyTorch's longer form or its shorter one.
+
+    The longer form ends with an object of options; the shorter one names them one by one, and
+    takes bare tensors: ``group.broadcast(tensor, 0)``.
+    """
+    arguments, rest = given[: collective.arguments], given[collective.arguments :]
+    options = named.pop("opts", None)
+    if rest and isinstance(rest[0], collective.options_type):
+        options, rest = rest[0], rest[1:]
+    if options is None:
+        options = collective.options()
+    spelled = {"root": "rootRank", "op": "reduceOp"}
+    chosen = dict(zip(collective.short, rest, strict=False))
+    chosen |= {spelled.get(name, name): value for name, value in named.items()}
+    if len(rest) > len(collective.short) or not chosen.keys() <= set(collective.short):
+        raise TypeError(f"{collective.method}() does not take these arguments: {given} {named}")
+    for name, value in chosen.items():
+        if value is not None:
+            setattr(options, name, value)
+    at = collective.short_if_tensor
+    if at is not None and isinstance(arguments[at], torch.Tensor):
+        arguments = tuple([each] for each in arguments)
+    return arguments, options
+
+
+def _method(collective: Collective) -> Callable[..., dist.Work]:
+    def method(self: PythonGroup, *given: Any, **named: Any) -> dist.Work:
+        return self._collective(collective, *read_arguments(collective, given, named))
+
+    method.__name__ = collective.method
+    return method
+
+
+for _each in COLLECTIVES:
+    setattr(PythonGroup, _each.method, _method(_each))
+    if _each.old_method:
+        setattr(PythonGroup, _each.old_method, _method(_each))

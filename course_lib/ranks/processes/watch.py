@@ -1,0 +1,198 @@
+"""Waits for the answers to one call, with four eyes.
+
+On the answers, on what the ranks print, on the board (does anything still move?), on the clock.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+
+from course_lib.ranks.board.board import Board
+from course_lib.ranks.board.diagnosis import (
+    DeadlockWatch,
+    board_states,
+    find_mismatch,
+    stuck_ranks,
+)
+from course_lib.ranks.board.failures import process_ended, some_raised
+from course_lib.ranks.board.views import RankView, State
+from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
+from course_lib.ranks.explain.failure import Failure, timed_out, with_labels
+from course_lib.ranks.explain.lines import line_in_dump
+from course_lib.ranks.output.printer import Printer
+from course_lib.ranks.output.progress import Progress
+from course_lib.ranks.processes.fork_client import ForkServer
+from course_lib.ranks.processes.interrupts import uninterrupted
+from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep
+from course_lib.ranks.processes.stacks import read_dump
+from course_lib.ranks.trace.event import Event
+
+_LOOK_EVERY = 0.05
+_STUCK_GRACE = 0.1
+"""Seconds that ranks which wait for a failed one get, to show that they do."""
+_GRACE = 1.0
+"""Seconds that ranks which still compute get, once another has failed."""
+
+
+class Watch:
+    """Watches the ranks of a team from call to call.
+
+    Args:
+        server: where the ranks' processes come from, and who tells of their end.
+        board: what they are doing.
+        members: the ranks; may grow until the first `collect`.
+        printer: takes what they print.
+        labels: file name → how a person calls it.
+
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        board: Board,
+        members: Sequence[Member],
+        printer: Printer,
+        labels: Mapping[str, str],
+    ) -> None:
+        self._server = server
+        self._board = board
+        self._members = members
+        self._printer = printer
+        self._labels = labels
+
+    def collect(self, what: str, timeout: float | None) -> None:
+        """Return when every rank has answered.
+
+        Args:
+            what: for messages: the "start" or the "call".
+            timeout: its limit, in seconds.
+
+        Raises:
+            RanksError: before that, as soon as it is certain that not all will.
+
+        """
+        start = time.monotonic()
+        deadlocks, progress = DeadlockWatch(), Progress()
+        failed_at: float | None = None
+        look_at = start + _LOOK_EVERY
+        left = {member.rank for member in self._members}
+        try:
+            with selectors.PollSelector() as selector:
+                for member in self._members:
+                    selector.register(member.pipe, selectors.EVENT_READ, member)
+                    selector.register(member.output, selectors.EVENT_READ, member)
+                while left:
+                    left -= self._read(selector)
+                    now = time.monotonic()
+                    if failed_at is None and self.failures():
+                        failed_at = now
+                    if not left or now < look_at:
+                        continue
+                    look_at = now + _LOOK_EVERY
+                    self._printer.release()
+                    views = self._board.views()
+                    if failed_at is not None:
+                        self._after_failure(views, now - failed_at)
+                    elif what == "call":
+                        self._raise_deadlock(deadlocks, views, now)
+                    if timeout is not None and now - start > timeout:
+                        raise timed_out(what, timeout, self.states())
+                    if progress.due():
+                        progress.update(views)
+        finally:
+            progress.clear()
+            with uninterrupted():
+                for member in self._members:
+                    member.output.drain()
+                self._printer.end_call()
+
+    def failures(self) -> dict[int, Failure]:
+        """Return the exceptions that the ranks have answered with."""
+        return {m.rank: m.value for m in self._members if isinstance(m.value, Failure)}
+
+    def states(self) -> list[RankState]:
+        """Return what every rank does; of those that run, also their line."""
+        views = self._board.views()
+        running = [m for m in self._members if views[m.rank].state is State.RUNNING]
+        dumps = ask_for_stacks(self._server, running)
+        return [
+            RankState(s.rank, s.doing, line_in_dump(dumps[s.rank], self._labels), s.seconds)
+            if s.rank in dumps
+            else s
+            for s in board_states(views)
+        ]
+
+    # What the ranks send -----------------------------------------------------------------------
+
+    def _read(self, selector: selectors.BaseSelector) -> set[int]:
+        """Take what has come within a moment; return the ranks whose answer was there."""
+        answered = set()
+        for key, _ in selector.select(_LOOK_EVERY):
+            member: Member = key.data
+            if key.fileobj is member.output:
+                if not member.output.forward():
+                    selector.unregister(member.output)
+            elif self._receive(member):
+                selector.unregister(member.pipe)
+                answered.add(member.rank)
+        return answered
+
+    def _receive(self, member: Member) -> bool:
+        """Take what a rank has sent; return whether its answer to the call was there."""
+        while not self._receive_one(member):
+            if not member.pipe.has_more():
+                return False
+        return True
+
+    def _receive_one(self, member: Member) -> bool:
+        """Take one message of a rank; return whether it was its answer to the call."""
+        try:
+            message = member.pipe.receive()()
+            if message[0] == "display":
+                member.output.drain()
+                self._printer.add(member.rank, message[1])
+                return False
+            if message[0] != "ready":
+                member.events = [Event(*event) for event in message[1]]
+                member.dropped = message[2]
+                value = member.pipe.receive()
+                member.value = value() if message[0] == "failure" else value
+        except (EOFError, OSError):
+            raise self._death(member) from None
+        member.answered = True
+        return True
+
+    # What has gone wrong -----------------------------------------------------------------------
+
+    def _after_failure(self, views: Sequence[RankView], seconds: float) -> None:
+        """Raise, once one rank has failed, as soon as nothing more is to be learnt."""
+        failures = self.failures()
+        stuck = stuck_ranks(views)
+        waits = all(member.answered or member.rank in stuck for member in self._members)
+        # A mismatch is explained by the board, whatever the others do.
+        mismatch = any(failure.mismatch for failure in failures.values())
+        if mismatch or seconds > (_STUCK_GRACE if waits else _GRACE):
+            raise some_raised(failures, views)
+
+    def _raise_deadlock(
+        self, deadlocks: DeadlockWatch, views: Sequence[RankView], now: float
+    ) -> None:
+        """Raise if the ranks wait for one another."""
+        asleep = find_asleep(self._server, self._members, views, now)
+        deadlock = deadlocks.look(views, asleep)
+        if deadlock is None:
+            return
+        if (mismatch := find_mismatch(views)) is not None:
+            raise mismatch
+        if any(state.doing.startswith("running") for state in deadlock.states):
+            raise DeadlockError(deadlock.summary, self.states(), deadlock.detail)
+        raise deadlock
+
+    def _death(self, member: Member) -> RanksError:
+        status = self._server.exit_status(member.pid, wait=2)
+        dump = read_dump(member.dump_fd, member.dump_at)
+        where = line_in_dump(dump, self._labels)
+        dump = with_labels(dump, self._labels)
+        return process_ended(member.rank, status, dump, self._board.views(), where)

@@ -1,0 +1,129 @@
+"""Ranks × time: the one drawing of who did what when, for traces and for whatever a lecture draws.
+
+Nothing is told by colour alone: every kind has a hatch of its own. The colours are those of
+M. Okabe and K. Ito, "Color Universal Design", 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Style = tuple[str, str]
+"""Colour and hatch."""
+
+COMPUTE: Style = ("#bbbbbb", "")
+_COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#0072b2")
+# One fewer than colours: the pairs repeat only after 7 · 6 kinds.
+_HATCHES = ("//", "..", "\\\\", "xx", "--", "++")
+_GAP = 0.08
+"""Part of a row that stays free above, and below, its bars."""
+_ROWS_NAMED = 16
+_RESOLUTION = 1 / 2000
+"""Part of the time shown below which a bar, or a gap, cannot be seen."""
+
+
+class Bar(NamedTuple):
+    """What one rank did: a bar in a strip of its row."""
+
+    rank: int
+    strip: int
+    kind: str
+    start: float
+    stop: float
+    label: str
+
+
+def styles_of(kinds: Sequence[str]) -> dict[str, Style]:
+    """Return a look for every kind, in their order; computation is plain grey."""
+    others = [kind for kind in dict.fromkeys(kinds) if kind != "compute"]
+    styles = {"compute": COMPUTE} if "compute" in kinds else {}
+    for i, kind in enumerate(others):
+        styles[kind] = _COLORS[i % len(_COLORS)], _HATCHES[i % len(_HATCHES)]
+    return styles
+
+
+def draw_bars(
+    axes: Axes,
+    bars: Sequence[Bar],
+    styles: Mapping[str, Style],
+    *,
+    ranks: Sequence[int],
+    strips: int,
+) -> None:
+    """Draw `bars` with time to the right and a row for each of `ranks`, the first on top.
+
+    A row has `strips` strips, so that what overlaps in time does not hide itself. Bars too short to
+    be seen are drawn together with their neighbours of the same kind. A label is written where it
+    fits. All bars of one kind are one artist, so thousands are drawn at once.
+    """
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    height = (1 - 2 * _GAP) / strips
+    longest = max(bar.stop for bar in bars) - min(bar.start for bar in bars)
+
+    def bottom(bar: Bar) -> float:
+        return rows[bar.rank] - 0.5 + _GAP + min(bar.strip, strips - 1) * height
+
+    from matplotlib.collections import PolyCollection
+
+    shown = _merged(bars, longest * _RESOLUTION)
+    for kind, (color, hatch) in styles.items():
+        corners = []
+        for bar in (each for each in shown if each.kind == kind):
+            y, stop = bottom(bar), max(bar.stop, bar.start + longest * _RESOLUTION)
+            top = y + 0.94 * height
+            corners.append([(bar.start, y), (bar.start, top), (stop, top), (stop, y)])
+        axes.add_collection(
+            PolyCollection(
+                corners, facecolor=color, edgecolor="black", linewidth=0.4, hatch=hatch, label=kind
+            )
+        )
+    axes.autoscale_view()
+    every = -(-len(ranks) // _ROWS_NAMED)  # more names would overlap
+    axes.set_yticks(range(0, len(ranks), every), [f"rank {rank}" for rank in ranks[::every]])
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    for line in range(1, len(ranks)):
+        axes.axhline(line - 0.5, color="black", linewidth=0.3)
+    _write_labels(axes, shown, height, bottom)
+
+
+def _merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
+    """Return the bars with those that cannot be told apart drawn as one."""
+    merged: list[Bar] = []
+    for bar in sorted(bars, key=lambda b: (b.rank, b.strip, b.start)):
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.rank, last.strip, last.kind) == (bar.rank, bar.strip, bar.kind)
+            and bar.stop - bar.start < resolution
+            and bar.start - last.stop < resolution
+        ):
+            merged[-1] = last._replace(stop=max(last.stop, bar.stop), label="")
+        else:
+            merged.append(bar)
+    return merged
+
+
+def _write_labels(
+    axes: Axes, bars: Sequence[Bar], height: float, bottom: Callable[[Bar], float]
+) -> None:
+    """Write labels last: whether one fits is known when the axes have their limits."""
+    left, right = axes.get_xlim()
+    below, above = axes.get_ylim()
+    points = 72 / axes.figure.dpi  # per pixel
+    points_per_unit = axes.bbox.width * points / (right - left)
+    size = min(8.0, 0.7 * height * axes.bbox.height * points / abs(below - above))
+    if size <= 4:
+        return
+    for bar in bars:
+        room = (bar.stop - bar.start) * points_per_unit
+        if not bar.label or 0.65 * size * len(bar.label) + 4 > room:
+            continue
+        axes.text(
+            (bar.start + bar.stop) / 2, bottom(bar) + height / 2, bar.label,
+            size=size, ha="center", va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+        )  # fmt: skip

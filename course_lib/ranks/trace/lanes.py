@@ -1,0 +1,25 @@
+"""Which events of a rank lie beside one another, because they overlap in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from course_lib.ranks.trace.event import Event
+
+
+def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
+    """Return each event with its lane: 0 for computation, from 1 on for communication.
+
+    Operations of one rank that overlap get different lanes.
+    """
+    free: dict[int, list[float]] = {}
+    placed = []
+    for event in sorted(events, key=lambda e: e.start):
+        if event.kind == "compute":
+            placed.append((event, 0))
+            continue
+        lanes = free.setdefault(event.rank, [])
+        lane = next((i for i, end in enumerate(lanes) if end <= event.start), len(lanes))
+        lanes[lane : lane + 1] = [event.end]
+        placed.append((event, lane + 1))
+    return placed

@@ -1,0 +1,101 @@
+"""What a collective costs is told once: the emulated link, the fabric and the formulas agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import cost_model
+from course_lib.ranks import Network, Ranks
+from course_lib.ranks.costs.collective_time import collective_time
+from course_lib.ranks.fabric.values import apply_collective
+from course_lib.ranks.metered.collective_table import COLLECTIVES, KINDS
+
+ALGORITHMS = ("ring", "tree", "central", "halving-doubling")
+NUMEL = 84_000  # divides by 1 … 8
+
+
+def network(**algorithms: str) -> Network:
+    return Network(1e-3, 1e8, **algorithms)  # type: ignore[arg-type]
+
+
+def launch(kind: str, x: torch.Tensor, k: int) -> None:
+    """Call the collective with `x` as what a rank puts in, or gets out of a scatter."""
+    rank, root = dist.get_rank(), 1 % k
+    pieces = list(x.chunk(k))
+    calls: dict[str, Callable[[], object]] = {
+        "barrier": dist.barrier,
+        "broadcast": lambda: dist.broadcast(x, root),
+        "reduce": lambda: dist.reduce(x, root),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "gather": lambda: dist.gather(
+            x, [torch.empty_like(x) for _ in range(k)] if rank == root else None, root
+        ),
+        "scatter": lambda: dist.scatter(x, [x.clone()] * k if rank == root else None, root),
+        "all_gather": lambda: dist.all_gather([torch.empty_like(x) for _ in range(k)], x),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty_like(pieces[0]), pieces),
+        "all_to_all": lambda: dist.all_to_all([torch.empty_like(p) for p in pieces], pieces),
+    }
+    calls[kind]()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [
+        *[(kind, {}) for kind in KINDS if kind not in ("send", "recv")],
+        *[("all_reduce", {"all_reduce": name}) for name in ALGORITHMS],
+        *[("broadcast", {"broadcast": name}) for name in ("central", "pipelined")],
+    ],
+)
+def test_simulated_ranks_take_the_time_that_the_emulated_link_waits(
+    kind: str, chosen: dict[str, str], k: int
+) -> None:
+    net = network(**chosen)
+    ranks = Ranks(k, on="simulated", network=net)
+    ranks.run(launch, kind, torch.ones(NUMEL), k)
+    nbytes = 0 if kind == "barrier" else 4 * NUMEL
+    expected = collective_time(kind, net, k, nbytes, root=1 % k, itemsize=4)
+    assert ranks.trace.makespan == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8])
+def test_and_that_is_the_time_of_the_formulas(k: int) -> None:
+    n = 4 * NUMEL
+    formulas = {
+        "ring": cost_model.ring_all_reduce_time,
+        "central": cost_model.central_all_reduce_time,
+        "halving-doubling": cost_model.halving_doubling_all_reduce_time,
+    }
+    for name, formula in formulas.items():
+        net = network(all_reduce=name)
+        assert collective_time("all_reduce", net, k, n) == pytest.approx(formula(n, k, net))
+    net = network()
+    assert collective_time("reduce_scatter", net, k, n) == pytest.approx(
+        cost_model.ring_reduce_scatter_time(n, k, net)
+    )
+    assert collective_time("all_gather", net, k, n) == pytest.approx(
+        cost_model.ring_reduce_scatter_time(k * n, k, net)
+    )
+    steps = math.ceil(math.log2(k))
+    early = 0 if k == 2**steps else steps * net.latency  # else the formula is a bound
+    trees = {
+        "broadcast": cost_model.tree_broadcast_time(n, k, net),
+        "all_reduce": cost_model.tree_all_reduce_time(n, k, net),
+    }
+    for kind, formula in trees.items():
+        seconds = collective_time(kind, network(all_reduce="tree"), k, n)
+        assert formula - early - 1e-12 <= seconds <= formula + 1e-12
+    assert collective_time("barrier", net, k, 0) == pytest.approx(steps * 1e-3)
+
+
+def test_every_kind_is_known_where_it_must_be() -> None:
+    assert {each.kind for each in COLLECTIVES} == KINDS.keys() - {"send", "recv"}
+    for kind in KINDS.keys() - {"send", "recv"}:
+        collective_time(kind, network(), 2, 8)
+        sides = [[torch.ones(1)] * 2] * 2 if kind != "barrier" else [[], []]
+        apply_collective(kind, "sum", 0, sides, sides)
