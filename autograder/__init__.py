@@ -2,15 +2,15 @@
 
 The path of one submission through ``nbgrader autograde``:
 
-1. `rebuild`: the released notebook, with the student's sources and nothing else of theirs
+1. `passes.rebuild`: the released notebook, with the student's sources and nothing else of theirs
 2. nbgrader's own sanitizing passes
-3. `examine`: runs the cells, examines each check, writes points and report into the notebook
+3. `passes.examine`: runs the cells and each check, writes points and report into the notebook
 
-   - `examination`: one submission; its notebook process, and a `team` of ranks for each case
-   - `examinee`: the other side of both, inside the sandbox
-   - `places`, `sandbox`, `mounts`: where that is, and what can be seen from there
+   - `examination`: a `submission` with its notebook process, a `case` with its ranks, the `verdict`
+   - `inside`: the other side of both, in the sandbox, where nothing is trusted
+   - `sandbox`: bubblewrap, and what can be seen from there
 
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 
-`verdict` is what remains for a replay. `demo` shows it all on a class of six.
+`commands` is what people type: `demo` shows it all on a class of six.
 """

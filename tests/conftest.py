@@ -11,6 +11,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: what a test may take is pytest's timeout.
+settings.register_profile("course", deadline=None)
+settings.load_profile("course")
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0

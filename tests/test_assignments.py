@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from course_lib.checking import CheckReport, examine
+from course_lib.checking import CheckReport, run_check
 from course_lib.checking.local import LocalRunner, load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
@@ -35,7 +35,7 @@ def code_cells(folder: Path) -> Iterator[Any]:
 def run(folder: Path, task: str, function: Any) -> CheckReport:
     checks, hidden, _ = parts(folder)
     with LocalRunner(function) as runner:
-        return examine(
+        return run_check(
             f"{folder.name}/{task}",
             checks[task],
             runner,

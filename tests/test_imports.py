@@ -238,7 +238,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.ranks.ranks", "from ..sgd import sgd_step"),
         ("course_lib.checking.cases", "import course_lib.sharding"),
         ("course_lib.checking.cases", "from autograder import sandbox"),
-        ("course_lib.checking.examine", "import cloudpickle"),
+        ("course_lib.checking.run_check", "import cloudpickle"),
         ("course_lib.data", "import matplotlib"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
         ("course_lib.ddp.wrapper", "from course_lib.train import train"),

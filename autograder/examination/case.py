@@ -8,8 +8,9 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.cases import Case
 from course_lib.checking.frames import Frame, FrameReader, send_frame
 from course_lib.checking.wire import Plain, WireError, decode, encode
@@ -31,18 +32,6 @@ class SubmissionError(RanksError):
     """The submission's own code kept a case from being run at all."""
 
 
-class Place(Protocol):
-    """Where student code runs: tells how to start the examinee there, and what it finds there."""
-
-    checks: str
-    """Path of checks.py, as seen from inside."""
-    scratch: str
-    """Writable folder, as seen from inside."""
-
-    def start(self) -> ForkServer:
-        """Start the examinee and return the line to it."""
-
-
 @dataclass
 class _Rank:
     pid: int
@@ -52,11 +41,11 @@ class _Rank:
     answer: tuple[int, Any] | None = None
 
 
-class Team:
+class CaseRanks:
     """The ranks of one case, from fork to kill."""
 
     def __init__(
-        self, server: ForkServer, case: Case, function: str, check: str, place: Place
+        self, server: ForkServer, case: Case, function: str, check: str, place: SandboxedPlace
     ) -> None:
         self._server = server
         self._board = Board.create(case.world_size)
@@ -85,7 +74,7 @@ class Team:
                     raise SubmissionError("the process that starts the ranks has ended") from None
             self._ranks.append(_Rank(pid, ours, FrameReader(MAX_ANSWER)))
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> CaseRanks:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.examination.case import MAX_ANSWER, Place, SubmissionError, Team
+from autograder.examination.case import MAX_ANSWER, CaseRanks, SubmissionError
+from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.cases import Case, Check
-from course_lib.checking.examine import Runner
 from course_lib.checking.frames import Frame, recv_frame, send_frame
+from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
 
@@ -30,7 +31,7 @@ class CellOutcome:
     trace: str = ""
 
 
-class Examination:
+class Submission:
     """A submission in its sandbox. Cells are run in order; checks may follow any of them.
 
     When student code ends the notebook process, or the whole sandbox, the next request starts it
@@ -42,7 +43,7 @@ class Examination:
 
     """
 
-    def __init__(self, place: Place, cell_seconds: float = 30.0) -> None:
+    def __init__(self, place: SandboxedPlace, cell_seconds: float = 30.0) -> None:
         self._place = place
         self._cell_seconds = cell_seconds
         self._cells: list[tuple[int, str]] = []
@@ -130,7 +131,7 @@ class Examination:
         """End everything that runs for this submission."""
         self._end_server()
 
-    def __enter__(self) -> Examination:
+    def __enter__(self) -> Submission:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,7 +148,7 @@ class Examination:
             server = self._running_server()
             if taken is None or taken[0] is not server:  # in a new sandbox its file is gone
                 taken = server, self._take(check.function)
-            with Team(server, case, taken[1], short_name, self._place) as team:
+            with CaseRanks(server, case, taken[1], short_name, self._place) as team:
                 return team.run(inputs, check.seconds)
 
         return run

@@ -20,7 +20,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Float, Unicode
 
-from autograder.examination.submission import CellOutcome, Examination
+from autograder.examination.submission import CellOutcome, Submission
 from autograder.examination.verdict import (
     CheckVerdict,
     Verdict,
@@ -30,8 +30,8 @@ from autograder.examination.verdict import (
 )
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Check, CheckReport
-from course_lib.checking.examine import examine
 from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.run_check import run_check
 
 EXPLORE = "explore"
 """Tag of released cells that are there to play with: the grader does not run them."""
@@ -68,7 +68,7 @@ class Examine(NbGraderPreprocessor):
             versions=versions(),
         )
         place = SandboxedPlace(source / "checks.py", masked=hidden.MASKED)
-        with place, Examination(place, self.cell_seconds) as examination:
+        with place, Submission(place, self.cell_seconds) as examination:
             count = 0
             for cell in nb.cells:
                 if cell.cell_type != "code":
@@ -101,7 +101,7 @@ class Examine(NbGraderPreprocessor):
         name: str,
         checks: dict[str, Check],
         hidden: dict[str, Any],
-        examination: Examination,
+        examination: Submission,
         verdict: Verdict,
     ) -> CheckReport:
         short = name.rpartition("/")[2]
@@ -111,7 +111,7 @@ class Examine(NbGraderPreprocessor):
                 f"there are: {', '.join(checks)}"
             )
         self.log.info("Examining %s", name)
-        return examine(
+        return run_check(
             name,
             checks[short],
             examination.runner(short),

@@ -1,7 +1,7 @@
 """Checks: cases, oracles and reports.
 
 For students: `check`. For course authors: `Case`, `Check`, `Wrong` and the ``expect_…`` functions
-to judge with. Read `cases` first, then `examine`, `compare`, `report`, `local`, `wire`.
+to judge with. Read `cases` first, then `run_check`, `compare`, `report`, `local`, `wire`.
 """
 
 from course_lib.checking.cases import Case, Check, Wrong
@@ -11,9 +11,9 @@ from course_lib.checking.compare import (
     expect_same_on_all_ranks,
     expect_tensor,
 )
-from course_lib.checking.examine import examine
 from course_lib.checking.local import check
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
+from course_lib.checking.run_check import run_check
 
 __all__ = [
     "Case",
@@ -23,9 +23,9 @@ __all__ = [
     "CheckReport",
     "Wrong",
     "check",
-    "examine",
     "expect_close",
     "expect_number",
     "expect_same_on_all_ranks",
     "expect_tensor",
+    "run_check",
 ]

@@ -12,8 +12,8 @@ from typing import Any
 import cloudpickle
 
 from course_lib.checking.cases import Case, Check
-from course_lib.checking.examine import examine
 from course_lib.checking.report import CheckFailed, CheckReport
+from course_lib.checking.run_check import run_check
 from course_lib.checking.wire import Plain, decode, encode
 from course_lib.ranks import Ranks, per_rank
 
@@ -38,7 +38,7 @@ def check(name: str, function: Callable[..., Any]) -> CheckReport:
     if short not in checks:
         raise LookupError(f"{assignment} has no check '{short}'; it has {', '.join(checks)}")
     with LocalRunner(function) as run:
-        report = examine(name, checks[short], run, seed="public")
+        report = run_check(name, checks[short], run, seed="public")
     print(report)
     if not report.passed:
         raise CheckFailed(report)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.examination.submission import Examination
+from autograder.examination.submission import Submission
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking import Case, Check, CheckReport, Wrong, examine
+from course_lib.checking import Case, Check, CheckReport, Wrong, run_check
 from course_lib.ranks.processes.fork_client import ForkServerError
 
 pytestmark = pytest.mark.timeout(120)
@@ -62,24 +62,24 @@ def place(tmp_path_factory: Any) -> Iterator[SandboxedPlace]:
 
 
 @pytest.fixture
-def examination(place: SandboxedPlace) -> Iterator[Examination]:
-    with Examination(place, cell_seconds=5) as examination:
+def examination(place: SandboxedPlace) -> Iterator[Submission]:
+    with Submission(place, cell_seconds=5) as examination:
         yield examination
 
 
 def report(
-    examination: Examination, source: str, *world_sizes: int, seconds: float = 20.0
+    examination: Submission, source: str, *world_sizes: int, seconds: float = 20.0
 ) -> CheckReport:
     examination.run_cell(source)
     runner = examination.runner("total")
-    return examine("t/total", check(*world_sizes, seconds=seconds), runner, seed="s")
+    return run_check("t/total", check(*world_sizes, seconds=seconds), runner, seed="s")
 
 
-def test_a_right_function_passes_on_every_world_size(examination: Examination) -> None:
+def test_a_right_function_passes_on_every_world_size(examination: Submission) -> None:
     assert report(examination, RIGHT, 1, 2, 3, 4).passed
 
 
-def test_cells_share_a_namespace_and_errors_do_not_stop_the_rest(examination: Examination) -> None:
+def test_cells_share_a_namespace_and_errors_do_not_stop_the_rest(examination: Submission) -> None:
     assert examination.run_cell("x = 20\nprint('hello')").stdout == "hello\n"
     broken = examination.run_cell("y = x + 1\n1 / 0")
     assert broken.error == "ZeroDivisionError: division by zero"
@@ -88,12 +88,12 @@ def test_cells_share_a_namespace_and_errors_do_not_stop_the_rest(examination: Ex
     assert examination.run_cell("%who int\n").error == ""
 
 
-def test_an_answer_module_cannot_be_imported(examination: Examination) -> None:
+def test_an_answer_module_cannot_be_imported(examination: Submission) -> None:
     outcome = examination.run_cell("from course_lib.sharding import shard_bounds")
     assert "what this assignment asks you to write" in outcome.error
 
 
-def test_a_missing_function_is_named(examination: Examination) -> None:
+def test_a_missing_function_is_named(examination: Submission) -> None:
     assert "total is not defined" in report(examination, "x = 1", 2).reason
 
 
@@ -115,7 +115,7 @@ def test_a_missing_function_is_named(examination: Examination) -> None:
     ],
 )
 def test_a_failure_is_explained_and_costs_only_its_own_case(
-    examination: Examination, body: str, words: str
+    examination: Submission, body: str, words: str
 ) -> None:
     source = (
         "import torch.distributed as dist\n"
@@ -128,7 +128,7 @@ def test_a_failure_is_explained_and_costs_only_its_own_case(
     assert words in result.reason
 
 
-def test_a_value_that_claims_to_equal_everything_is_not_plain(examination: Examination) -> None:
+def test_a_value_that_claims_to_equal_everything_is_not_plain(examination: Submission) -> None:
     source = """
 class Liar:
     def __eq__(self, other): return True
@@ -138,7 +138,7 @@ def total(mine):
     assert "Liar" in report(examination, source, 2).reason
 
 
-def test_a_rank_cannot_find_the_other_ranks_inputs(examination: Examination) -> None:
+def test_a_rank_cannot_find_the_other_ranks_inputs(examination: Submission) -> None:
     source = """
 import glob, torch
 def total(mine):
@@ -159,7 +159,7 @@ def total(mine):
     assert [int(count) for count in found] == [0, 0]
 
 
-def test_a_cell_that_ends_or_hangs_its_process_costs_itself_only(examination: Examination) -> None:
+def test_a_cell_that_ends_or_hangs_its_process_costs_itself_only(examination: Submission) -> None:
     examination.run_cell(RIGHT)
     assert "ended the Python process" in examination.run_cell("import os; os._exit(1)").error
     assert "longer than 5 s" in examination.run_cell("while True: pass").error
@@ -168,7 +168,7 @@ def test_a_cell_that_ends_or_hangs_its_process_costs_itself_only(examination: Ex
 
 
 def test_killing_everything_in_reach_costs_the_check_and_not_the_next(
-    examination: Examination,
+    examination: Submission,
 ) -> None:
     source = """
 import os, signal
@@ -183,14 +183,14 @@ def total(mine):
     assert [case.passed for case in result.results] == [True, False, True], str(result)
 
 
-def test_a_flood_of_prints_is_capped(examination: Examination) -> None:
+def test_a_flood_of_prints_is_capped(examination: Submission) -> None:
     outcome = examination.run_cell("for i in range(300_000): print('flood')")
     assert len(outcome.stdout) < 100_000
     assert "more characters" in outcome.stdout
 
 
 def test_nothing_is_left_when_it_closes(place: SandboxedPlace) -> None:
-    with Examination(place) as examination:
+    with Submission(place) as examination:
         examination.run_cell(
             "import subprocess; subprocess.Popen(['sleep', '54321'], start_new_session=True)"
         )
@@ -218,5 +218,5 @@ def test_a_grader_that_cannot_start_is_not_a_zero(tmp_path: Path) -> None:
         def start(self) -> Any:
             raise ForkServerError("no sandbox today")
 
-    with Examination(Nowhere()) as examination, pytest.raises(ForkServerError):
+    with Submission(Nowhere()) as examination, pytest.raises(ForkServerError):
         examination.run_cell("x = 1")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, examine
+from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
 from course_lib.checking.cases import case_generator
 from course_lib.checking.local import LocalRunner, find_assignment
 
@@ -91,9 +91,9 @@ def total(mine: torch.Tensor) -> torch.Tensor:
 
 def test_every_rank_gets_only_its_own_input_and_the_judge_sees_all() -> None:
     with LocalRunner(total) as run:
-        assert examine("t/total", sum_check(), run, seed="1").passed
+        assert run_check("t/total", sum_check(), run, seed="1").passed
     with LocalRunner(lambda mine: mine) as run:
-        report = examine("t/total", sum_check(), run, seed="1")
+        report = run_check("t/total", sum_check(), run, seed="1")
     assert [result.passed for result in report.results] == [True, False, False]
     assert report.reason == "rank 0: wrong sum. Look again."
 
@@ -123,7 +123,7 @@ def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function: Any, 
         return function(mine) if dist.get_world_size() == 2 else total(mine)
 
     with LocalRunner(careful) as run:
-        report = examine("t/total", sum_check(), run, seed="1")
+        report = run_check("t/total", sum_check(), run, seed="1")
     assert [result.passed for result in report.results] == [True, False, True]
     assert words in report.reason
 
@@ -135,13 +135,13 @@ def test_a_slow_function_meets_its_limit() -> None:
 
     cases = (Case("1 rank", 1),)
     with LocalRunner(endless) as run:
-        report = examine("t/total", sum_check(cases=cases, seconds=1.0), run, seed="1")
+        report = run_check("t/total", sum_check(cases=cases, seconds=1.0), run, seed="1")
     assert "limit of 1 s" in report.reason
 
 
 def test_hidden_cases_count_and_their_names_and_details_stay_hidden() -> None:
     with LocalRunner(lambda mine: mine) as run:
-        report = examine(
+        report = run_check(
             "t/total",
             sum_check(cases=(Case("public", 1),)),
             run,

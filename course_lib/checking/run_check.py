@@ -15,7 +15,7 @@ Runner = Callable[[Check, Case, Sequence[Plain]], list[Any]]
 """Runs a case's program on its ranks: returns one output per rank, or raises `RanksError`."""
 
 
-def examine(
+def run_check(
     name: str,
     check: Check,
     run: Runner,
@@ -38,13 +38,13 @@ def examine(
     results = []
     cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
     for case, is_hidden in cases:
-        result = _examine_case(name, check, case, run, seed, is_hidden)
+        result = _run_case(name, check, case, run, seed, is_hidden)
         results.append(result)
         progress(result)
     return CheckReport(name, tuple(results))
 
 
-def _examine_case(
+def _run_case(
     name: str, check: Check, case: Case, run: Runner, seed: str, hidden: bool
 ) -> CaseResult:
     inputs = check.inputs(case, case_generator(seed, name, case))
