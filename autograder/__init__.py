@@ -8,7 +8,7 @@ The path of one submission through ``nbgrader autograde``:
 
    - `examination`: one submission; its notebook process, and a `team` of ranks for each case
    - `examinee`: the other side of both, inside the sandbox
-   - `places`, `sandbox`, `mounts`: where that is, and what can be seen from there
+   - `sandbox`: where that is, and what can be seen from there
 
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 

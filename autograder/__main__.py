@@ -10,12 +10,28 @@ from pathlib import Path
 from autograder.course import CourseNotFound, find_course
 
 
+class _Version(argparse.Action):
+    """argparse's own ``version`` takes a text; this one is found out only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from autograder.commands.version import version_text
+
+        print(version_text())
+        parser.exit()
+
+
 def main() -> int:
     """Parse the command line and run the command; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="autograder",
         description="Grade notebooks of data-parallel code, on several ranks, in a sandbox.",
         epilog="Plain nbgrader commands work too, in the course folder: nbgrader autograde …",
+    )
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        help="show the versions of the course, torch, nbgrader and the sandbox's bubblewrap",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(

