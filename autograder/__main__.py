@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -45,8 +44,6 @@ def main() -> int:
         "--course", type=Path, help="the course folder (default: found from here upwards)"
     )
     arguments = parser.parse_args()
-    # nbgrader starts alembic by name when it makes a gradebook; it stands beside this Python.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
         root = find_course(arguments.course)
         from autograder.commands.demo import main as run_demo  # nbgrader needs a second to import
