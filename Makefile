@@ -24,6 +24,10 @@ test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 # Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
 # a notebook also ends its kernel, and with it the ranks, which would hold their memory.
 lab: .venv/ready  ## JupyterLab, opened at the lectures
+	@folder="$$(.venv/bin/python -m jupyter --runtime-dir)"; \
+	  mkdir -p -m 700 "$$folder" 2>/dev/null && [ -w "$$folder" ] || { \
+	  echo "make: JupyterLab needs to write to $$folder and may not. Give it another home:" \
+	    "make lab HOME=/a/folder/of/yours" >&2; exit 1; }
 	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/notebook/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
 	  .venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures $(ARGS)
 
