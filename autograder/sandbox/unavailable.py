@@ -7,6 +7,7 @@ _HELP = """Student code is never run without a sandbox. To get one:
 If bubblewrap is there but may not start, allow user namespaces:
   sysctl -w kernel.unprivileged_userns_clone=1               (older Debian)
   sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu 24.04 and later)
+  sysctl -w user.max_user_namespaces=10000                   (where it is 0)
   docker run --privileged ...                                (in a container)
 Ubuntu 25.04 and later allow them for the system's bubblewrap: apt-get install bubblewrap"""
 
