@@ -24,6 +24,10 @@ test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 # Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
 # a notebook also ends its kernel, and with it the ranks, which would hold their memory.
 lab: .venv/ready  ## JupyterLab, opened at the lectures
+	@folder="$$(.venv/bin/python -m jupyter --runtime-dir)"; \
+	  mkdir -p -m 700 "$$folder" 2>/dev/null && [ -w "$$folder" ] || { \
+	  echo "make: JupyterLab needs to write to $$folder and may not. Give it another home:" \
+	    "make lab HOME=/a/folder/of/yours" >&2; exit 1; }
 	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/notebook/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
 	  .venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures $(ARGS)
 
@@ -47,25 +51,33 @@ ifneq ($(shell cat .venv/ready 2>/dev/null),$(BUILT_FROM))
 .PHONY: .venv/ready
 endif
 
-# .venv/building marks an installation under way: if it is still there, the last one was interrupted.
-# A .venv with neither mark was made by hand: it is completed, never deleted.
+# Marks in .venv: `building` is an installation of ours under way, and if it is still there, the last
+# one was interrupted; `made_by_hand` is a .venv that was here first. Ours is removed when it is half
+# done or outdated. Yours is completed, again if that was interrupted, and never removed.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "make: needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
 	  echo "make: name another one, for example: make PYTHON=python3.12" >&2; exit 1; }
-	@if [ -e .venv/building ] || \
-	  { [ -e .venv/ready ] && [ "$$(cat .venv/ready)" != "$(BUILT_FROM)" ]; }; then \
+	@if [ -e .venv ] && [ ! -e .venv/building ] && [ ! -e .venv/ready ]; then \
+	  touch .venv/made_by_hand; fi
+	@if [ ! -e .venv/made_by_hand ] && { [ -e .venv/building ] || \
+	  { [ -e .venv/ready ] && [ "$$(cat .venv/ready)" != "$(BUILT_FROM)" ]; }; }; then \
 	  echo "removing an incomplete or outdated .venv ..."; rm -rf .venv; fi
-	@if [ -e .venv/ready ]; then echo "updating .venv ..."; \
+	@if [ -e .venv/made_by_hand ]; then echo "completing your .venv ..."; \
+	  elif [ -e .venv/ready ]; then echo "updating .venv ..."; \
 	  else echo "building .venv (first use, about 2 minutes) ..."; fi
-	@mkdir -p .venv && touch .venv/building
+	@mkdir -p .venv && { [ -e .venv/made_by_hand ] || touch .venv/building; }
 	@$(PYTHON) -m venv .venv
 # Alone and without its dependencies, so that an unreachable index of CPU wheels costs one failed
 # lookup, not one per package; pip then goes on with what PyPI or a local folder offers. One retry:
 # a lookup that fails by bad luck would fetch the CUDA wheel.
 	@echo "  1/2 $(TORCH)"
 	@$(PIP) --quiet --retries 1 --no-deps '$(TORCH)' $(INDEX)
+	@if [ -n "$(INDEX)" ] && [ "$$(uname)" = Linux ] && \
+	  grep -qE '^Requires-Dist: (nvidia|cuda)-' .venv/lib/python3*/site-packages/torch-*.dist-info/METADATA; then \
+	  echo "  no CPU wheel came from $(CPU_WHEELS): PyPI's brings 5 GB of CUDA libraries." >&2; \
+	  echo "  Ctrl-C stops here; make CPU_WHEELS=<another index> looks elsewhere." >&2; fi
 	@echo "  2/2 JupyterLab, nbgrader, the course and its tests"
 	@$(PIP) -qq --editable '.[test]'
-	@rm .venv/building && echo "$(BUILT_FROM)" > $@
+	@rm -f .venv/building && echo "$(BUILT_FROM)" > $@
 	@echo "  done"

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from autograder.course import CourseNotFound, find_course
+
+
+class _Version(argparse.Action):
+    """argparse's own ``version`` takes a text; this one is found out only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from autograder.commands.version import version_text
+
+        print(version_text())
+        parser.exit()
 
 
 def main() -> int:
@@ -16,6 +25,12 @@ def main() -> int:
         prog="autograder",
         description="Grade notebooks of data-parallel code, on several ranks, in a sandbox.",
         epilog="Plain nbgrader commands work too, in the course folder: nbgrader autograde …",
+    )
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        help="show the versions of the course, torch, nbgrader and the sandbox's bubblewrap",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
@@ -29,8 +44,6 @@ def main() -> int:
         "--course", type=Path, help="the course folder (default: found from here upwards)"
     )
     arguments = parser.parse_args()
-    # nbgrader starts alembic by name when it makes a gradebook; it stands beside this Python.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
         root = find_course(arguments.course)
         from autograder.commands.demo import main as run_demo  # nbgrader needs a second to import

