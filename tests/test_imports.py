@@ -50,7 +50,10 @@ RULES = {
     "autograder.inside.examinee": {
         *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
     },
-    "assignments": {"torch", "numpy", "course_lib.checking", "course_lib.ranks"},  # its .py files
+    **{
+        folder: {"torch", "numpy", "course_lib.checking", "course_lib.ranks"}  # its .py files
+        for folder in ("assignments", "instructor")
+    },
     "<notebook>": {"torch", "numpy", "matplotlib", "IPython", "course_lib"},
 }
 
@@ -125,12 +128,13 @@ def notebook_source(path: Path) -> str:
 
 
 def notebooks() -> list[Path]:
-    found = [*ROOT.glob("lectures/*.ipynb"), *ROOT.glob("assignments/*/*.ipynb")]
+    folders = ("lectures", "assignments/*", "instructor/*")
+    found = [path for folder in folders for path in ROOT.glob(f"{folder}/*.ipynb")]
     return sorted(path for path in found if ".ipynb_checkpoints" not in path.parts)
 
 
 def python_files() -> list[Path]:
-    folders = ("course_lib", "autograder", "assignments")
+    folders = ("course_lib", "autograder", "assignments", "instructor")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -143,7 +147,7 @@ def test_a_module_imports_only_what_the_table_allows(path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_notebook_imports_only_what_the_table_allows(path: Path) -> None:
     problems = violations("<notebook>", notebook_source(path))
     assert not problems, "\n".join(problems)
@@ -187,7 +191,7 @@ def test_reference_modules_are_listed_in_reading_order() -> None:
         ("autograder.examiner", "from course_lib.sharding import shard_bounds"),
         ("autograder.examiner", "import pickle"),
         ("autograder.inside.examinee", "from autograder.examination.verdict import Verdict"),
-        ("assignments.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
+        ("instructor.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
         ("<notebook>", "import nbgrader"),
         ("<notebook>", "from autograder import examiner"),
     ],
