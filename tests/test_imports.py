@@ -40,6 +40,7 @@ RULES = {
         for name in ("trace",)
     },
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
+    "course_lib.desk": {"nbformat"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
     "autograder": {
@@ -184,6 +185,7 @@ def test_reference_modules_are_listed_in_reading_order() -> None:
         ("course_lib.checking.cases", "from autograder import sandbox"),
         ("course_lib.checking.examine", "import cloudpickle"),
         ("course_lib.data", "import matplotlib"),
+        ("course_lib.desk.refresh", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
         ("course_lib.ddp.wrapper", "from course_lib.train import train"),
         ("course_lib.figures", "import sklearn"),
