@@ -21,6 +21,7 @@ from course_folders import RELEASED, ROOT, assignments
 from notebook_rules import broken_links, prose_cells
 
 from course_lib.checking.local import find_assignment
+from course_lib.desk.lab import SETTINGS, environment
 from course_lib.desk.refresh import refresh
 
 START_SECONDS = 90
@@ -71,6 +72,15 @@ def test_modules_to_read_do_not_hide_the_package(desk: Path) -> None:
     assert list((desk / "course_lib").rglob("*.py"))
     spec = PathFinder.find_spec("course_lib", [str(desk), str(ROOT)])
     assert spec is not None and spec.origin == str(ROOT / "course_lib/__init__.py")
+
+
+def test_the_courses_settings_stand_before_those_the_user_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
+    assert environment()["JUPYTER_CONFIG_PATH"] == f"{SETTINGS}{os.pathsep}/mine"
+    monkeypatch.delenv("JUPYTER_CONFIG_PATH")
+    assert environment()["JUPYTER_CONFIG_PATH"] == str(SETTINGS)
 
 
 @pytest.fixture(scope="module")
