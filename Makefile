@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lab lint bench help
+.PHONY: demo test lab formgrader lint bench help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -21,15 +21,13 @@ demo: .venv/ready  ## the course end to end: release, six submissions, grading, 
 test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 	@.venv/bin/python -m pytest $(ARGS)
 
-# Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
-# a notebook also ends its kernel, and with it the ranks, which would hold their memory.
-lab: .venv/ready  ## JupyterLab, opened at the lectures
-	@folder="$$(.venv/bin/python -m jupyter --runtime-dir)"; \
-	  mkdir -p -m 700 "$$folder" 2>/dev/null && [ -w "$$folder" ] || { \
-	  echo "make: JupyterLab needs to write to $$folder and may not. Give it another home:" \
-	    "make lab HOME=/a/folder/of/yours" >&2; exit 1; }
-	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/notebook/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
-	  .venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures $(ARGS)
+# Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
+lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments
+	@.venv/bin/python -m course_lib.desk --lab $(ARGS)
+
+# Rooted at the course, or formgrader does not find it.
+formgrader: .venv/ready  ## JupyterLab for instructors, with nbgrader's panels
+	@.venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/instructor $(ARGS)
 
 lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff check .
@@ -42,7 +40,7 @@ bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
-	  printf 'make %-6s %s\n' "$$target" "$$text"; done
+	  printf 'make %-10s %s\n' "$$target" "$$text"; done
 
 # The stamp says what .venv was built from. Another torch, or a checkout that was moved (a virtual
 # environment holds absolute paths), builds it anew; a changed pyproject.toml updates it in place.

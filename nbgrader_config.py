@@ -1,7 +1,9 @@
 """nbgrader's configuration: where the course is, and which passes grade it.
 
 Plain nbgrader commands, run in this folder, use it: ``nbgrader generate_assignment``,
-``nbgrader autograde``, ``nbgrader generate_feedback``, ``nbgrader formgrader``.
+``nbgrader autograde``, ``nbgrader generate_feedback``; and so does the formgrader that
+``make formgrader`` opens. ``assignments/`` is none of nbgrader's folders: ``autograder release``
+makes it, and students clone it.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ with contextlib.suppress(OSError):
 
 c.CourseDirectory.course_id = "sgd-to-ddp"
 c.CourseDirectory.root = str(root)
-c.CourseDirectory.source_directory = "assignments"
+c.CourseDirectory.source_directory = "instructor"
 c.CourseDirectory.release_directory = str(grading / "release")
 c.CourseDirectory.submitted_directory = str(grading / "submitted")
 c.CourseDirectory.autograded_directory = str(grading / "autograded")

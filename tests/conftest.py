@@ -1,4 +1,4 @@
-"""For every test: one thread per process, and no process left behind."""
+"""For every test: one thread per process, no deadline, and no process left behind."""
 
 import os
 import time

@@ -10,6 +10,8 @@ import pytest
 import yaml  # comes with JupyterLab, which reads YAML schemas
 from packaging.requirements import Requirement
 
+from course_lib.desk.lab import SETTINGS
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -128,12 +130,25 @@ def test_every_command_the_readme_shows_is_a_make_target() -> None:
     assert help_lists == set(phony[1].split())
 
 
-def test_the_setting_that_ends_ranks_with_their_notebook_is_one_that_jupyterlab_has() -> None:
-    folder = ROOT / "course_lib" / "ranks" / "notebook" / "jupyterlab"
-    assert f"$(CURDIR)/{folder.relative_to(ROOT)}" in (ROOT / "Makefile").read_text()
-    overrides = json.loads((folder / "labconfig/default_setting_overrides.json").read_text())
+def test_make_lab_is_the_command_that_works_without_make() -> None:
+    assert "-m course_lib.desk --lab $(ARGS)" in MAKEFILE
+    assert "python -m course_lib.desk --lab" in README
+
+
+def test_the_settings_of_jupyterlab_are_ones_that_it_has() -> None:
+    overrides = json.loads((SETTINGS / "labconfig/default_setting_overrides.json").read_text())
     schemas = Path(sys.prefix) / "share/jupyter/lab/schemas"
     for plugin, settings in overrides.items():
         package, name = plugin.split(":")
         schema = json.loads((schemas / package / f"{name}.json").read_text())
         assert settings.keys() <= schema["properties"].keys()
+
+
+def test_what_is_switched_off_for_students_is_what_nbgrader_switches_on() -> None:
+    switched_on = Path(sys.prefix) / "etc/jupyter/jupyter_server_config.d/nbgrader.json"
+    extensions = {
+        path: json.loads(path.read_text())["ServerApp"]["jpserver_extensions"]
+        for path in (switched_on, SETTINGS / "jupyter_server_config.json")
+    }
+    on, off = extensions.values()
+    assert on.keys() == off.keys() and not any(off.values())

@@ -154,23 +154,3 @@ def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
         assert "5 GB of CUDA" in said("--extra-index-url x")
         (checkout / ".venv/ready").unlink()
     assert said("") == ""  # there is a GPU, and CUDA is what it needs
-
-
-def test_a_home_that_cannot_be_written_costs_one_sentence(checkout: Path) -> None:
-    make(checkout)
-    python = checkout / ".venv/bin/python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    home = "/proc/nobody's home"  # where not even root can make a folder
-    done = subprocess.run(
-        ["make", "lab", f"HOME={home}", "PYTHON=./python", "PIP=true"],
-        cwd=checkout,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode != 0
-    sentence, *rest = done.stderr.splitlines()
-    assert home in sentence
-    assert "make lab HOME=" in sentence
-    assert all(line.startswith("make: ***") for line in rest), done.stderr
