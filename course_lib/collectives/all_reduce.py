@@ -1,5 +1,8 @@
 """Collectives: all-reduce in five ways, from messages between two ranks.
 
+    >>> from course_lib.collectives import halving_doubling_all_reduce
+    >>> halving_doubling_all_reduce(gradient)  # in place; every rank then holds the sum
+
 An all-reduce replaces everyone's tensor by the sum over all ranks. In data-parallel training it
 carries the gradients, n bytes per step. With latency α (s), bandwidth β (bytes/s) and K ranks:
 

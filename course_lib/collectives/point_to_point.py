@@ -1,5 +1,8 @@
 """Point to point: messages between two ranks, of which every collective is made.
 
+    >>> from course_lib.collectives import exchange
+    >>> exchange(outgoing, right, incoming, left)  # both at the same time
+
 `torch.distributed` offers `send` and `recv`, which wait, and `isend` and `irecv`, which return a
 handle to be waited for. Four things have to be right before an algorithm is, and they are here, so
 that the algorithms (`rooted_collectives`, `ring`, `collectives`) need not speak of them:

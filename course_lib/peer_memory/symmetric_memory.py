@@ -1,5 +1,9 @@
 """Symmetric memory: peer memory on GPUs of one machine, over NVLink or PCIe.
 
+    >>> from course_lib.peer_memory import SymmetricMemory
+    >>> memory = SymmetricMemory()  # once, on all ranks, a GPU each
+    >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
+
 A GPU can read and write another one's memory if both have agreed on it: PyTorch's symmetric memory
 allocates the same on every rank, exchanges the addresses (a *rendezvous*), and offers a barrier
 that the GPUs make among themselves. The host launches a few kernels and waits for nothing.

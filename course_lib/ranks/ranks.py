@@ -72,6 +72,7 @@ class Ranks:
         ValueError: there is no such place, or it cannot hold these ranks.
 
     Example:
+        >>> from course_lib.ranks import Ranks
         >>> with Ranks(4) as ranks:
         ...     ranks.run(lambda: torch.distributed.get_rank())
         [0, 1, 2, 3]
