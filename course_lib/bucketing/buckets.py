@@ -15,7 +15,7 @@ order of the parameters. The first one is small (`first_bucket_mb`): it is what 
 for before there is anything to do. A buffer holds one dtype, on one device, because a collective
 sums numbers of one kind.
 
-`bucket_size.best_bucket_bytes` says which size is best where; PyTorch's 25 MiB suits many networks.
+`size.best_bucket_bytes` says which size is best where; PyTorch's 25 MiB suits many networks.
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """

@@ -62,7 +62,7 @@ class TunedAllReduce:
         repeats: how often, 1 or more, and small ones three times as often; the median counts.
         device: where the measured tensors lie: where those to be reduced will.
         also: name → all-reduce, more to choose from: where all ranks are on one machine,
-            `lambda tensor, group: memory.all_reduce(tensor)` of a `shared_memory.SharedMemory`.
+            `lambda tensor, group: memory.all_reduce(tensor)` of a `peer_memory.SharedMemory`.
 
     Attributes:
         times: size → name → measured seconds; empty if predicted.

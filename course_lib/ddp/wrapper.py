@@ -61,7 +61,7 @@ class DistributedDataParallel(nn.Module):
             must run that one, even if it only evaluates.
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
             dtype and device lie, for kinds that collectives work on directly: `empty` of a
-            `shared_memory`.
+            `peer_memory.SharedMemory`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.

@@ -11,8 +11,9 @@ that the GPUs make among themselves. The host launches a few kernels and waits f
 NCCL needs a kernel with many phases, or one message per neighbour, however small the tensor is;
 one-shot is one barrier and K additions, and for tensors below some 100 KB is over sooner.
 
-The sums here are PyTorch's own additions, one kernel each, so that they can be read.
-`torch.ops.symm_mem.one_shot_all_reduce` and `two_shot_all_reduce_` do the same in one kernel.
+The sums here are PyTorch's own additions, one kernel each, so that they can be read. PyTorch does
+the same in a single kernel: `torch.ops.symm_mem.one_shot_all_reduce` and
+`torch.ops.symm_mem.two_shot_all_reduce_`.
 """
 
 from typing import Any
