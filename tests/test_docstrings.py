@@ -22,6 +22,7 @@ NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # "- `rooted`: broadcast, reduce" or "1. `errors`, `reducer`: …", and further ones in the same item.
 ITEM = re.compile(r"^ *(?:-|\d+\.) (.*(?:\n(?! *(?:-|\d+\.) ).+)*)", re.MULTILINE)
 HEAD = re.compile(r"((?:`[a-z_][\w.]*`(?:,| and) )*`[a-z_][\w.]*`):")
+DRAWING = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w./-]+(?:/|\.(?:py|md|ipynb|json))(?![\w/])")
 
 
@@ -78,8 +79,7 @@ def lower(words: list[str]) -> list[str]:
 
 def missing_paths(text: str, folder: Path) -> list[str]:
     """Return the paths, in backquotes or in a drawing, that are neither here nor in the root."""
-    drawings = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
-    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    drawings, rest = DRAWING.findall(text), DRAWING.sub("", text)
     links = re.findall(r"\]\(([^)#:]+)\)", rest)
     paths = [path for part in (*drawings, *QUOTED.findall(rest)) for path in PATH.findall(part)]
     return [p for p in (*paths, *links) if not (folder / p).exists() and not (ROOT / p).exists()]
@@ -125,7 +125,9 @@ def test_a_readme_names_what_there_is(path: Path) -> None:
     text = path.read_text()
     missing = missing_paths(text, path.parent)
     assert not missing, f"{shown(path)} names paths that do not exist: {missing}"
-    wrong = unknown(QUOTED.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
+    methods = re.findall(r"\b[A-Z]\w+\.\w+", "".join(DRAWING.findall(text)))
+    words = QUOTED.findall(DRAWING.sub("", text)) + methods
+    wrong = unknown([word for word in words if not PATH.fullmatch(word)])
     assert not wrong, f"{shown(path)} speaks of {wrong}, which nothing is called"
 
 
