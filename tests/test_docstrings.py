@@ -120,6 +120,26 @@ def test_a_docstring_names_what_there_is(path: Path) -> None:
     assert not wrong, f"{shown(path)} speaks of {wrong}, which nothing is called"
 
 
+@pytest.mark.parametrize("path", FILES, ids=shown)
+def test_a_docstring_lists_the_arguments_that_there_are(path: Path) -> None:
+    for node, text in docstrings(path):
+        section = re.search(r"^Args:\n((?:    .*\n|\n)+)", f"{text}\n", re.MULTILINE)
+        if section and not isinstance(node, ast.Module):
+            listed = re.findall(r"^    (\w+):", section[1], re.MULTILINE)
+            assert listed == arguments_of(node), f"{shown(path)}, line {node.lineno}"
+
+
+def arguments_of(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    """Return the arguments of a function, or of what makes an object of a class."""
+    if isinstance(node, ast.ClassDef):
+        inits = [each for each in node.body if getattr(each, "name", "") == "__init__"]
+        if not inits:  # a dataclass
+            return [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
+        node = inits[0]
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return [each.arg for each in every if each.arg not in ("self", "cls")]
+
+
 @pytest.mark.parametrize("path", READMES, ids=shown)
 def test_a_readme_names_what_there_is(path: Path) -> None:
     text = path.read_text()
