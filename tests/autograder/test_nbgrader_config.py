@@ -10,19 +10,19 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from course_folders import ROOT, SOURCES, needs_sources
 
-ROOT = Path(__file__).resolve().parents[2]
 ASSIGNMENT = "02_data_parallel_sgd"
 BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is activated
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), needs_sources]
 
 
 @pytest.fixture
 def course(tmp_path: Path) -> Path:
     """Return a course folder in which nothing was graded yet."""
     root = tmp_path / "a course"
-    shutil.copytree(ROOT / "assignments" / ASSIGNMENT, root / "assignments" / ASSIGNMENT)
+    shutil.copytree(SOURCES / ASSIGNMENT, root / "instructor" / ASSIGNMENT)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     return root
 
@@ -62,7 +62,7 @@ def test_a_class_list_may_come_first(course: Path) -> None:
 def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> None:
     archive = course / "grading/downloaded" / ASSIGNMENT / "archive"
     archive.mkdir(parents=True)
-    notebook = course / "assignments" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
+    notebook = course / "instructor" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
     shutil.copy(notebook, archive / f"ada_{ASSIGNMENT}.ipynb")
     before = {path.name for path in course.iterdir()}
     pattern = r".*/(?P<student_id>\w+?)_(?P<file_id>02.*)"
