@@ -8,7 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
+
+from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
 
 ROOT = Path(__file__).parent.parent
 LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 from nbformat import NotebookNode, v4
-from notebook_rules import ASSIGNMENT, KERNEL, LECTURE, MAX_LINES, Rule, problems, without_code
+
+from tests.helpers.notebook_rules import (
+    ASSIGNMENT,
+    KERNEL,
+    LECTURE,
+    MAX_LINES,
+    Rule,
+    problems,
+    without_code,
+)
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5C"
 ALT = "The loss falls from 2.3 to 0.2 & stays."

@@ -16,8 +16,7 @@ import pytest
 
 from autograder.commands.demo import ASSIGNMENT, Result, demo, table
 from autograder.examination.verdict import Verdict, verdict_path
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers import ROOT
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -19,8 +19,8 @@ import pytest
 from autograder.sandbox import bubblewrap as module
 from autograder.sandbox.bubblewrap import Limits, Sandbox, SandboxUnavailable, probe
 from autograder.sandbox.mounts import Mount, python_mounts
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.timeout(60)
 

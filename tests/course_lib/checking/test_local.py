@@ -14,8 +14,7 @@ import torch.distributed as dist
 from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
 from course_lib.checking.cases import case_generator
 from course_lib.checking.local import LocalRunner, find_assignment
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(60)
 

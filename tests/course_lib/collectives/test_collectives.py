@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_values import values
 
 from course_lib import collectives
 from course_lib.collectives import place_in
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.network import Network
 from course_lib.sharding import shard_bounds
+from tests.helpers.rank_values import values
 
 ALL_REDUCES = [
     "central_all_reduce",

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_scenarios import FEW, SMALL_CAP, compare, mlp, own_shards, sgd, state_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +21,7 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat
 from course_lib.peer_memory import shared_memory_group
 from course_lib.ranks import RankError, Ranks
+from tests.helpers.ddp_scenarios import FEW, SMALL_CAP, compare, mlp, own_shards, sgd, state_of
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

@@ -14,19 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_scenarios import (
-    BOTH,
-    FEW,
-    SMALL_CAP,
-    STEPS,
-    WORLDS,
-    batches,
-    compare,
-    mlp,
-    own_shards,
-    sgd,
-    state_of,
-)
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.functional import mse_loss
@@ -40,6 +27,19 @@ from course_lib.ranks import RankError, Ranks
 from course_lib.ranks.costs.computation import clock
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.sharding import shard
+from tests.helpers.ddp_scenarios import (
+    BOTH,
+    FEW,
+    SMALL_CAP,
+    STEPS,
+    WORLDS,
+    batches,
+    compare,
+    mlp,
+    own_shards,
+    sgd,
+    state_of,
+)
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

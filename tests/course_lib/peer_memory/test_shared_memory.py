@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_values import Reduced, check_sums, reduce_all_kinds, values
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -19,6 +18,7 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.peer_memory import SharedMemory, shared_memory_group, shared_pages
 from course_lib.peer_memory.shared_pages import map_for_all
 from course_lib.ranks import RankError
+from tests.helpers.rank_values import Reduced, check_sums, reduce_all_kinds, values
 
 LENGTHS = [0, 1, 3, 1000, 600_001]
 DTYPES = [torch.float64, torch.bfloat16, torch.int64]

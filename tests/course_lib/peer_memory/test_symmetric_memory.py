@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from rank_values import Reduced, check_sums, reduce_all_kinds
 from torch import Tensor
 
 from course_lib.peer_memory import SymmetricMemory, one_shot
 from course_lib.peer_memory.one_and_two_shot import blocks_of
 from course_lib.peer_memory.shared_pages import SpinBarrier, map_for_all
 from course_lib.ranks import Ranks
+from tests.helpers.rank_values import Reduced, check_sums, reduce_all_kinds
 
 LENGTHS = [0, 1, 3, 1000, 100_003, 600_001]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
+
 pytestmark = pytest.mark.timeout(120)
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import torch, torch.distributed as dist
 

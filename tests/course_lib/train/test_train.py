@@ -33,6 +33,7 @@ from course_lib.train.meeting import agree_on_name
 from course_lib.train.models import build_model
 from course_lib.train.precision import Precision
 from course_lib.train.progress import Progress, duration
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -563,7 +564,7 @@ def started(*command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-m", *command],
         cwd=folder,
         # torchrun never removes the folder it makes for its logs.
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import collectives_by_hand as by_hand
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from course_lib.ranks.costs.computation import clock, compute
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.ranks import Ranks
+from tests.helpers import collectives_by_hand as by_hand
 
 ALPHA, BETA = 1.3e-3, 7e6
 NETWORK = Network(ALPHA, BETA)

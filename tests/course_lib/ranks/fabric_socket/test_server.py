@@ -13,18 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import collectives_by_hand as by_hand
 import pytest
 import torch
 import torch.distributed as dist
-from every_operation import everything
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from socket_ranks import SocketRanks
-from test_simulated_determinism import mixed
-from test_simulated_diagnosis import CASES
-from test_simulated_training import ddp
-from test_simulated_values import assert_same
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout
@@ -34,6 +27,12 @@ from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post, read_post
 from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.ranks import Ranks
+from tests.helpers import collectives_by_hand as by_hand
+from tests.helpers.every_operation import assert_same, everything
+from tests.helpers.faulty_programs import CASES
+from tests.helpers.mixed_program import mixed
+from tests.helpers.socket_ranks import SocketRanks
+from tests.helpers.training import train_ddp
 
 NETWORK = Network(1.3e-3, 7e6)
 
@@ -93,8 +92,8 @@ def test_same_run_with_polling_computation_and_jitter(processes: dict[int, Ranks
 
 
 def test_ddp(processes: dict[int, Ranks]) -> None:
-    ours = SocketRanks(processes[3]).run(ddp, True, False)
-    theirs = Ranks(3, on="simulated").run(ddp, True, False)
+    ours = SocketRanks(processes[3]).run(train_ddp, True, False)
+    theirs = Ranks(3, on="simulated").run(train_ddp, True, False)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(a, b)
 

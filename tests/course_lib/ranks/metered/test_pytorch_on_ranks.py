@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import train
 
 from course_lib.ranks import Ranks
+from tests.helpers.training import train
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, alive, descendants, kernel, wait_until_gone
+
+from tests.helpers import ROOT
+from tests.helpers.kernels import Kernel, alive, descendants, kernel, wait_until_gone
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -169,7 +171,7 @@ def test_errors_in_such_a_cell_name_its_lines(shared: Kernel) -> None:
 
 
 def test_the_kernelspec_offers_the_magics() -> None:
-    folder = Path(__file__).parents[2] / "course_lib" / "ranks" / "notebook" / "kernelspec"
+    folder = ROOT / "course_lib" / "ranks" / "notebook" / "kernelspec"
     spec = json.loads((folder / "kernel.json").read_text())
     assert spec["display_name"] == "Data Parallel (multi-rank)"
     assert (folder / "logo-svg.svg").exists()

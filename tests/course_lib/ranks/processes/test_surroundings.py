@@ -10,9 +10,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.helpers import ROOT
+
 pytestmark = pytest.mark.timeout(120)
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os, socket, torch, torch.distributed as dist
 from course_lib.ranks import DeadlockError, Ranks

@@ -1,54 +1,27 @@
 """PyTorch's own data parallelism runs on simulated ranks, and takes the time it must take."""
 
 import time
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import train
 
 from course_lib.ranks.costs.computation import clock, compute
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
+from tests.helpers.training import model, train, train_ddp, weights
 
 NETWORK = Network(latency=1e-3, bandwidth=100e6)
-
-
-def model(width: int = 16) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(8, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, 4),
-    )  # fmt: skip
-
-
-def weights(net: nn.Module) -> torch.Tensor:
-    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
-    return torch.cat([p.detach().flatten() for p in full])
-
-
-def average_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda f: f.value()[0] / dist.get_world_size())
-
-
-def ddp(hook: bool, unused: bool) -> torch.Tensor:
-    net = DistributedDataParallel(model(), bucket_cap_mb=0.0005, find_unused_parameters=unused)  # type: ignore[arg-type]
-    if hook:
-        net.register_comm_hook(None, average_hook)
-    train(net)
-    return weights(net)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_ddp_gives_the_weights_of_ddp_on_gloo(k: int) -> None:
     with Ranks(k, on="cpu") as real:
         for hook, unused in ((False, False), (True, False), (False, True)):
-            theirs = real.run(ddp, hook, unused)
-            ours = Ranks(k, on="simulated", network=NETWORK).run(ddp, hook, unused)
+            theirs = real.run(train_ddp, hook, unused)
+            ours = Ranks(k, on="simulated", network=NETWORK).run(train_ddp, hook, unused)
             torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
             for replica in ours:
                 assert torch.equal(replica, ours[0])
@@ -86,7 +59,9 @@ def fsdp() -> torch.Tensor:
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_fsdp2_gives_the_weights_of_ddp(k: int) -> None:
     ranks = Ranks(k, on="simulated")
-    for sharded, replicated in zip(ranks.run(fsdp), ranks.run(ddp, False, False), strict=True):
+    for sharded, replicated in zip(
+        ranks.run(fsdp), ranks.run(train_ddp, False, False), strict=True
+    ):
         torch.testing.assert_close(sharded, replicated, rtol=1e-4, atol=1e-5)
 
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from every_operation import everything
 
 from course_lib.ranks.ranks import Ranks
+from tests.helpers.every_operation import assert_same, everything
 
 WORLDS = [1, 2, 3, 4]
-
-
-def assert_same(ours: Any, theirs: Any, name: str) -> None:
-    if isinstance(ours, list):
-        assert len(ours) == len(theirs), name
-        for a, b in zip(ours, theirs, strict=True):
-            assert_same(a, b, name)
-    else:
-        assert ours.dtype == theirs.dtype, name
-        assert torch.equal(ours, theirs), f"{name}: {ours} is not {theirs}"
 
 
 @pytest.mark.parametrize("k", WORLDS)
