@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.bucketing import MEGABYTE
@@ -45,6 +46,35 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
 
 def state_of(net: nn.Module) -> list[Tensor]:
     return [tensor.detach() for tensor in (*net.parameters(), *net.buffers())]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    return [torch.zeros(0) if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def train(ddp: type, cap: float = SMALL_CAP, **options: Any) -> list[Tensor]:
+    net = mlp(seed=dist.get_rank())
+    wrapped = ddp(net, bucket_cap_mb=cap, **options)
+    optimizer = sgd(net)
+    for x, y in own_shards():
+        optimizer.zero_grad()
+        mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+def one_machine(net: nn.Module) -> list[Tensor]:
+    optimizer = sgd(net)
+    for x, y in batches():
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+    return state_of(net)
 
 
 def compare(ranks: Ranks, scenario: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:

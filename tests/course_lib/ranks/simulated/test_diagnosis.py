@@ -16,12 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import (
-    DeadlockError,
-    RankError,
-    RanksError,
-    RankTimeout,
-)
+from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError, RankTimeout
 from course_lib.ranks.ranks import Ranks
 from tests.helpers.faulty_programs import (
     CASES,
