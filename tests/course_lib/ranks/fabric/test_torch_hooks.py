@@ -1,4 +1,7 @@
-"""What simulated ranks use of PyTorch without its promise: says what a new release has moved."""
+"""What simulated ranks use of PyTorch without its promise: says what a new release has moved.
+
+The private names here are PyTorch's, and they are the point: nothing else says that one is gone.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,25 @@ def test_the_name_is_still_there(holder: object, name: str) -> None:
     assert hasattr(holder, name), f"PyTorch {torch.__version__} has no {name} any more"
 
 
+def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
+    return SimulatedProcessGroup(0, members, name, None, WorkQueue(), str)  # type: ignore[arg-type]
+
+
 def test_our_world_has_every_attribute_of_pytorchs() -> None:
-    ordinary = type(distributed_c10d._World())
+    ordinary = distributed_c10d._World
     properties = {n for n in vars(ordinary) if isinstance(vars(ordinary)[n], property)}
-    missing = {n for n in properties if not hasattr(torch_hooks._World(), n)}
+    there: set[str] = set()
+
+    def rank() -> None:
+        torch_hooks.join_world(0, 1, create)
+        there.update(n for n in properties if hasattr(distributed_c10d._world, n))
+        torch_hooks.leave_world()
+
+    with torch_hooks.thread_worlds():
+        thread = threading.Thread(target=rank)
+        thread.start()
+        thread.join()
+    missing = properties - there
     assert not missing, f"PyTorch {torch.__version__} keeps more in its world: {missing}"
 
 
@@ -69,8 +87,13 @@ def test_each_thread_has_its_own_world() -> None:
 
 
 def test_the_backend_is_for_simulated_ranks_only() -> None:
-    with torch_hooks.thread_worlds(), pytest.raises(RuntimeError, match='on="simulated"'):
-        torch_hooks._create(None, None)
+    simulated_rank = threading.Thread(target=lambda: torch_hooks.join_world(0, 1, create))
+    with torch_hooks.thread_worlds():
+        simulated_rank.start()  # registers the backend
+        simulated_rank.join()
+        with pytest.raises(RuntimeError, match='on="simulated"'):
+            dist.init_process_group("simulated", store=dist.HashStore(), rank=0, world_size=1)
+    assert not dist.is_initialized()
 
 
 def test_callbacks_at_the_end_of_backward_keep_their_order() -> None:

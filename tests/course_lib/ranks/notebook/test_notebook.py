@@ -24,7 +24,7 @@ def shared() -> Iterator[Kernel]:
     with kernel() as made:
         assert not made.run("%load_ext course_lib.ranks.notebook.magic\n%ranks 2 --on cpu").error
         # On a busy machine two ranks may print the same line far apart.
-        made.run("from course_lib.ranks.output import printer\nprinter._WINDOW = 5.0")
+        made.run("from course_lib.ranks.output import printer\nprinter.LINE_WINDOW = 5.0")
         yield made
 
 

@@ -1,25 +1,36 @@
 """Folding: the same line of several ranks is shown once, and no line is lost or reordered."""
 
+import contextlib
+import io
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from course_lib.ranks.output import printer as module
 from course_lib.ranks.output.printer import LAST_LINES, MAX_LINES, Printer, label
 
 Lines = list[list[str]]
 
 
-def shown(lines: Lines, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
-    """Return (label, text) of what is printed when each rank has printed its lines."""
+def print_all(lines: Lines) -> None:
     printer = Printer(len(lines))
     for rank, texts in enumerate(lines):
         for text in texts:
             printer.add(rank, text)
     printer.end_call()
-    pairs = [line.split("] ", 1) for line in capsys.readouterr().out.splitlines()]
+
+
+def labelled(out: str) -> list[tuple[str, str]]:
+    pairs = [line.split("] ", 1) for line in out.splitlines()]
     return [(who + "]", text) for who, text in pairs]
+
+
+def shown(lines: Lines, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    """Return (label, text) of what is printed when each rank has printed its lines."""
+    print_all(lines)
+    return labelled(capsys.readouterr().out)
 
 
 def test_labels() -> None:
@@ -49,26 +60,25 @@ def test_one_rank_says_more(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_lone_line_does_not_wait_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lone_line_waits_for_the_others_and_no_longer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINE_WINDOW", 1000.0)
     printer = Printer(2)
     printer.add(1, "only here")
     printer.release()
     assert capsys.readouterr().out == ""
-    time.sleep(0.15)
+    monkeypatch.setattr(module, "LINE_WINDOW", 0.01)
+    time.sleep(0.02)
     printer.release()
     assert capsys.readouterr().out == "[rank 1] only here\n"
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=4))
 def test_every_rank_can_read_its_own_lines_in_order(lines: Lines) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        got: list[tuple[str, object]] = []
-        patch.setattr(Printer, "_show", lambda self, who, item: got.append((who, item)))
-        printer = Printer(len(lines))
-        for rank, texts in enumerate(lines):
-            for text in texts:
-                printer.add(rank, text)
-        printer.end_call()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_all(lines)
+    got = labelled(out.getvalue())
     for rank, texts in enumerate(lines):
         mine = [text for who, text in got if rank in ranks_of(who)]
         assert mine == texts
@@ -95,12 +105,14 @@ def test_too_many_lines_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_figures_that_come_late_are_shown_in_rank_order(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "LINE_WINDOW", 0.01)
+    monkeypatch.setattr(module, "DISPLAY_WINDOW", 1000.0)
     printer = Printer(3)
     for rank in (2, 0, 1):
         printer.add(rank, {"text/plain": f"figure {rank}"})
-        time.sleep(0.15)  # longer than a line waits
+        time.sleep(0.02)  # longer than a line waits
         printer.release()
     shown = capsys.readouterr().out.splitlines()
     assert shown == [f"[rank {rank}] figure {rank}" for rank in range(3)]
