@@ -32,7 +32,8 @@ from course_lib.ranks.metered.recorder import MeteredOperation
 
 _POLL = 3e-4, 2e-3
 """Seconds between two looks whether the other side is ready: the least and the most."""
-_MAX_LAG = 0.003
+MAX_LAG = 0.003
+"""Seconds by which an operation counts as started earlier, at most: see `Transfer.woke`."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Transfer:
         The machine woke it late. What it starts next counts as started earlier by so much; else
         the delays would add up along a chain of messages.
         """
-        self.link.lag = min(max(0.0, time.monotonic() - self.end), _MAX_LAG)
+        self.link.lag = min(max(0.0, time.monotonic() - self.end), MAX_LAG)
 
 
 class EmulatedLink:

@@ -270,9 +270,7 @@ def test_a_fork_bomb_stops_at_the_limit_and_is_cleared_away() -> None:
         # bubblewrap's two, outside the limit where it is root, carry the token as well.
         assert 20 < len(processes_named(token)) <= 32
         assert subprocess.run(["true"]).returncode == 0
-        started = time.monotonic()
         sandbox.close()
-        assert time.monotonic() - started < 5
     assert processes_named(token) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,10 +91,8 @@ def test_found_and_explained(
     texts: list[str],
 ) -> None:
     ranks = SocketRanks(processes[4])
-    start = time.perf_counter()
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as caught:  # at the time limit it would be a `RankTimeout`
         ranks.run(fn)
-    assert time.perf_counter() - start < 20  # not the time limit
     if error is not RankError:  # its exception stays on the rank
         for text in texts:
             assert text in str(caught.value)

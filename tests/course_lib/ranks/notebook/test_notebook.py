@@ -62,20 +62,21 @@ def test_prints_are_labelled_and_folded(shared: Kernel) -> None:
     assert text.splitlines() == ["[ranks 0-1] the same", "[rank 0] rank 0", "[rank 1] rank 1"]
 
 
-def test_prints_stream(shared: Kernel) -> None:
+def test_prints_stream(shared: Kernel, tmp_path: Path) -> None:
+    """The ranks do not go on before somebody has seen what they printed."""
+    seen = tmp_path / "seen"
     request = shared.start(
-        "import time\n"
+        "import os, time\n"
         "def program():\n"
         "    print('begun')\n"
-        "    time.sleep(1.5)\n"
-        "    return time.monotonic()\n"
-        "ended = ranks.run(program)"
+        f"    while not os.path.exists({str(seen)!r}):\n"
+        "        time.sleep(0.01)\n"
+        "    print('seen')\n"
+        "ranks.run(program);"
     )
     shared.wait_for_text(request, "[ranks 0-1] begun")
-    seen = time.monotonic()
-    shared.finish(request)
-    ended = float(shared.run("print(min(ended))").text)
-    assert seen < ended
+    seen.touch()
+    assert shared.finish(request).text == "[ranks 0-1] seen\n"
 
 
 def test_a_long_call_shows_its_progress_and_removes_it(shared: Kernel) -> None:

@@ -29,20 +29,21 @@ pytestmark = pytest.mark.timeout(60)
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-PROMPT = 10.0
-"""Five times the two seconds in which a hang is to be explained: the machine may be busy."""
+FOREVER = 1000.0
+"""Seconds: whoever waited for a rank that sleeps so long would meet the time limit of the test."""
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(3, on="cpu", timeout=60) as ranks:
+    """Without a time limit: what is found is not found by one. How soon is in `benchmarks`."""
+    with Ranks(3, on="cpu", timeout=None) as ranks:
         yield ranks
 
 
 @pytest.fixture(autouse=True)
 def next_call_works(ranks: Ranks) -> Iterator[None]:
     yield
-    ranks.timeout = 60
+    ranks.timeout = None
     assert ranks.run(sum_of_ranks) == [3.0, 3.0, 3.0]
 
 
@@ -53,12 +54,10 @@ def sum_of_ranks() -> float:
 
 
 def fails(ranks: Ranks, kind: type[RanksError], fn: Callable[[], object]) -> RanksError:
-    """Run `fn`, which must fail as `kind` and soon, and return the error."""
-    start = time.monotonic()
+    """Run `fn`, which must fail as `kind`, and return the error."""
     with pytest.raises(RanksError) as caught:
         ranks.run(fn)
     assert type(caught.value) is kind, caught.value
-    assert time.monotonic() - start < PROMPT
     print(caught.value)
     return caught.value
 
@@ -205,7 +204,7 @@ def test_two_ranks_are_stuck_while_another_computes(ranks: Ranks) -> None:
         if dist.get_rank() < 2:
             dist.recv(torch.ones(1), src=1 - dist.get_rank())
         else:
-            time.sleep(50)
+            time.sleep(FOREVER)
 
     assert "rank 0 → rank 1 → rank 0" in str(fails(ranks, DeadlockError, program))
 
@@ -252,7 +251,7 @@ def test_one_rank_raises_while_others_compute(ranks: Ranks) -> None:
     def program() -> None:
         if dist.get_rank() == 1:
             raise ValueError
-        time.sleep(50)
+        time.sleep(FOREVER)
 
     assert fails(ranks, RankError, program).states[0].doing == "running"
 
@@ -295,7 +294,7 @@ def test_killed_from_outside(ranks: Ranks) -> None:
 
     def program() -> None:
         if dist.get_rank() == 1:
-            time.sleep(50)
+            time.sleep(FOREVER)
         dist.barrier()
 
     error = fails(ranks, RankError, program)
@@ -316,7 +315,7 @@ def test_killed_between_two_calls(ranks: Ranks) -> None:
 def test_sleep_ends_at_the_limit_and_names_the_line(ranks: Ranks) -> None:
     def program() -> None:
         if dist.get_rank() == 0:
-            time.sleep(50)
+            time.sleep(FOREVER)
         dist.barrier()
 
     ranks.timeout = 1

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -107,9 +106,19 @@ BAD: dict[Callable[[int], object], type[RanksError]] = {
 }
 
 
+def boards() -> int:
+    """Return how many boards this process has in its memory, those of other tests' ranks too."""
+    return Path("/proc/self/maps").read_text().count("memfd:board")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def boards_before() -> int:
+    return boards()
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(K, on="cpu", timeout=60) as ranks:
+    with Ranks(K, on="cpu", timeout=None) as ranks:
         yield ranks
 
 
@@ -131,16 +140,14 @@ def test_every_call_is_right_or_explained(
         if call is good_tensor:
             assert all(torch.equal(result, torch.ones(number * 1000)) for result in results)
         return
-    start = time.monotonic()
     with pytest.raises(RanksError) as caught:
         ranks.run(call, number)
     assert type(caught.value) is BAD[call], caught.value
     assert len(caught.value.states) == K
     assert caught.value.summary
-    assert time.monotonic() - start < 10  # not found by the time limit
 
 
-def test_nothing_is_left(ranks: Ranks) -> None:
+def test_nothing_is_left(ranks: Ranks, boards_before: int) -> None:
     """After all these calls: two ranks, no descriptor, no file, no shared memory."""
     ranks.run(good_sum, 1)
     server = shared_server().process
@@ -153,8 +160,7 @@ def test_nothing_is_left(ranks: Ranks) -> None:
     assert len(os.listdir("/proc/self/fd")) == fds
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     assert set(ranks.processes()) <= {int(pid) for pid in children}
-    mapped = Path("/proc/self/maps").read_text().count("memfd:board")
-    assert mapped <= 8  # of the ranks that other tests keep
+    assert boards() <= boards_before + 1
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "ranks"))]
 
 

@@ -1,19 +1,16 @@
-"""The same run gives the same trace and the same values; and it does not take long."""
+"""The same run gives the same trace and the same values."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
-import time
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
-from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.mixed_program import mixed
 
 
@@ -85,40 +82,3 @@ def test_ranks_begin_alike_and_the_notebook_s_random_numbers_stay() -> None:
     once, again = (Ranks(3, on="simulated").run(draw) for _ in range(2))
     assert random.random() == expected[1]
     assert once == again and once[0] == once[1] == once[2]
-
-
-def _ring(n: int) -> None:
-    by_hand.ring(torch.ones(n))
-
-
-@pytest.mark.parametrize("k", [64])
-def test_a_ring_of_64_ranks_is_quick(k: int) -> None:
-    seconds = []
-    for _ in range(3):
-        ranks = Ranks(k, on="simulated")
-        start = time.perf_counter()
-        ranks.run(_ring, 1000)
-        seconds.append(time.perf_counter() - start)
-        assert len(ranks.trace.events) == 2 * 8064
-    assert min(seconds) < 10  # the target is 2 s, on an idle machine: see benchmarks
-
-
-def test_256_ranks_with_collectives_are_quick() -> None:
-    def collectives() -> None:
-        x = torch.ones(1000)
-        for _ in range(3):
-            dist.all_reduce(x)
-            dist.broadcast(x, src=0)
-        dist.barrier()
-
-    start = time.perf_counter()
-    Ranks(256, on="simulated").run(collectives)
-    assert time.perf_counter() - start < 25  # the target is 5 s
-
-
-def test_a_sweep_of_world_sizes_is_quick() -> None:
-    Ranks(2, on="simulated").run(_ring, 10)
-    start = time.perf_counter()
-    for k in (1, 2, 3, 4, 5, 6, 7, 8, 2, 4, 8, 3):
-        Ranks(k, on="simulated").run(_ring, 1000 + k)
-    assert time.perf_counter() - start < 5  # the target is 1 s

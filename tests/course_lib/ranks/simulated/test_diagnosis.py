@@ -46,16 +46,12 @@ def test_found_and_explained(
     assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
 
 
-def test_a_deadlock_is_found_in_milliseconds() -> None:
-    ranks = Ranks(4, on="simulated")
-    times = []
+def test_a_deadlock_is_found_without_any_time_limit() -> None:
+    """And in milliseconds, which `benchmarks/simulation.py` measures."""
+    ranks = Ranks(4, on="simulated", timeout=None)
     for fn in (all_send_first, one_skips, nobody_sends) * 3:
-        start = time.perf_counter()
         with pytest.raises(DeadlockError):
             ranks.run(fn)
-        times.append(time.perf_counter() - start)
-    # With the start of four ranks and the report. The best of nine: others use this machine too.
-    assert min(times) < 0.25  # the target is 0.05 s
 
 
 def test_eager_sends_hide_the_deadlock_of_small_messages() -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.ranks import Ranks
+from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.every_operation import assert_same, everything
 
 WORLDS = [1, 2, 3, 4]
@@ -106,3 +107,39 @@ def test_meta_tensors_cost_time_and_no_memory() -> None:
     assert ranks.run(_meta) == [torch.Size([10**12])] * 2
     # Ring all-reduce of n bytes on two ranks, then n bytes each way: 2 n/β and three latencies.
     assert ranks.trace.makespan == pytest.approx(3 * 20e-6 + 2 * 4e12 / 10e9)
+
+
+def _ring(n: int) -> torch.Tensor:
+    x = torch.arange(float(n))
+    by_hand.ring(x)
+    return x
+
+
+@pytest.mark.parametrize("k", [64])
+def test_a_ring_of_64_ranks(k: int) -> None:
+    ranks = Ranks(k, on="simulated")
+    for _ in range(3):
+        for x in ranks.run(_ring, 1000):
+            assert torch.equal(x, k * torch.arange(1000.0))
+        assert len(ranks.trace.events) == 2 * k * 2 * (k - 1)  # a send and a recv in every step
+
+
+def test_256_ranks_with_collectives() -> None:
+    def collectives() -> torch.Tensor:
+        x = torch.ones(1000)
+        for _ in range(3):
+            dist.all_reduce(x)
+            dist.broadcast(x, src=0)
+        dist.barrier()
+        return x
+
+    ranks = Ranks(256, on="simulated")
+    for rank, x in enumerate(ranks.run(collectives)):
+        assert torch.equal(x, torch.full((1000,), 256.0**3))
+        assert ranks.trace.calls(rank) == {"all_reduce": 3, "broadcast": 3, "barrier": 1}
+
+
+def test_a_sweep_of_world_sizes() -> None:
+    for k in (1, 2, 3, 4, 5, 6, 7, 8, 2, 4, 8, 3):
+        for x in Ranks(k, on="simulated").run(_ring, 1000 + k):
+            assert torch.equal(x, k * torch.arange(1000.0 + k))
