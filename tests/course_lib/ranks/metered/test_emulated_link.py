@@ -41,6 +41,7 @@ class Links:
         self.slots = [self.board.open_group(rank, self.GROUP, self.members) for rank in range(k)]
         self.links = [EmulatedLink(SLOW, self.board, rank) for rank in range(k)]
         self.recorders = [Recorder(self.board, rank, [], lambda: "") for rank in range(k)]
+        self.transfers: list[Transfer] = []
 
     def _operation(self, rank: int, moment: float, *what: object) -> MeteredOperation:
         kind, peer, nbytes, wait, seq, channel = what
@@ -57,13 +58,20 @@ class Links:
             what = (kind, None, nbytes, Wait.COLLECTIVE, seq, None)
             operation = self._operation(rank, moment, *what)
             transfers.append(self.links[rank].carry_collective(operation, None))
+        self.transfers += transfers
         return transfers
 
     def message(self, rank: int, kind: str, peer: int, nbytes: int, moment: float) -> Transfer:
         channel = Channel(kind == "send", peer, 0, self.GROUP)
         seq = self.board.start_message(rank, channel)
         what = (kind, peer, nbytes, Wait.SEND, seq, channel)
-        return self.links[rank].carry_message(self._operation(rank, moment, *what))
+        self.transfers.append(self.links[rank].carry_message(self._operation(rank, moment, *what)))
+        return self.transfers[-1]
+
+    def close(self) -> None:
+        for transfer in self.transfers:
+            transfer.future.wait()  # from then on the links leave the board alone
+        self.board.close()
 
     def end(self, transfer: Transfer) -> float:
         """Wait for the end of a transfer and return when it was, by the model."""
@@ -84,7 +92,7 @@ def links_of() -> Iterator[LinksOf]:
 
     yield make
     for links in made:
-        links.board.close()
+        links.close()
 
 
 def exactly(seconds: float) -> object:
@@ -139,6 +147,29 @@ def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
         send = links.message(0, "send", 1, 1_000_000, sent)
         assert links.end(send) == exactly(0.3 + 1_000_000 / SLOW.bandwidth)
         assert links.end(receive) == exactly(0.3 + 1_000_000 / SLOW.bandwidth + SLOW.latency)
+
+
+def test_a_rank_that_was_woken_late_is_excused_and_one_that_came_late_is_not(
+    links_of: LinksOf,
+) -> None:
+    links = links_of(2)
+    link = links.links[0]
+    first, second = (
+        links.collective("all_reduce", 4_000_000, {0: moment, 1: moment})[0]
+        for moment in (0.0, 1.0)
+    )
+    links.end(first), links.end(second)
+    first.woke(first.end - 0.1, first.end + 0.002)
+    assert link.lag == exactly(0.002)
+    first.woke(first.end + 0.5, first.end + 0.5)  # waits again, for what is long over
+    assert link.lag == exactly(0.002)
+    late = links.message(0, "send", 1, 1_000_000, 2.0)
+    links.message(1, "recv", 0, 1_000_000, 0.0)
+    assert links.end(late) == exactly(2.0 - 0.002 + 1_000_000 / SLOW.bandwidth)
+    second.woke(second.end - 0.1, second.end)  # woken in time
+    assert link.lag == exactly(0.0)
+    second.woke(second.end - 0.1, second.end + 1.0)
+    assert link.lag == MAX_LAG
 
 
 # On ranks ----------------------------------------------------------------------------------------
