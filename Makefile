@@ -34,9 +34,10 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
 
-bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about 40 minutes)
-	@for each in metering ranks_vs_peers predicted_vs_measured all_reduce training_step step_profile \
-	  memory sampler simulation; do .venv/bin/python benchmarks/$$each.py --write || exit 1; done
+bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about 45 minutes)
+	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
+	  all_reduce training_step step_profile memory sampler simulation; do \
+	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \

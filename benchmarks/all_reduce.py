@@ -124,7 +124,13 @@ def main() -> None:
             *(table(world_size, results) for world_size, results in measured.items()),
         ]
     )
-    publish("all_reduce", text, {"seconds": measured}, options.write)
+    series = {
+        f"K = {world_size}, {pretty(size)}, {name} (s)": seconds
+        for world_size, results in measured.items()
+        for size, times in results.items()
+        for name, seconds in times.items()
+    }
+    publish("all_reduce", text, series, options.write)
 
 
 if __name__ == "__main__":

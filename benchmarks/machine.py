@@ -7,8 +7,9 @@ import json
 import os
 import platform
 import resource
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def facts() -> dict[str, Any]:
         "gpus": gpus,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
     }
 
 
@@ -52,14 +53,33 @@ def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
-def publish(name: str, markdown: str, data: Mapping[str, Any], write: bool) -> None:
-    """Print the text; if `write`, also to ``results/<name>.md``, and the data to ``.json``."""
+def publish(name: str, markdown: str, series: Mapping[str, Sequence[float]], write: bool) -> None:
+    """Print the text; if `write`, also to ``results/<name>.md``, and summaries to ``.json``.
+
+    `series`: name, which ends with the unit in parentheses → what each round gave.
+    """
     print(markdown)
     if write:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
-        text = json.dumps({"machine": facts(), **data}, indent=1)
-        (RESULTS / f"{name}.json").write_text(text + "\n")
+        summaries = {each: summary(values) for each, values in series.items()}
+        (RESULTS / f"{name}.json").write_text(one_line_each(facts(), summaries))
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Return what is kept of a series, in four digits: its rounds, median, lowest and highest."""
+    digits = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {"rounds": len(values)} | {what: float(f"{x:.4g}") for what, x in digits.items()}
+
+
+def one_line_each(machine: Mapping[str, Any], summaries: Mapping[str, Mapping[str, float]]) -> str:
+    """Return JSON with a line for every series, so that a difference can be read."""
+
+    def line(name: str, value: Mapping[str, Any]) -> str:
+        return f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+
+    lines = ",\n  ".join(line(name, each) for name, each in summaries.items())
+    return f'{{\n {line("machine", machine)},\n "series": {{\n  {lines}\n }}\n}}\n'
 
 
 class BusyElsewhere:

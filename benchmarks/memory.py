@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,16 +53,16 @@ def peak(variant: str, name: str) -> float:
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/memory.*``."""
     options = arguments(__doc__, rounds=1).parse_args()
-    rows, measured = [], {}
+    rows, series = [], {}
     for name, kind in MODELS.items():
         size = sum(param.nbytes for param in kind.make().parameters()) / 2**20
-        grown: dict[str, list[Any]] = {variant: [] for variant in VARIANTS}
+        grown: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for _ in range(options.rounds):
             for variant in VARIANTS:
                 with Ranks(2, on="cpu", metered=False) as ranks:
                     grown[variant].append(max(ranks.run(peak, variant, name)))
         medians = {variant: statistics.median(each) for variant, each in grown.items()}
-        measured[name] = grown
+        series |= {f"{name}, {variant} (MiB)": each for variant, each in grown.items()}
         cells = [f"{median:.1f} ({median / size:.2f})" for median in medians.values()]
         rows.append(f"| {name} | {size:.0f} | " + " | ".join(cells) + " |")
     text = "\n".join(
@@ -80,7 +79,7 @@ def main() -> None:
             *rows,
         ]
     )
-    publish("memory", text, {"MiB": measured}, options.write)
+    publish("memory", text, series, options.write)
 
 
 if __name__ == "__main__":

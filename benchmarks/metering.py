@@ -32,9 +32,9 @@ def seconds_per_all_reduce(elements: int, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def compare(world_size: int, rounds: int) -> list[str]:
-    """Return one table row per size."""
-    rows = []
+def compare(world_size: int, rounds: int) -> tuple[list[str], dict[str, list[float]]]:
+    """Return one table row per size, and the seconds of both kinds by name."""
+    rows, series = [], {}
     with (
         Ranks(world_size, on="cpu") as metered,
         Ranks(world_size, on="cpu", metered=False) as plain,
@@ -46,18 +46,25 @@ def compare(world_size: int, rounds: int) -> list[str]:
                 without = max(plain.run(seconds_per_all_reduce, elements, repeats))
                 times.append((with_meter, without))
             ours, theirs = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
+            series[f"K = {world_size}, {name}, metered (s)"] = [a for a, _ in times]
+            series[f"K = {world_size}, {name}, plain (s)"] = [b for _, b in times]
             ratios = sorted(a / b for a, b in times)
             rows.append(
                 f"| {world_size} | {name} | {ours:.0f} | {theirs:.0f} | "
                 f"{statistics.median(ratios):.2f} | {ratios[0]:.2f} – {ratios[-1]:.2f} |"
             )
-    return rows
+    return rows, series
 
 
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/metering.*``."""
     options = arguments(__doc__, rounds=9).parse_args()
-    rows = [row for world_size in (2, 4) for row in compare(world_size, options.rounds)]
+    rows: list[str] = []
+    series: dict[str, list[float]] = {}
+    for world_size in (2, 4):
+        more, times = compare(world_size, options.rounds)
+        rows += more
+        series |= times
     text = "\n".join(
         [
             "# What metering costs",
@@ -70,7 +77,7 @@ def main() -> None:
             *rows,
         ]
     )
-    publish("metering", text, {"rows": rows}, options.write)
+    publish("metering", text, series, options.write)
 
 
 if __name__ == "__main__":

@@ -230,8 +230,12 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
     }
 
 
-def compare(kinds: list[str], world_size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Measure every kind in fresh processes, in turn; return the medians by kind."""
+Rounds = dict[str, dict[str, list[float]]]
+"""Kind → what was measured → a number for each round."""
+
+
+def compare(kinds: list[str], world_size: int, rounds: int) -> Rounds:
+    """Measure every kind in fresh processes, in turn."""
     results: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(rounds):
         for kind in kinds:
@@ -241,19 +245,19 @@ def compare(kinds: list[str], world_size: int, rounds: int) -> dict[str, dict[st
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[kind].append(json.loads(done.stdout.splitlines()[-1]))
     return {
-        kind: {what: statistics.median(r[what] for r in each) for what in each[0]}
-        for kind, each in results.items()
+        kind: {what: [r[what] for r in each] for what in each[0]} for kind, each in results.items()
     }
 
 
-def table(world_size: int, medians: dict[str, dict[str, float]]) -> str:
+def table(world_size: int, measured: Rounds) -> str:
     """Return the medians, and their ratios to ours, as Markdown."""
     lines = [
-        f"| K = {world_size} | " + " | ".join(medians) + " |",
-        "|---" * (len(medians) + 1) + "|",
+        f"| K = {world_size} | " + " | ".join(measured) + " |",
+        "|---" * (len(measured) + 1) + "|",
     ]
-    for what, ours in medians["ours"].items():
-        values = [each[what] for each in medians.values()]
+    for what in measured["ours"]:
+        values = [statistics.median(each[what]) for each in measured.values()]
+        ours = values[0]
         cells = [f"{value:.3g} ({value / (ours or 1):.1f}×)" for value in values]
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -277,7 +281,13 @@ def main() -> None:
     )
     measured = {size: compare(kinds, size, options.rounds) for size in options.world_sizes}
     text = "\n\n".join([title, *(table(size, each) for size, each in measured.items())])
-    publish("ranks_vs_peers", text, {"world sizes": measured}, options.write)
+    series = {
+        f"K = {size}, {kind}, {what}": numbers
+        for size, kinds_of in measured.items()
+        for kind, each in kinds_of.items()
+        for what, numbers in each.items()
+    }
+    publish("ranks_vs_peers", text, series, options.write)
 
 
 if __name__ == "__main__":

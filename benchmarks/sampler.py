@@ -27,7 +27,7 @@ def seconds(sampler: Any, epoch: int) -> float:
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/sampler.*``."""
     options = arguments(__doc__, rounds=7).parse_args()
-    rows, ratios = [], {}
+    rows, series = [], {}
     for length in (100_000, 1_000_000, 5_000_000):
         for world_size in (1, 2, 4, 8):
             place: dict[str, Any] = {"num_replicas": world_size, "rank": world_size - 1}
@@ -37,8 +37,9 @@ def main() -> None:
             pairs = [(seconds(ours, epoch), seconds(theirs, epoch)) for epoch in epochs]
             assert list(ours) == list(theirs)
             ratio = statistics.median(a / b for a, b in pairs)
-            ratios[f"{length}/{world_size}"] = pairs
             mine, other = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+            what = f"{length:,} examples, K = {world_size}"
+            series[f"{what}, ours (s)"], series[f"{what}, torch (s)"] = zip(*pairs, strict=True)
             rows.append(f"| {length:,} | {world_size} | {mine:.1f} | {other:.1f} | {ratio:.2f} |")
     text = "\n".join(
         [
@@ -53,7 +54,7 @@ def main() -> None:
             *rows,
         ]
     )
-    publish("sampler", text, {"seconds": ratios}, options.write)
+    publish("sampler", text, series, options.write)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ def main() -> None:
             *rows,
         ]
     )
-    publish("simulation", text, {"seconds": seconds}, options.write)
+    series = {f"{name} (s)": times for name, times in seconds.items()}
+    publish("simulation", text, series, options.write)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ def profile(name: str, variant: str, rounds: int) -> list[list[float]]:
     return steps
 
 
-def column(world_size: int, name: str, variant: str, rounds: int) -> list[float]:
-    """Return the milliseconds of each of the `PARTS`."""
+def column(world_size: int, name: str, variant: str, rounds: int) -> list[list[float]]:
+    """Return for each of the `PARTS` the milliseconds of every step."""
     busy = BusyElsewhere()
     with Ranks(world_size, on="cpu", metered=False) as ranks:
         ranks_steps = ranks.run(profile, name, variant, rounds)
@@ -100,7 +100,7 @@ def column(world_size: int, name: str, variant: str, rounds: int) -> list[float]
         file=sys.stderr,
     )
     return [
-        1e3 * statistics.median(statistics.mean(each) for each in zip(*steps, strict=True))
+        [1e3 * statistics.mean(each) for each in zip(*steps, strict=True)]
         for steps in zip(*(zip(*steps, strict=True) for steps in ranks_steps), strict=True)
     ]
 
@@ -111,11 +111,15 @@ def main() -> None:
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
     options = parser.parse_args()
     variants = [ALONE, OURS, TORCHS]
-    tables, data = [], {}
+    tables, series = [], {}
     for world_size in options.world_sizes:
         for name in MODELS:
-            columns = [column(world_size, name, each, options.rounds) for each in variants]
-            data[f"{name}, K = {world_size}"] = dict(zip(variants, columns, strict=True))
+            columns = []
+            for variant in variants:
+                parts = column(world_size, name, variant, options.rounds)
+                columns.append([statistics.median(steps) for steps in parts])
+                for part, steps in zip(PARTS, parts, strict=True):
+                    series[f"{name}, K = {world_size}, {variant}, {part} (ms)"] = steps
             rows = [*zip(PARTS, *columns, strict=True), ("all", *map(sum, columns))]
             tables.append(
                 "\n".join(
@@ -134,7 +138,7 @@ def main() -> None:
             *tables,
         ]
     )
-    publish("step_profile", text, {"ms": data, "parts": PARTS}, options.write)
+    publish("step_profile", text, series, options.write)
 
 
 def cell(milliseconds: float) -> str:

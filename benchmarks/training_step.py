@@ -134,7 +134,12 @@ def main() -> None:
             *(table(name, each["seconds"], each["differences"]) for name, each in measured.items()),
         ]
     )
-    publish("training_step", text, {"models": measured}, options.write)
+    series = {
+        f"{name}, {variant} (s)": seconds
+        for name, each in measured.items()
+        for variant, seconds in each["seconds"].items()
+    }
+    publish("training_step", text, series, options.write)
 
 
 def table(name: str, times: dict[str, list[float]], differences: dict[str, float]) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 import nbformat
 import pytest
-from course_folders import RELEASED, SOURCES, assignments, needs_sources
 
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.local import LocalRunner, load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
+from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 
 ASSIGNMENTS = assignments(SOURCES)
 

@@ -22,6 +22,8 @@ def test_that_leaks():
     os.wait()
     while not os.path.exists("pid") or not open("pid").read():
         time.sleep(0.01)
+    while "sleep" not in open(f"/proc/{open('pid').read()}/cmdline").read():  # not before the exec
+        time.sleep(0.01)
 """
 
 NO_LEAK = """

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
+
 PACKAGES = ("course_lib", "autograder")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 READMES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("README.md"))

@@ -11,8 +11,8 @@ import yaml  # comes with JupyterLab, which reads YAML schemas
 from packaging.requirements import Requirement
 
 from course_lib.desk.lab import SETTINGS
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 README = (ROOT / "README.md").read_text()

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from course_lib import READING_ORDER
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (

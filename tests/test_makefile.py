@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
+
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed"),

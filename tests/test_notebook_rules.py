@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from nbformat import NotebookNode, v4
-from notebook_rules import (
+
+from tests.helpers.notebook_rules import (
     ASSIGNMENT,
     KERNEL,
     LECTURE,

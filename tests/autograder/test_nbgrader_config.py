@@ -10,7 +10,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from course_folders import ROOT, SOURCES, needs_sources
+
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
 
 ASSIGNMENT = "02_data_parallel_sgd"
 BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is activated

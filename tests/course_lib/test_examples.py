@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from course_lib import READING_ORDER, cost_model
 from course_lib.ranks import RankError
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 Names = dict[str, Any]
 
 # Parts that other parts call, and people do not.

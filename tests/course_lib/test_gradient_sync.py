@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_scenarios import STEPS, WORLDS, batches, mlp
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -18,6 +17,7 @@ from course_lib.ranks.costs.computation import clock
 from course_lib.ranks.costs.network import Network
 from course_lib.sgd import batch_gradient, sgd_step
 from course_lib.sharding import shard, shard_bounds
+from tests.helpers.ddp_scenarios import STEPS, WORLDS, batches, mlp
 
 STRATEGIES: dict[str, Callable[..., None]] = {
     "per parameter": gradient_sync.sync_per_parameter,

@@ -32,7 +32,8 @@ from course_lib.ranks.metered.recorder import MeteredOperation
 
 _POLL = 3e-4, 2e-3
 """Seconds between two looks whether the other side is ready: the least and the most."""
-_MAX_LAG = 0.003
+MAX_LAG = 0.003
+"""Seconds by which an operation counts as started earlier, at most: see `Transfer.woke`."""
 
 
 @dataclass
@@ -57,13 +58,15 @@ class Transfer:
             what.kind, self.link.network, len(what.members), what.bytes, root, dtype.itemsize
         )
 
-    def woke(self) -> None:
+    def woke(self, waited_since: float, now: float) -> None:
         """Take note that the rank goes on, later than the network would let it.
 
         The machine woke it late. What it starts next counts as started earlier by so much; else
-        the delays would add up along a chain of messages.
+        the delays would add up along a chain of messages. A rank that came to wait when the
+        transfer was over was not woken at all: it is as late as it was before.
         """
-        self.link.lag = min(max(0.0, time.monotonic() - self.end), _MAX_LAG)
+        on_time = max(waited_since - self.link.lag, self.end)
+        self.link.lag = min(max(0.0, now - on_time), MAX_LAG)
 
 
 class EmulatedLink:

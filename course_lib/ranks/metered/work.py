@@ -55,6 +55,7 @@ class MeteredWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._operation.block()
+        waited_since = time.monotonic()
         try:
             if self._emulated is not None:
                 self._emulated.future.wait()
@@ -66,7 +67,7 @@ class MeteredWork(dist.Work):
         finally:
             self._operation.unblock()
         if self._emulated is not None:
-            self._emulated.woke()
+            self._emulated.woke(waited_since, time.monotonic())
         self._end()
         return True
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 _CHUNK = 1 << 16
-_WINDOW = 0.1
+LINE_WINDOW = 0.1
 """Seconds that a line waits for the same line of the other ranks."""
-_DISPLAY_WINDOW = 0.5
+DISPLAY_WINDOW = 0.5
 """Likewise for what is displayed: a figure takes longer to draw, and rank 0's comes first."""
 MAX_LINES = 2000
 """Lines of one call that are shown; of the rest, the last few."""
@@ -111,7 +111,7 @@ class Printer:
 
 
 def _patience(item: Item) -> float:
-    return _WINDOW if isinstance(item, str) else max(_WINDOW, _DISPLAY_WINDOW)
+    return LINE_WINDOW if isinstance(item, str) else max(LINE_WINDOW, DISPLAY_WINDOW)
 
 
 def show_bundle(who: str, bundle: dict[str, Any]) -> None:

@@ -1,0 +1,152 @@
+"""The class of six, end to end: nbgrader's own steps, our passes, scores and feedback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from autograder.commands.demo import ASSIGNMENT, Result, demo, table
+from autograder.examination.verdict import Verdict, verdict_path
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    needs_sources,
+    # nbgrader and what it stands on, not we
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: Any) -> Iterator[Path]:
+    """A course folder with a space in its path, as small as nbgrader allows."""
+    root = tmp_path_factory.mktemp("a course")
+    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    before = os.environ["PATH"]
+    yield root
+    os.environ["PATH"] = before  # nbgrader_config.py puts this Python's folder in front
+
+
+@pytest.fixture(scope="module")
+def results(course: Path) -> dict[str, Result]:
+    said: list[str] = []
+    rows = demo(course, say=said.append)
+    assert sum(line.startswith("grading ") for line in said) == 6
+    return {row.submission: row for row in rows}
+
+
+def test_the_scores_are_right(results: dict[str, Result]) -> None:
+    assert {name: row.score for name, row in results.items()} == {
+        "right": 12,
+        "right-differently": 12,
+        "wrong-average": 8,
+        "deadlock": 8,
+        "crash": 8,
+        "untouched": 0,
+    }
+    assert {row.max_score for row in results.values()} == {12}
+
+
+def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:
+    assert results["right"].reason == results["right-differently"].reason == ""
+    assert "the sum over the ranks, not the mean" in results["wrong-average"].reason
+    deadlock = results["deadlock"].reason
+    assert "rank 0 waits in recv from rank 1" in deadlock
+    assert "rank 1 waits in recv from rank 0" in deadlock
+    assert "process ended" in results["crash"].reason
+    assert "NotImplementedError" in results["untouched"].reason
+
+
+def test_the_rows_are_written_and_shown(course: Path, results: dict[str, Result]) -> None:
+    rows = json.loads((course / "grading" / "demo.json").read_text())
+    assert [row["submission"] for row in rows] == list(results)
+    assert set(rows[0]) == {"submission", "score", "max_score", "seconds", "reason"}
+    shown = table(list(results.values()), width=80)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(name in shown for name in results)
+
+
+def test_feedback_explains_and_does_not_leak(course: Path, results: dict[str, Result]) -> None:
+    folder = course / "grading" / "demo" / "feedback"
+    for name in results:
+        (page,) = (folder / name / ASSIGNMENT).glob("*.html")
+        html = page.read_text()
+        assert "hidden.py" not in html
+        assert "BEGIN SOLUTION" not in html
+        if name == "deadlock":
+            assert "waits in recv from rank 1" in html
+        for case in ("every length up to 40", "an empty parameter", "1 row each"):
+            assert case not in html
+    handed_out = {path.name for path in (course / "grading/demo/release" / ASSIGNMENT).iterdir()}
+    assert handed_out == {f"{ASSIGNMENT}.ipynb", "checks.py"}
+
+
+def test_a_verdict_holds_what_a_replay_needs(course: Path, results: dict[str, Result]) -> None:
+    path = verdict_path(course / "grading/demo", ASSIGNMENT, "deadlock", ASSIGNMENT)
+    verdict = Verdict.read(path)
+    assert verdict.seed
+    assert verdict.versions["torch"]
+    hidden = [case for check in verdict.checks for case in check.cases if case["hidden"]]
+    assert hidden
+    assert verdict.score == results["deadlock"].score
+
+
+def explore(notebook: Any) -> Any:
+    (cell,) = (cell for cell in notebook.cells if "explore" in cell.metadata.get("tags", ()))
+    return cell
+
+
+def test_plain_nbgrader_commands_grade_too(course: Path, results: dict[str, Result]) -> None:
+    def nbgrader(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "nbgrader", *arguments],
+            cwd=course,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    nbgrader("generate_assignment", ASSIGNMENT)
+    handed_in = course / "grading" / "submitted" / "student-1" / ASSIGNMENT
+    handed_in.mkdir(parents=True)
+    source = course / "grading/demo/submitted/wrong-average" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
+    submitted = nbformat.read(source, as_version=4)
+    played = "raise SystemExit('a cell to play with')"
+    explore(submitted).source = played
+    nbformat.write(submitted, handed_in / source.name)
+    assert "8 of 12 points" in nbgrader("autograde", ASSIGNMENT)
+    nbgrader("generate_feedback", ASSIGNMENT)
+    graded = nbformat.read(
+        course / "grading/autograded/student-1" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4
+    )
+    assert explore(graded).source == played
+    assert explore(graded).outputs == [], "the grader runs no cell to play with"
+    outputs = {
+        cell.metadata.nbgrader.grade_id: cell.outputs
+        for cell in graded.cells
+        if cell.metadata.get("nbgrader", {}).get("grade") and cell.cell_type == "code"
+    }
+    points = {name: float(shown[-1].data["text/plain"]) for name, shown in outputs.items()}
+    assert points == {"shard_bounds": 3, "average_gradients": 0, "data_parallel_step": 5}
+    assert "This equals the sum over the ranks" in outputs["average_gradients"][0].text
+    assert list((course / "grading/feedback/student-1" / ASSIGNMENT).glob("*.html"))

@@ -1,0 +1,666 @@
+"""What student code may not do, tried from inside; and nothing survives it."""
+
+import compileall
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autograder.sandbox import binary, user
+from autograder.sandbox.bubblewrap import Limits, Sandbox, SandboxUnavailable, probe
+from autograder.sandbox.mounts import Mount, python_mounts
+from tests.helpers import ROOT
+
+AS_ROOT = os.geteuid() == 0
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sandbox_works() -> None:
+    try:
+        probe()
+    except SandboxUnavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"no sandbox: {error}")
+        pytest.skip(f"no sandbox: {error.reason}")
+
+
+def run(code: str, *arguments: str, **options: object) -> str:
+    """Run Python code in a sandbox and return what it printed; fail unless it ended well."""
+    options.setdefault("mounts", python_mounts())
+    command = [sys.executable, "-I", "-c", textwrap.dedent(code), *arguments]
+    with tempfile.TemporaryFile() as log:
+        with Sandbox(command, stderr=log, **options) as sandbox:  # type: ignore[arg-type]
+            status = sandbox.wait(30)
+        log.seek(0)
+        output = log.read().decode()
+    assert status == 0, output
+    return output
+
+
+REFUSED = """
+    def refused(action, *arguments):
+        try:
+            result = action(*arguments)
+        except OSError as error:
+            return error.errno
+        raise SystemExit(f"{action}{arguments} gave {result}")
+    import os, socket, sys
+    """
+
+
+def test_there_is_no_network_but_its_own_loopback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
+        name = uuid.uuid4().hex
+        named.bind(f"\0{name}")
+        named.listen()
+        run(
+            textwrap.dedent(REFUSED)
+            + textwrap.dedent("""
+            import errno
+            out = socket.socket()
+            assert refused(out.connect, ("1.1.1.1", 53)) == errno.ENETUNREACH
+            assert refused(out.connect, ("127.0.0.1", int(sys.argv[1]))) == errno.ECONNREFUSED
+            refused(socket.getaddrinfo, "example.org", 80)
+            refused(socket.socket(socket.AF_UNIX).connect, "\\0" + sys.argv[2])
+            with socket.create_server(("127.0.0.1", 0)) as mine:
+                socket.create_connection(mine.getsockname(), 5).close()
+            assert socket.gethostbyname(socket.gethostname()) == "127.0.0.1"
+            """),
+            str(server.getsockname()[1]),
+            name,
+        )
+
+
+def test_only_what_was_mounted_is_visible(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("42")
+    needed = [ROOT / "course_lib", *(m.target for m in python_mounts())]
+    home = Path.home()
+    at_home = home.iterdir() if home.is_dir() and not home.is_relative_to("/tmp") else ()
+    private = [
+        entry
+        for entry in (*ROOT.iterdir(), *at_home)
+        if not any(Path(path).is_relative_to(entry) for path in needed)
+    ]
+    assert ROOT / "tests" in private
+    paths = [*private, tmp_path, "/etc/shadow", "/var", "/run", "/boot", "/etc/resolv.conf"]
+    seen = run(
+        "import os, sys; print([p for p in sys.argv[1:] if os.path.lexists(p)])", *map(str, paths)
+    )
+    assert seen == "[]\n"
+    assert run("import os; print(sorted(os.listdir('/etc')))") in (
+        "['alternatives', 'group', 'hosts', 'ld.so.cache', 'passwd']\n",
+        "['group', 'hosts', 'ld.so.cache', 'passwd']\n",
+    )
+
+
+def test_no_other_process_is_visible() -> None:
+    assert (
+        run("import os; print([p for p in os.listdir('/proc') if p.isdigit()])") == "['1', '2']\n"
+    )
+
+
+def test_the_system_and_the_packages_are_read_only() -> None:
+    run(
+        textwrap.dedent(REFUSED)
+        + textwrap.dedent("""
+        for directory in ["/", "/usr", "/etc", "/dev", "/proc", "/sys", "/root", *sys.argv[1:]]:
+            refused(os.mkdir, os.path.join(directory, "new"))
+        refused(open, "/etc/passwd", "a")
+        refused(open, "/proc/sys/kernel/hostname", "w")
+        refused(open, sys.executable, "r+b")
+        refused(os.chmod, sys.prefix, 0o777)
+        refused(os.unlink, "/usr/bin/env")
+        """),
+        *(str(m.target) for m in python_mounts()),
+    )
+
+
+def test_the_user_is_nobody_in_particular() -> None:
+    printed = run("""
+        import os, pwd, resource
+        print(os.getuid(), os.geteuid(), os.getgroups() in ([], [os.getgid()]))
+        assert os.getsid(0) != 0, "our terminal is in reach"
+        print(pwd.getpwuid(os.getuid()).pw_name, os.getcwd())
+        status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
+        print(*(int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")))
+        print(status["NoNewPrivs"], open("/proc/self/oom_score_adj").read())
+        """)
+    uid = printed.split()[0]
+    assert int(uid) in user.UIDS
+    assert printed.split() == [uid, uid, "True", "student", "/tmp", *"00000", "1", "1000"]
+
+
+def test_nobody_becomes_root_in_a_namespace_of_their_own() -> None:
+    printed = run("""
+        import ctypes, errno, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        new_user, new_mounts = 0x10000000, 0x00020000
+        for flags in (new_user, new_user | new_mounts, new_mounts):
+            assert libc.unshare(flags) == -1
+            print(ctypes.get_errno() in (errno.EPERM, errno.ENOSPC))
+        try:
+            os.chroot("/tmp")
+        except PermissionError:
+            print("refused")
+        try:
+            print(os.listdir("/proc/1/root") == os.listdir("/"))
+        except PermissionError:
+            print(True)
+        """)
+    assert printed.split() == ["True", "True", "True", "refused", "True"]
+
+
+def test_nothing_of_our_environment_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADER_TOKEN", "secret")
+    printed = run("import os; print(sorted(os.environ))", env={"LANG": "C.UTF-8", "MINE": "a b=c"})
+    assert printed == "['HOME', 'LANG', 'MINE', 'PATH', 'PWD']\n"
+    value = run("import os; print(os.environ['MINE'], os.environ['PWD'])", env={"MINE": "a b=c"})
+    assert value == "a b=c /tmp\n"
+
+
+def mounted_below(directory: str) -> set[str]:
+    """Return what stands in `directory` because the course or its Python lies below it."""
+    targets = [Path(mount.target) for mount in python_mounts()]
+    return {t.relative_to(directory).parts[0] for t in targets if t.is_relative_to(directory)}
+
+
+@pytest.mark.parametrize("directory", ["/tmp", "/dev/shm"])
+def test_scratch_space_is_private_and_limited(directory: str, tmp_path: Path) -> None:
+    run(
+        """
+        import errno, os, sys
+        os.chdir(sys.argv[1])
+        assert set(os.listdir()) <= set(sys.argv[2:])
+        open("small", "wb").write(bytes(2**19))
+        try:
+            open("large", "wb").write(bytes(2**20))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        else:
+            raise SystemExit("there is no limit")
+        """,
+        directory,
+        *mounted_below(directory),
+        limits=Limits(tmp=2**20),
+    )
+
+
+def test_memory_files_and_descriptors_are_limited_for_good() -> None:
+    run("import mmap; mmap.mmap(-1, 2**30)")  # is granted where there is no lower limit
+    run(
+        """
+        import errno, os, resource
+        try:
+            bytearray(2**30)
+        except MemoryError:
+            pass
+        else:
+            raise SystemExit("there is no limit on memory")
+        for action, expected in [
+            (lambda: open("f", "wb").write(bytes(2**21)), errno.EFBIG),
+            (lambda: [os.dup(0) for _ in range(100)], errno.EMFILE),
+        ]:
+            try:
+                action()
+            except OSError as error:
+                assert error.errno == expected, error
+            else:
+                raise SystemExit("no limit")
+        for limit in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+            soft, hard = resource.getrlimit(limit)
+            assert soft == hard
+            try:
+                resource.setrlimit(limit, (hard + 1, hard + 1))
+            except ValueError:
+                continue
+            raise SystemExit("a limit was raised")
+        """,
+        limits=Limits(address_space=2**30, file_size=2**20, open_files=50),
+    )
+
+
+def processes_named(token: str) -> list[int]:
+    """Return the live processes with ``token`` on their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if token.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
+
+
+def test_a_fork_bomb_stops_at_the_limit_and_is_cleared_away() -> None:
+    token = uuid.uuid4().hex
+    bomb = """
+        import os
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                os.write(1, b".")
+        """
+    command = [sys.executable, "-I", "-c", textwrap.dedent(bomb), token]
+    with (
+        tempfile.TemporaryFile() as log,
+        Sandbox(
+            command, mounts=python_mounts(), limits=Limits(processes=30), stderr=log
+        ) as sandbox,
+    ):
+        assert eventually(lambda: os.fstat(log.fileno()).st_size > 0)
+        # bubblewrap's two, outside the limit where it is root, carry the token as well.
+        assert 20 < len(processes_named(token)) <= 32
+        assert subprocess.run(["true"]).returncode == 0
+        sandbox.close()
+    assert processes_named(token) == []
+
+
+DAEMON = """
+    import os, sys
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv("/bin/sh", ["/bin/sh", "-c", "sleep 1000; true", sys.argv[1][::-1]])
+        os._exit(0)
+    os.wait()
+    """
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["command ends", "command stays"])
+def test_a_daemon_does_not_survive(ends: bool, tmp_path: Path) -> None:
+    token = uuid.uuid4().hex
+    code = textwrap.dedent(DAEMON) + (
+        "import time; time.sleep(0.3)" if ends else "import time; time.sleep(1000)"
+    )
+    command = [sys.executable, "-I", "-c", code, token[::-1]]
+    with Sandbox(command, mounts=python_mounts()) as sandbox:
+        assert eventually(lambda: processes_named(token) != [])
+        if ends:
+            assert sandbox.wait(10) == 0
+            assert processes_named(token) == []
+    assert processes_named(token) == processes_named(token[::-1]) == []
+
+
+@pytest.fixture
+def helper() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
+    """Start a Python process that opens a sandbox; kill it afterwards if it still lives."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(code: str, token: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), token], env=environment
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_sandbox_dies_with_a_parent_that_is_killed(
+    helper: Callable[[str, str], subprocess.Popen[bytes]],
+) -> None:
+    token = uuid.uuid4().hex
+    parent = helper(
+        f"""
+        import sys, time
+        from autograder.sandbox.mounts import python_mounts
+        from autograder.sandbox.bubblewrap import Sandbox
+        code = {textwrap.dedent(DAEMON)!r} + "import time; time.sleep(1000)"
+        command = [sys.executable, "-I", "-c", code, sys.argv[1][::-1]]
+        sandbox = Sandbox(command, mounts=python_mounts())
+        time.sleep(1000)
+        """,
+        token,
+    )
+    assert eventually(lambda: processes_named(token) not in ([], [parent.pid]))
+    assert eventually(lambda: len(processes_named(token[::-1])) >= 2)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert eventually(lambda: processes_named(token) == processes_named(token[::-1]) == [])
+
+
+def test_killing_by_pid_ends_everything_too() -> None:
+    token = uuid.uuid4().hex
+    code = textwrap.dedent(DAEMON) + "import time; time.sleep(1000)"
+    command = [sys.executable, "-I", "-c", code, token[::-1]]
+    with Sandbox(command, mounts=python_mounts()) as sandbox:
+        assert eventually(lambda: processes_named(token) != [])
+        assert sandbox.poll() is None
+        assert os.getpgid(sandbox.pid) != os.getpgid(0)  # Ctrl-C reaches us and not it
+        os.kill(sandbox.pid, signal.SIGKILL)
+        assert eventually(lambda: processes_named(token) == [])
+    sandbox.close()
+    assert sandbox.poll() == -signal.SIGKILL
+
+
+def test_torch_computes_and_forks_inside() -> None:
+    printed = run("""
+        import os, torch
+        product = torch.ones(64, 64) @ torch.ones(64, 64)
+        pids = []
+        for rank in range(4):
+            if (pid := os.fork()) == 0:
+                os._exit(int((torch.full((2,), rank) * 2).sum()))
+            pids.append(pid)
+        print(product.sum().item(), [os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in pids])
+        """)
+    assert printed == f"{64.0**3} [0, 4, 8, 12]\n"
+
+
+def test_a_masked_module_is_not_available() -> None:
+    printed = run(
+        """
+        import course_lib, course_lib.sgd, pathlib
+        try:
+            import course_lib.sharding
+        except ImportError as error:
+            print(error)
+        package = pathlib.Path(course_lib.__file__).parent
+        files = [p for p in package.rglob("*") if "sharding" in p.name]
+        print(files == [package / "sharding.py"], len(files[0].read_text().splitlines()))
+        """,
+        mounts=python_mounts(masked=["course_lib.sharding"]),
+    )
+    told = "course_lib.sharding is what this assignment asks you to write; it is not available"
+    assert printed == f"{told} while grading\nTrue 1\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository whose ``course_lib`` is what Python would import."""
+    package = tmp_path / "a repository" / "course_lib"
+    for path in ("__init__", "answer", "other", "deep/__init__", "deep/answer", "deep/other"):
+        file = package / f"{path}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"value = 'the source of {path}'\n")
+    (package.parent / "assignments").mkdir()
+    compileall.compile_dir(package, quiet=1)
+    shutil.copy(next(package.glob("__pycache__/answer.*")), package / "answer.pyc")
+    monkeypatch.syspath_prepend(package.parent)
+    return package
+
+
+@pytest.mark.parametrize(
+    "masked", ["course_lib.answer", "course_lib.deep.answer", "course_lib.deep"]
+)
+def test_no_copy_of_a_masked_module_is_left(masked: str, package: Path) -> None:
+    printed = run(
+        """
+        import importlib, pathlib, sys
+        sys.path.insert(0, sys.argv[1])
+        for name in ("answer", "other", "deep", "deep.answer", "deep.other"):
+            name = f"course_lib.{name}"
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                print(name, error.name)
+        masked = "/".join(sys.argv[2].split("."))
+        for path in pathlib.Path(sys.argv[1]).rglob("*"):
+            if path.is_file() and f"the source of {masked[11:]}".encode() in path.read_bytes():
+                print(path)
+        print(sorted(p.name for p in pathlib.Path(sys.argv[1]).iterdir()))
+        """,
+        str(package.parent),
+        masked,
+        mounts=python_mounts([masked]),
+    )
+    hit = [
+        n
+        for n in ("deep", "deep.answer", "deep.other", "answer")
+        if f"course_lib.{n}".startswith(masked)
+    ]
+    lines = sorted(f"course_lib.{name} {masked}" for name in hit)
+    assert sorted(printed.splitlines()[:-1]) == lines
+    assert printed.splitlines()[-1] == "['course_lib']"
+
+
+def test_a_mask_stays_on_when_the_source_is_replaced(package: Path) -> None:
+    ours, theirs = socket.socketpair()
+    code = f"""
+import pathlib, socket
+s = socket.socket(fileno={theirs.fileno()})
+s.sendall(b"ready")
+s.recv(1)
+s.sendall(pathlib.Path({str(package / "answer.py")!r}).read_bytes())
+"""
+    command = [sys.executable, "-I", "-c", code]
+    with ours, theirs:
+        ours.settimeout(20)
+        mounts = python_mounts(["course_lib.answer"])
+        with Sandbox(command, mounts=mounts, pass_fds=[theirs.fileno()]):
+            theirs.close()
+            assert ours.recv(5) == b"ready"
+            (package / "new").write_text("the answer")
+            (package / "new").replace(package / "answer.py")
+            ours.sendall(b"x")
+            assert ours.recv(1000).startswith(b"raise ImportError")
+
+
+@pytest.mark.parametrize(
+    "name", ["course_lib.no_such", "course_lib", "os", "autograder.sandbox.bubblewrap"]
+)
+def test_a_module_that_does_not_exist_cannot_be_masked(name: str) -> None:
+    with pytest.raises(ValueError, match="no module"):
+        python_mounts(masked=[name])
+
+
+def test_paths_may_hold_spaces_and_lie_in_private_directories(tmp_path: Path) -> None:
+    private = tmp_path / "my 'private' home é"
+    source, out = private / "the course", private / "out put"
+    for directory in (source, out):
+        directory.mkdir(parents=True)
+    source.joinpath("a file").write_text("content")
+    private.chmod(0o700)
+    run(
+        """
+        import pathlib, sys
+        source, out = map(pathlib.Path, sys.argv[1:])
+        out.joinpath("copy").write_text(source.joinpath("a file").read_text())
+        assert sorted(p.name for p in source.parent.iterdir()) == ["out put", "the course"]
+        try:
+            source.joinpath("new").write_text("")
+        except OSError:
+            print("refused")
+        """,
+        str(source),
+        str(out),
+        mounts=[*python_mounts(), Mount(source, source)],
+        writable=[out],
+    )
+    assert (out / "copy").read_text() == "content"
+
+
+def test_mounts_are_ordered_by_the_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("inner")
+    mounts = [
+        Mount("/outer/empty/file", tmp_path / "file"),
+        Mount("/outer/text", text="ünï"),
+        Mount("/outer/empty"),
+        Mount("/outer"),
+    ]
+    printed = run(
+        """
+        import os
+        print(open("/outer/empty/file").read(), open("/outer/text").read())
+        print(os.listdir("/outer/empty"))
+        """,
+        mounts=python_mounts(extra=mounts),
+    )
+    assert printed == "inner ünï\n['file']\n"
+
+
+def test_two_sandboxes_do_not_meet() -> None:
+    """Each says who it is, leaves a file, and looks for the other's."""
+    code = """
+import os, socket, sys
+s = socket.socket(fileno=int(sys.argv[1]))
+open("/tmp/mine", "w").write(sys.argv[1])
+open("/dev/shm/mine", "w").write(sys.argv[1])
+s.sendall(str(os.getuid()).encode())
+s.recv(1)
+pids = [p for p in os.listdir("/proc") if p.isdigit()]
+found = sorted(set(os.listdir("/tmp")) - set(sys.argv[2:]))
+s.sendall(" ".join([*found, open("/tmp/mine").read(), *pids]).encode())
+"""
+    pairs = [socket.socketpair() for _ in range(2)]
+    sandboxes = [
+        Sandbox(
+            [sys.executable, "-I", "-c", code, str(theirs.fileno()), *mounted_below("/tmp")],
+            mounts=python_mounts(),
+            pass_fds=[theirs.fileno()],
+        )
+        for _, theirs in pairs
+    ]
+    try:
+        for ours, _ in pairs:
+            ours.settimeout(20)
+        uids = [ours.recv(100) for ours, _ in pairs]
+        assert [int(uid) for uid in uids] == [sandbox.uid for sandbox in sandboxes]
+        if AS_ROOT:
+            assert uids[0] != uids[1]
+        for ours, theirs in pairs:
+            ours.sendall(b"x")
+            assert ours.recv(100).decode() == f"mine {theirs.fileno()} 1 2"
+    finally:
+        for sandbox in sandboxes:
+            sandbox.close()
+        for ends in pairs:
+            for end in ends:
+                end.close()
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="an ordinary user has one uid only")
+def test_uids_are_freed_and_run_out_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user, "UIDS", range(60706 + 400, 60706 + 402))
+    for _ in range(3):
+        with Sandbox(["/bin/sleep", "9"]) as first, Sandbox(["/bin/sleep", "9"]) as second:
+            assert {first.uid, second.uid} == set(user.UIDS)
+            with pytest.raises(SandboxUnavailable, match="2 sandboxes are open"):
+                Sandbox(["/bin/sleep", "9"])
+
+
+def test_a_passed_socket_ends_when_the_sandbox_does() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Sandbox(["/bin/sleep", "1000"], pass_fds=[theirs.fileno()]) as sandbox:
+        theirs.close()
+        ours.settimeout(10)
+        sandbox.close()
+        assert ours.recv(1) == b""
+
+
+def test_only_the_passed_descriptors_are_open() -> None:
+    with tempfile.TemporaryFile() as log:
+        command = ["/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0"]
+        with Sandbox(command, mounts=[Mount("/x", text="x")], stderr=log) as sandbox:
+            assert sandbox.wait(10) == 0
+        log.seek(0)
+        assert log.read() == b"0 1 2 3 /dev/null\n"  # 3 is the directory that ls reads
+
+
+def test_output_is_appended_to_a_file_of_limited_size(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"before ")
+    with Sandbox(["/bin/sh", "-c", "echo out; echo err >&2"], stderr=path) as sandbox:
+        assert sandbox.wait(10) == 0
+    assert path.read_bytes() == b"before out\nerr\n"
+    with Sandbox(["/usr/bin/yes"], stderr=path, limits=Limits(file_size=2**16)) as sandbox:
+        assert sandbox.wait(10) != 0
+    assert path.stat().st_size == 2**16
+
+
+def test_exit_statuses_are_told_and_close_may_be_repeated() -> None:
+    for command, status in [("exit 7", 7), ("kill -9 $$", 128 + 9)]:
+        with Sandbox(["/bin/sh", "-c", command]) as sandbox:
+            assert sandbox.wait(10) == status == sandbox.poll()
+        sandbox.close()
+    for _ in range(20):  # too short-lived to be looked at
+        with Sandbox(["/bin/true"]):
+            pass
+
+
+def test_a_missing_or_unreadable_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such file here"):
+        Sandbox(["/bin/true"], mounts=[Mount("/x", tmp_path / "no such file here")])
+    with pytest.raises(ValueError, match="not an absolute path"):
+        Sandbox(["/bin/true"], mounts=[Mount("x", tmp_path)])
+    if AS_ROOT:
+        tmp_path.chmod(0o700)
+        with pytest.raises(PermissionError, match=r"chmod -R o\+rX"):
+            Sandbox(["/bin/true"], mounts=[Mount("/x", tmp_path)])
+
+
+def test_without_bubblewrap_there_is_a_way_out_and_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(binary, "packaged", lambda: None)
+    probe.cache_clear()
+    with pytest.raises(SandboxUnavailable, match=r"'bwrap' is missing[^~]*apt-get install bubble"):
+        probe()
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(SandboxUnavailable, match=r"No permissions to create[^~]*apparmor_restrict"):
+        probe()
+    monkeypatch.undo()
+    probe()
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="this is the ordinary user already")
+@pytest.mark.timeout(120)
+def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
+    """Run these tests again as another user, for whom the paths above this Python are opened."""
+    needed = {ROOT, *(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))}
+    closed = {
+        parent
+        for path in needed
+        for parent in path.parents
+        if not parent.stat().st_mode & 0o001 and path.exists()
+    }
+    arguments = [probe().path, "--dev-bind", "/", "/"]
+    for parent in sorted(closed):
+        arguments += ["--perms", "0755", "--tmpfs", str(parent)]
+    for path in sorted(needed):
+        for parent in reversed(path.parents[:-1]):
+            arguments += ["--perms", "0755", "--dir", str(parent)]
+        arguments += ["--ro-bind", str(path), str(path)]
+    base = Path(tempfile.mkdtemp(prefix="sandbox-test-"))
+    os.chown(base, 65534, 65534)
+    other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "HOME": str(base), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+    try:
+        result = subprocess.run(
+            [*arguments, "--", *other, "--", *tests, f"--basetemp={base / 'pytest'}"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        shutil.rmtree(base)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout

@@ -1,0 +1,152 @@
+"""``check(…)`` as a student meets it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
+from course_lib.checking.cases import case_generator
+from course_lib.checking.local import LocalRunner, find_assignment
+from tests.helpers import ROOT
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def right_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
+    return length * 0 + _start(length, world_size, rank), _start(length, world_size, rank + 1)
+
+
+def _start(length: int, world_size: int, rank: int) -> int:
+    return rank * (length // world_size) + min(rank, length % world_size)
+
+
+def test_a_right_function_passes_and_the_report_comes_back(capsys: Any) -> None:
+    report = check("02_data_parallel_sgd/shard_bounds", right_bounds)
+    assert isinstance(report, CheckReport)
+    assert report.passed
+    assert "3 of 3 cases passed" in capsys.readouterr().out
+
+
+def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any) -> None:
+    with pytest.raises(CheckFailed, match="belong to nobody") as caught:
+        check(
+            "02_data_parallel_sgd/shard_bounds", lambda n, k, r: (r * (n // k), (r + 1) * (n // k))
+        )
+    printed = capsys.readouterr().out
+    assert "✓ lengths that divide" in printed
+    assert "✗ lengths that do not divide" in printed
+    assert caught.value._render_traceback_() == [f"CheckFailed: {caught.value}"]
+
+
+def test_an_unknown_check_names_the_known_ones() -> None:
+    with pytest.raises(LookupError, match="shard_bounds, average_gradients"):
+        check("02_data_parallel_sgd/shards", right_bounds)
+    with pytest.raises(LookupError, match=r"checks\.py of '99_nothing' was not found"):
+        check("99_nothing/task", right_bounds)
+
+
+def test_a_handed_out_folder_is_found_from_within(tmp_path: Path, monkeypatch: Any) -> None:
+    name = "02_data_parallel_sgd"
+    shutil.copytree(ROOT / "assignments" / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path / name)
+    assert find_assignment(name) == tmp_path / name
+    monkeypatch.chdir(tmp_path)
+    assert find_assignment(name) == tmp_path / name
+
+
+def sum_program(function: Any, mine: Any) -> Any:
+    return function(mine)
+
+
+def sum_check(**changes: Any) -> Check:
+    def judge(case: Case, inputs: Any, outputs: Any) -> None:
+        for rank, output in enumerate(outputs):
+            if not torch.equal(output, sum(inputs)):
+                raise Wrong(f"rank {rank}: wrong sum", "Look again.")
+
+    settings: dict[str, Any] = {
+        "function": "total",
+        "program": sum_program,
+        "inputs": lambda case, generator: [
+            torch.randint(9, (3,), generator=generator) for _ in range(case.world_size)
+        ],
+        "judge": judge,
+        "cases": tuple(Case(f"{k} ranks", k) for k in (1, 2, 3)),
+    }
+    return Check(**{**settings, **changes})
+
+
+def total(mine: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(mine)
+    return mine
+
+
+def test_every_rank_gets_only_its_own_input_and_the_judge_sees_all() -> None:
+    with LocalRunner(total) as run:
+        assert run_check("t/total", sum_check(), run, seed="1").passed
+    with LocalRunner(lambda mine: mine) as run:
+        report = run_check("t/total", sum_check(), run, seed="1")
+    assert [result.passed for result in report.results] == [True, False, False]
+    assert report.reason == "rank 0: wrong sum. Look again."
+
+
+def test_the_same_seed_draws_the_same_inputs_and_another_one_others() -> None:
+    case = Case("x", 2)
+    draws = [
+        torch.rand(4, generator=case_generator(seed, name, case))
+        for seed, name in (("1", "a"), ("1", "a"), ("2", "a"), ("1", "b"))
+    ]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[0], draws[3])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda mine: os._exit(3), "process ended: it called exit with status 3"),
+        (lambda mine: 1 / 0, "ZeroDivisionError"),
+        (lambda mine: dist.recv(mine, src=1 - dist.get_rank()), "waits in recv from rank 1"),
+        (lambda mine: object(), "return tensors, numbers, text"),
+    ],
+)
+def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function: Any, words: str) -> None:
+    def careful(mine: torch.Tensor) -> Any:
+        return function(mine) if dist.get_world_size() == 2 else total(mine)
+
+    with LocalRunner(careful) as run:
+        report = run_check("t/total", sum_check(), run, seed="1")
+    assert [result.passed for result in report.results] == [True, False, True]
+    assert words in report.reason
+
+
+def test_a_slow_function_meets_its_limit() -> None:
+    def endless(mine: torch.Tensor) -> None:
+        while True:
+            pass
+
+    cases = (Case("1 rank", 1),)
+    with LocalRunner(endless) as run:
+        report = run_check("t/total", sum_check(cases=cases, seconds=1.0), run, seed="1")
+    assert "limit of 1 s" in report.reason
+
+
+def test_hidden_cases_count_and_their_names_and_details_stay_hidden() -> None:
+    with LocalRunner(lambda mine: mine) as run:
+        report = run_check(
+            "t/total",
+            sum_check(cases=(Case("public", 1),)),
+            run,
+            seed="1",
+            hidden=[Case("secret", 2)],
+        )
+    assert not report.passed
+    assert "secret" not in str(report)
+    assert "✗ hidden case 2" in str(report)

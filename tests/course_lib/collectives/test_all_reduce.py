@@ -1,0 +1,169 @@
+"""All-reduces by hand: the sum, the same bits everywhere, and no more bytes than it takes.
+
+Inputs are small whole numbers, so that all orders of addition give the same bits in every dtype
+and results can be compared exactly; another test checks with random numbers that the ranks agree
+bit for bit. The same function runs on simulated ranks and on gloo's.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import collectives
+from course_lib.ranks import Ranks
+from course_lib.sharding import shard_bounds
+from tests.helpers.collective_cases import ALL_REDUCES, DTYPES, LENGTHS, WORLDS, total
+from tests.helpers.rank_values import values
+
+CASES = [(n, torch.float32) for n in LENGTHS] + [(37, dtype) for dtype in DTYPES]
+
+
+def all_lengths_and_dtypes() -> list[torch.Tensor]:
+    results = []
+    for name in ALL_REDUCES:
+        for length, dtype in CASES:
+            tensor = values(dist.get_rank(), length, dtype)
+            address = tensor.data_ptr()
+            assert getattr(collectives, name)(tensor) is None
+            assert tensor.data_ptr() == address
+            results.append(tensor)
+    return results
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_all_reduce_gives_everyone_the_sum(ranks_of, on, k):
+    expected = [total(list(range(k)), length, dtype) for length, dtype in CASES]
+    named = [(name, *case) for name in ALL_REDUCES for case in zip(CASES, expected, strict=True)]
+    for replica in ranks_of(on, k).run(all_lengths_and_dtypes):
+        for result, (name, case, wanted) in zip(replica, named, strict=True):
+            assert torch.equal(result, wanted), (name, case)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    k=st.integers(1, 9),
+    length=st.integers(0, 200),
+    segments=st.integers(1, 6),
+    name=st.sampled_from([*ALL_REDUCES, "segmented"]),
+)
+def test_all_reduce_of_any_length_on_any_number_of_ranks(k, length, segments, name):
+    def run() -> torch.Tensor:
+        tensor = values(dist.get_rank(), length)
+        if name == "segmented":
+            collectives.ring_all_reduce(tensor, segments=segments)
+        else:
+            getattr(collectives, name)(tensor)
+        return tensor
+
+    for result in Ranks(k, on="simulated").run(run):
+        assert torch.equal(result, total(list(range(k)), length))
+
+
+def awkward_layouts() -> list[list[torch.Tensor]]:
+    return [awkward_layout(name) for name in ALL_REDUCES]
+
+
+def awkward_layout(name: str) -> list[torch.Tensor]:
+    all_reduce = getattr(collectives, name)
+    rank = dist.get_rank()
+    matrix = values(rank, 35).view(5, 7)
+    strided = values(rank, 40)
+    tensors = [matrix.t(), strided[::3], values(rank, 1)[0], values(rank, 60).view(3, 4, 5)]
+    tensors[-1] = tensors[-1].permute(2, 0, 1)
+    weight = torch.nn.Parameter(values(rank, 12).view(3, 4))
+    for tensor in [*tensors, weight]:
+        all_reduce(tensor)
+    assert torch.equal(strided[1::3], values(rank, 40)[1::3])  # what lies between is not ours
+    return [*tensors, weight.detach()]
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
+def test_all_reduce_of_tensors_not_in_one_piece(ranks_of, on, k):
+    everyone = list(range(k))
+    expected = [
+        total(everyone, 35).view(5, 7).t(),
+        total(everyone, 40)[::3],
+        total(everyone, 1)[0],
+        total(everyone, 60).view(3, 4, 5).permute(2, 0, 1),
+        total(everyone, 12).view(3, 4),
+    ]
+    for replica in ranks_of(on, k).run(awkward_layouts):
+        for name, results in zip(ALL_REDUCES, replica, strict=True):
+            for result, wanted in zip(results, expected, strict=True):
+                assert torch.equal(result, wanted), name
+
+
+def random_numbers() -> list[torch.Tensor]:
+    results = []
+    for name in ALL_REDUCES:
+        tensor = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank()))
+        getattr(collectives, name)(tensor)
+        results.append(tensor)
+    return results
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 5), ("simulated", 8), ("cpu", 3), ("cpu", 4)])
+def test_ranks_agree_bit_for_bit(ranks_of, on, k):
+    replicas = ranks_of(on, k).run(random_numbers)
+    generators = [torch.Generator().manual_seed(r) for r in range(k)]
+    exact = sum(torch.randn(1001, generator=g).double() for g in generators)
+    for name, first, *others in zip(ALL_REDUCES, *replicas, strict=True):
+        torch.testing.assert_close(first.double(), exact, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(first, other) for other in others), name
+
+
+def random_numbers_in_segments(segments: int) -> torch.Tensor:
+    tensor = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank()))
+    collectives.ring_all_reduce(tensor, segments=segments)
+    return tensor
+
+
+def test_segments_do_not_change_the_bits(ranks_of):
+    ranks = ranks_of("cpu", 3)
+    whole = ranks.run(random_numbers_in_segments, 1)
+    for segments in (2, 3, 8):
+        assert torch.equal(ranks.run(random_numbers_in_segments, segments)[0], whole[0])
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+def one_all_reduce(name: str, length: int) -> None:
+    getattr(collectives, name)(torch.ones(length))
+
+
+@pytest.mark.parametrize(("on", "k"), [w for w in WORLDS if w[1] > 1])
+@pytest.mark.parametrize("name", ["simple_ring_all_reduce", "pipelined_ring_all_reduce"])
+@pytest.mark.parametrize("length", [840, 101])
+def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
+    ranks = ranks_of(on, k)
+    ranks.run(one_all_reduce, name, length)
+    for rank in range(k):
+        own, next_one = (
+            stop - start
+            for start, stop in (shard_bounds(length, k, r % k) for r in (rank, rank + 1))
+        )
+        assert ranks.trace.bytes_sent(rank) == 4 * (2 * length - own - next_one)
+        assert ranks.trace.peers(rank) == {(rank + 1) % k, (rank - 1) % k}
+        assert set(ranks.trace.calls(rank)) == {"send", "recv"}
+        if length % k == 0:
+            assert ranks.trace.bytes_sent(rank) == 2 * (k - 1) * 4 * length // k
+        if name == "simple_ring_all_reduce":
+            assert ranks.trace.calls(rank)["send"] == 2 * (k - 1)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
+def test_bytes_of_the_other_algorithms(ranks_of, k):
+    ranks, n = ranks_of("simulated", k), 4 * 840
+    ranks.run(one_all_reduce, "central_all_reduce", 840)
+    assert [ranks.trace.bytes_sent(r) for r in range(k)] == [(k - 1) * n] + [n] * (k - 1)
+    ranks.run(one_all_reduce, "tree_all_reduce", 840)
+    assert max(ranks.trace.bytes_sent(r) for r in range(k)) == (k - 1).bit_length() * n
+    ranks.run(one_all_reduce, "halving_doubling_all_reduce", 840)
+    sent = [ranks.trace.bytes_sent(r) for r in range(k)]
+    if k != 3:
+        assert sent == [2 * (k - 1) * n // k] * k
+    else:  # two of them halve and double, the third one gives and takes
+        assert sent == [n // 2 + n // 2 + n, n // 2 + n // 2, n]

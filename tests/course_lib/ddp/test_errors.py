@@ -1,0 +1,88 @@
+"""Mistakes are named, on the rank that made them."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.ddp import DistributedDataParallel, all_reduce_hook
+from course_lib.ranks import RankError
+from tests.helpers.ddp_scenarios import mlp
+
+
+def mistake(which: str) -> None:
+    net = mlp()
+    x = torch.ones(2, 6).double()
+    if which == "nothing to train":
+        DistributedDataParallel(net.requires_grad_(False))
+    elif which == "different models":
+        DistributedDataParallel(nn.Linear(6, 3 + (dist.get_rank() == 1)))
+    elif which == "negative cap":
+        DistributedDataParallel(net, bucket_cap_mb=-1)
+    elif which == "not a member":
+        group = dist.new_group([0, 1])
+        if dist.get_rank() == 2:
+            DistributedDataParallel(net, group=group)
+    elif which == "sparse":
+        embedding = nn.Embedding(3, 2, sparse=True)
+        wrapped = DistributedDataParallel(embedding)
+        wrapped(torch.tensor([1])).sum().backward()
+    wrapped = DistributedDataParallel(net)
+    if which == "second backward":
+        loss = wrapped(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    elif which == "the module itself":
+        wrapped(x).sum().backward()
+        wrapped.module(x).sum().backward()
+    elif which == "dtype":
+        net.float()
+        wrapped(x.float()).sum().backward()
+    elif which == "frozen, then not":
+        net[0].weight.requires_grad_(False)
+        wrapped = DistributedDataParallel(net)
+        net[0].weight.requires_grad_(True)
+        wrapped(x)
+    elif which == "two hooks":
+        wrapped.register_comm_hook(None, all_reduce_hook)
+        wrapped.register_comm_hook(None, all_reduce_hook)
+    elif which == "a hook without a tensor":
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result("nothing")
+        wrapped.register_comm_hook(None, lambda state, bucket: future)
+        wrapped(x).sum().backward()
+    elif which == "a backward that failed":
+        output = wrapped(x)
+        net[0].weight.register_hook(_fail)
+        with contextlib.suppress(KeyError):
+            output.sum().backward()
+        wrapped(x)
+
+
+def _fail(_: Tensor) -> None:
+    raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ("nothing to train", "no parameter of this module needs a gradient"),
+        ("different models", r"'weight' is \(3, 6\) .* on rank 0 and \(4, 6\) .* on rank 1"),
+        ("negative cap", "bucket_cap_mb=-1"),
+        ("not a member", "rank 2 is not a member"),
+        ("sparse", r"rank \d: the gradient of 'weight' is sparse"),
+        ("second backward", r"rank \d: backward\(\) reached '\d\..*' a second time"),
+        ("the module itself", "and not its .module"),
+        ("dtype", r"rank \d: '4\.(weight|bias)' has a gradient of .*float32, but was .*float64"),
+        ("frozen, then not", r"'0\.weight' was frozen when it was wrapped"),
+        ("two hooks", "only once"),
+        ("a hook without a tensor", "must hold the reduced vector"),
+        ("a backward that failed", r"rank \d: the last backward\(\) did not end"),
+    ],
+)
+def test_mistakes_are_named(ranks_of, which, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 3).run(mistake, which)

@@ -1,0 +1,85 @@
+"""Gradients lie in memory as their parameters do, whatever the format."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from course_lib.bucketing import lay_out_like
+from course_lib.ddp import DistributedDataParallel
+from course_lib.gradient_sync import sync_bucketed, sync_flat
+from course_lib.ranks import RankError
+from tests.helpers.ddp_scenarios import compare, random, state_of
+
+
+def train_channels_last(wrap: Callable[[nn.Module], nn.Module] | str) -> list[Tensor]:
+    """With an optimizer in one kernel, which goes through gradients as they lie in memory."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)).double()
+    net = net.to(memory_format=torch.channels_last)
+    net[2].weight = nn.Parameter(torch.randn(288, 5, dtype=torch.float64).T)
+    sync = {"flat": sync_flat, "bucketed": sync_bucketed}.get(wrap) if wrap in SYNCS else None
+    wrapped = net if sync else wrap(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+    for step in range(4):
+        optimizer.zero_grad()
+        wrapped(random(2, 3, 8, 8, seed=step)).square().sum().backward()
+        if sync:
+            sync(net.parameters())
+        optimizer.step()
+    return state_of(net)
+
+
+SYNCS = ("flat", "bucketed")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_gradients_lie_as_their_parameters_do(ranks_of, k):
+    expected = compare(ranks_of("cpu", k), train_channels_last)
+    for sync in SYNCS:
+        for replica in ranks_of("cpu", k).run(train_channels_last, sync):
+            for tensor, wanted in zip(replica, expected, strict=True):
+                torch.testing.assert_close(tensor, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(3, 4, 5),
+        torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.empty(4, 6).T,
+        torch.empty(2, 1, 3).permute(2, 0, 1),
+        torch.empty(()),
+        torch.empty(0, 3),
+    ],
+)
+def test_a_view_has_the_strides_of_a_tensor_without_gaps(tensor):
+    memory = torch.arange(float(tensor.numel() + 5))
+    view = lay_out_like(tensor, memory[5:])
+    assert view.shape == tensor.shape
+    # How far apart the elements of a dimension with one of them are does not matter.
+    assert all(
+        ours == theirs
+        for ours, theirs, size in zip(view.stride(), tensor.stride(), tensor.shape, strict=True)
+        if size > 1 and tensor.numel()
+    )
+    assert sorted(view.flatten().tolist()) == memory[5:].tolist()
+
+
+def test_a_tensor_with_gaps_gets_a_contiguous_view():
+    view = lay_out_like(torch.empty(8, 6)[:, ::2], torch.arange(24.0))
+    assert view.is_contiguous() and view.shape == (8, 3)
+
+
+def reformatted_after_wrapping(kernel: int) -> None:
+    net = nn.Conv2d(3, 8, kernel)
+    wrapped = DistributedDataParallel(net)
+    net.to(memory_format=torch.channels_last)
+    wrapped(torch.ones(2, 3, 8, 8)).sum().backward()
+
+
+def test_another_memory_format_after_wrapping_is_named_unless_it_moves_nothing(ranks_of):
+    with pytest.raises(RankError, match=r"'weight' has the strides \(27, 1, 9, 3\), and had"):
+        ranks_of("cpu", 2).run(reformatted_after_wrapping, 3)
+    ranks_of("cpu", 2).run(reformatted_after_wrapping, 1)

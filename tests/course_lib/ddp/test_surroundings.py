@@ -1,0 +1,230 @@
+"""What a wrapped model meets in real programs: checkpointing, odd orders, changes on the way.
+
+As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
+"""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.helpers.ddp_scenarios import (
+    FEW,
+    SMALL_CAP,
+    compare,
+    gradients,
+    mlp,
+    random,
+    sgd,
+    state_of,
+)
+
+ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+# --- checkpointing, and forwards and backwards in other orders ------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """Three layers, each computed anew in backward; the last one too, or not."""
+
+    def __init__(self, reentrant: bool, head: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh()).double() for _ in range(3)
+        )
+        self.head = nn.Linear(6, 3).double() if head else nn.Identity()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return {"a nested": [self.head(x)]}
+
+
+def train_checkpointed(ddp: type, reentrant: bool, head: bool) -> list[Tensor]:
+    net = Checkpointed(reentrant, head)
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
+    optimizer = sgd(net)
+    for step in range(3):
+        optimizer.zero_grad()
+        wrapped(random(4, 6, seed=step).requires_grad_())["a nested"][0].square().sum().backward()
+        optimizer.step()
+    return state_of(net)
+
+
+@ignore_torch_warnings
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_activation_checkpointing(ranks_of, on, k, reentrant, head):
+    compare(ranks_of(on, k), train_checkpointed, reentrant, head)
+
+
+def two_forwards(ddp: type, between: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
+    losses = []
+    for step in range(3):
+        net.zero_grad()
+        loss = wrapped(random(4, 6, seed=step)).pow(3).sum()
+        if between == "another of the same step":
+            loss = loss + wrapped(random(4, 6, seed=9)).pow(2).sum()
+        elif between == "without gradients":
+            with torch.no_grad():
+                wrapped(random(4, 6, seed=9))
+        elif between == "in no_sync":
+            with wrapped.no_sync():
+                wrapped(random(4, 6, seed=9))
+        loss.backward()
+        losses += gradients(net)
+    return losses
+
+
+@pytest.mark.parametrize(
+    "between", ["another of the same step", "without gradients", "in no_sync", "nothing"]
+)
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
+    compare(ranks_of(on, k), two_forwards, between)
+
+
+def gradient_of_the_input_first(ddp: type) -> list[Tensor]:
+    """A backward that reaches no parameter, through the same graph, before the one that does."""
+    net = mlp(seed=0)
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
+    x = random(4, 6).requires_grad_()
+    loss = wrapped(x).square().sum()
+    (inner,) = torch.autograd.grad(loss, x, retain_graph=True)
+    assert inner.abs().sum() > 0
+    loss.backward()
+    return gradients(net)
+
+
+def test_a_backward_for_the_inputs_alone_does_not_count(ranks_of):
+    compare(ranks_of("cpu", 2), gradient_of_the_input_first)
+
+
+class FailsOnce(torch.autograd.Function):
+    failed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise MemoryError
+        return gradient
+
+
+def a_backward_that_is_tried_again(ddp: type) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = ddp(nn.Sequential(net, nn.Tanh()), bucket_cap_mb=SMALL_CAP)
+    FailsOnce.failed = False
+    wrapped.module[1].forward = FailsOnce.apply
+    collected = []
+    for step in range(2):
+        net.zero_grad()
+        loss = wrapped(random(4, 6, seed=step)).square().sum()
+        with contextlib.suppress(MemoryError):
+            loss.backward(retain_graph=True)
+        if step == 0:
+            loss.backward()
+        collected += gradients(net)
+    return collected
+
+
+def test_a_backward_that_failed_before_any_gradient_can_be_tried_again(ranks_of):
+    compare(ranks_of("cpu", 2), a_backward_that_is_tried_again)
+
+
+class ReturnsItsScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3).double()
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.scale
+
+
+def hooks_on_outputs(ddp: type) -> list[Tensor]:
+    net = ReturnsItsScale()
+    wrapped = ddp(net)
+    for step in range(3):
+        output, scale = wrapped(random(4, 6, seed=step))
+        (output * scale).square().sum().backward()
+    return [*gradients(net), torch.tensor(len(net.scale._backward_hooks or ()))]
+
+
+def test_a_parameter_that_is_returned_keeps_no_hooks(ranks_of):
+    assert compare(ranks_of("cpu", 2), hooks_on_outputs)[-1] == 0
+
+
+# --- what changes on the way ----------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (nn.Linear(6, 3).double() for _ in range(2))
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.a(x) + self.b(x) if both else self.a(x)
+
+
+def train_branches(ddp: type) -> list[Tensor]:
+    """The second branch runs in no_sync only, and there on one rank only."""
+    net = Branches()
+    wrapped = ddp(net, find_unused_parameters=True)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            wrapped(random(4, 6, seed=step), dist.get_rank() == 0).square().sum().backward()
+        wrapped(random(4, 6, seed=step + 7), False).square().sum().backward()
+        optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_a_parameter_used_in_no_sync_only(ranks_of, on, k):
+    compare(ranks_of(on, k), train_branches)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3).double()
+        self.register_buffer("other", torch.zeros(1))  # PyTorch's looks for buffers if it saw one
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self.inner, "seen"):
+            self.inner.seen += x.sum().detach()
+        return self.inner(x)
+
+
+def buffer_after_wrapping(ddp: type) -> list[Tensor]:
+    torch.manual_seed(0)
+    net = Counting()
+    wrapped = ddp(net)
+    net.inner.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+    for step in range(3):
+        wrapped(random(4, 6, seed=step)).sum().backward()
+    wrapped(torch.zeros(4, 6).double())  # broadcasts once more, and adds nothing
+    return state_of(net)
+
+
+def test_a_buffer_that_was_registered_after_wrapping(ranks_of):
+    compare(ranks_of("cpu", 2), buffer_after_wrapping)

@@ -1,0 +1,247 @@
+"""`DistributedDataParallel`, ours and PyTorch's, under the same tests.
+
+A scenario trains for some steps, with different data on every rank, and returns what came out. It
+runs with both classes on the same ranks: ours must give PyTorch's numbers (to rounding: their sums
+may be in another order), and the same bits on all ranks. Where the whole batch on one machine is
+the same algorithm, that is the oracle as well.
+"""
+
+import contextlib
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.sharding import shard
+from tests.helpers.ddp_scenarios import (
+    BOTH,
+    FEW,
+    SMALL_CAP,
+    WORLDS,
+    batches,
+    compare,
+    mlp,
+    one_machine,
+    own_shards,
+    sgd,
+    state_of,
+    train,
+)
+
+# --- plain training -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_five_steps_equal_pytorch_s_and_those_of_one_machine(ranks_of, on, k):
+    for cap in (SMALL_CAP, 25) if on == "simulated" else (SMALL_CAP,):
+        state = compare(ranks_of(on, k), train, cap)
+        for tensor, expected in zip(state, one_machine(mlp(seed=0)), strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+class Mixed(nn.Module):
+    """float32 and float64 layers, a tied weight, a frozen one, one used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+        self.first = nn.Linear(6, 6).double()
+        self.middle = nn.Linear(6, 6)
+        self.tied = nn.Linear(6, 6).double()
+        self.tied.weight = self.first.weight
+        self.frozen = nn.Linear(6, 3).double()
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tied(torch.tanh(self.first(x)))
+        return self.frozen(self.middle(self.middle(x.float()).tanh()).double())
+
+
+def train_mixed(ddp: type) -> list[Tensor]:
+    net = Mixed()
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
+    for x, y in own_shards():
+        net.zero_grad()
+        mse_loss(wrapped(x), y).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * (p.grad if p.grad is not None else torch.zeros_like(p))
+    return [tensor.double() for tensor in state_of(net)]
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_mixed_dtypes_tied_and_frozen_parameters(ranks_of, on, k):
+    ours, theirs = (ranks_of(on, k).run(train_mixed, ddp) for ddp in BOTH)
+    net = Mixed()
+    for x, y in batches():
+        net.zero_grad()
+        mse_loss(net(x), y).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * (p.grad if p.grad is not None else torch.zeros_like(p))
+    for replica in ours:
+        for tensor, first, other, alone in zip(
+            replica, ours[0], theirs[0], state_of(net), strict=True
+        ):
+            assert torch.equal(tensor, first)
+            torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(tensor, alone.double(), rtol=1e-5, atol=1e-6)
+
+
+# --- accumulation ---------------------------------------------------------------------------------
+
+
+def accumulate(ddp: type, set_to_none: bool, cap: float) -> list[Tensor]:
+    net = mlp(seed=dist.get_rank())
+    wrapped = ddp(net, bucket_cap_mb=cap)
+    optimizer = sgd(net)
+    micro = own_shards(steps=9)
+    for first in range(0, 9, 3):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        with wrapped.no_sync():
+            for x, y in micro[first : first + 2]:
+                (mse_loss(wrapped(x), y) / 3).backward()
+        x, y = micro[first + 2]
+        (mse_loss(wrapped(x), y) / 3).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_accumulation_in_no_sync(ranks_of, on, k, set_to_none):
+    state = compare(ranks_of(on, k), accumulate, set_to_none, SMALL_CAP)
+    net = mlp(seed=0)
+    optimizer = sgd(net)
+    for first in range(0, 9, 3):
+        optimizer.zero_grad()
+        for x, y in batches(steps=9)[first : first + 3]:
+            (mse_loss(net(x), y) / 3).backward()
+        optimizer.step()
+    for tensor, expected in zip(state, state_of(net), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_no_sync_costs_nothing(ranks_of):
+    ranks = ranks_of("simulated", 3)
+    ranks.run(accumulate, DistributedDataParallel, True, 25)
+    assert ranks.trace.calls(0)["all_reduce"] == 3  # for nine backwards
+
+
+def sums_without_zero_grad(ddp: type) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
+    for x, y in own_shards():
+        mse_loss(wrapped(x), y).backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_gradients_that_are_not_cleared_add_up(ranks_of, on, k):
+    gradients = compare(ranks_of(on, k), sums_without_zero_grad)
+    net = mlp(seed=0)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+    for gradient, param in zip(gradients, net.parameters(), strict=True):
+        torch.testing.assert_close(gradient, param.grad, rtol=1e-11, atol=1e-12)
+
+
+def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
+    """It is the forward that counts; and an exception must not leave no_sync switched on."""
+    net = mlp(seed=0)
+    wrapped = ddp(net)
+    (x, y), (x2, y2), *_ = own_shards()
+    with contextlib.suppress(KeyError), wrapped.no_sync():
+        loss = mse_loss(wrapped(x), y)
+        raise KeyError
+    loss.backward()
+    local = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    mse_loss(wrapped(x2), y2).backward()
+    return local, [p.grad.clone() for p in net.parameters()]
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_no_sync_is_about_the_forward_and_ends_with_an_exception(ranks_of, on, k):
+    ours, theirs = (ranks_of(on, k).run(backward_outside_no_sync, ddp) for ddp in BOTH)
+    for (local, synced), (their_local, their_synced) in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(local, their_local, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(synced, their_synced, rtol=1e-11, atol=1e-12)
+    assert not torch.equal(ours[0][0][0], ours[1][0][0])
+    assert torch.equal(ours[0][1][0], ours[1][1][0])
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def in_a_group(members: list[int]) -> list[Tensor] | None:
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    net = mlp(seed=dist.get_rank())
+    place, k = members.index(dist.get_rank()), len(members)
+    wrapped = DistributedDataParallel(net, SMALL_CAP, group=group)
+    optimizer = sgd(net)
+    for x, y in batches():
+        optimizer.zero_grad()
+        mse_loss(wrapped(shard(x, k, place)), shard(y, k, place)).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize("members", [[1, 3], [0, 2, 3]])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_a_group_of_some_ranks(ranks_of, on, members):
+    replicas = ranks_of(on, 4).run(in_a_group, members)
+    expected = one_machine(mlp(seed=members[0]))
+    for rank in members:
+        for tensor, first, wanted in zip(
+            replicas[rank], replicas[members[0]], expected, strict=True
+        ):
+            assert torch.equal(tensor, first)
+            torch.testing.assert_close(tensor, wanted, rtol=1e-11, atol=1e-12)
+
+
+def wrapped_and_forgotten() -> bool:
+    net = mlp()
+    wrapped = DistributedDataParallel(net)
+    gone = weakref.ref(wrapped)
+    x = torch.ones(2, 6).double() * dist.get_rank()
+    wrapped(x).sum().backward()
+    del wrapped
+    gc.collect()
+    net.zero_grad()
+    net(x).sum().backward()  # an ordinary module again: nothing is sent, nothing complains
+    return gone() is None
+
+
+def test_a_module_may_outlive_its_wrapper(ranks_of):
+    assert ranks_of("simulated", 2).run(wrapped_and_forgotten) == [True, True]
+
+
+def gradients_are_in_the_buckets() -> bool:
+    net = mlp()
+    wrapped = DistributedDataParallel(net)
+    wrapped(torch.ones(2, 6).double()).sum().backward()
+    gradients = [p.grad for p in net.parameters()]
+    one = gradients[0].untyped_storage()
+    assert all(g.untyped_storage().data_ptr() == one.data_ptr() for g in gradients)
+    return one.nbytes() <= sum(8 * (g.numel() + 32) for g in gradients)
+
+
+def test_gradients_are_views_into_the_buckets(ranks_of):
+    assert ranks_of("simulated", 2).run(gradients_are_in_the_buckets) == [True, True]
+
+
+def state_names(ddp: type) -> list[str]:
+    return list(ddp(mlp()).state_dict())
+
+
+def test_state_dicts_have_pytorch_s_names(ranks_of):
+    ours, theirs = (ranks_of("simulated", 2).run(state_names, ddp)[0] for ddp in BOTH)
+    assert ours == theirs

@@ -1,0 +1,118 @@
+"""Folding: the same line of several ranks is shown once, and no line is lost or reordered."""
+
+import contextlib
+import io
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.ranks.output import printer as module
+from course_lib.ranks.output.printer import LAST_LINES, MAX_LINES, Printer, label
+
+Lines = list[list[str]]
+
+
+def print_all(lines: Lines) -> None:
+    printer = Printer(len(lines))
+    for rank, texts in enumerate(lines):
+        for text in texts:
+            printer.add(rank, text)
+    printer.end_call()
+
+
+def labelled(out: str) -> list[tuple[str, str]]:
+    pairs = [line.split("] ", 1) for line in out.splitlines()]
+    return [(who + "]", text) for who, text in pairs]
+
+
+def shown(lines: Lines, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    """Return (label, text) of what is printed when each rank has printed its lines."""
+    print_all(lines)
+    return labelled(capsys.readouterr().out)
+
+
+def test_labels() -> None:
+    assert label([2]) == "[rank 2]"
+    assert label([0, 1, 2]) == "[ranks 0-2]"
+    assert label([0, 2, 3]) == "[ranks 0, 2, 3]"
+
+
+def test_equal_lines_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown([["a", "b"]] * 3, capsys) == [("[ranks 0-2]", "a"), ("[ranks 0-2]", "b")]
+
+
+def test_different_lines_keep_rank_order(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [[f"loss {rank}", "done"] for rank in range(3)]
+    assert shown(lines, capsys) == [
+        ("[rank 0]", "loss 0"),
+        ("[rank 1]", "loss 1"),
+        ("[rank 2]", "loss 2"),
+        ("[ranks 0-2]", "done"),
+    ]
+
+
+def test_one_rank_says_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown([["start", "step"], ["step"], ["step"]], capsys) == [
+        ("[rank 0]", "start"),
+        ("[ranks 0-2]", "step"),
+    ]
+
+
+def test_a_lone_line_waits_for_the_others_and_no_longer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINE_WINDOW", 1000.0)
+    printer = Printer(2)
+    printer.add(1, "only here")
+    printer.release()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(module, "LINE_WINDOW", 0.01)
+    time.sleep(0.02)
+    printer.release()
+    assert capsys.readouterr().out == "[rank 1] only here\n"
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=4))
+def test_every_rank_can_read_its_own_lines_in_order(lines: Lines) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_all(lines)
+    got = labelled(out.getvalue())
+    for rank, texts in enumerate(lines):
+        mine = [text for who, text in got if rank in ranks_of(who)]
+        assert mine == texts
+
+
+def ranks_of(who: str) -> set[int]:
+    numbers = who.strip("[]").split(" ", 1)[1]
+    if "-" in numbers:
+        first, last = map(int, numbers.split("-"))
+        return set(range(first, last + 1))
+    return {int(number) for number in numbers.split(", ")}
+
+
+def test_too_many_lines_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = Printer(2)
+    for number in range(MAX_LINES + 500):
+        printer.add(0, str(number))
+        printer.release(everything=True)
+    printer.end_call()
+    out = capsys.readouterr().out.splitlines()
+    assert out[MAX_LINES] == f"… {500 - LAST_LINES} more lines are not shown; the last ones:"
+    assert out[-1] == f"[rank 0] {MAX_LINES + 499}"
+    assert len(out) == MAX_LINES + 1 + LAST_LINES
+
+
+def test_figures_that_come_late_are_shown_in_rank_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINE_WINDOW", 0.01)
+    monkeypatch.setattr(module, "DISPLAY_WINDOW", 1000.0)
+    printer = Printer(3)
+    for rank in (2, 0, 1):
+        printer.add(rank, {"text/plain": f"figure {rank}"})
+        time.sleep(0.02)  # longer than a line waits
+        printer.release()
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [f"[rank {rank}] figure {rank}" for rank in range(3)]

@@ -1,0 +1,382 @@
+"""Every way a call can fail: it is found, explained, and the next call works."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.ranks import (
+    DeadlockError,
+    MismatchError,
+    RankError,
+    Ranks,
+    RanksError,
+    RankTimeout,
+)
+from course_lib.ranks.processes.fork_client import shared_server
+
+pytestmark = pytest.mark.timeout(60)
+
+# Fresh ranks would otherwise import this file, and pytest with it, after every failure.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FOREVER = 1000.0
+"""Seconds: whoever waited for a rank that sleeps so long would meet the time limit of the test."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Without a time limit: what is found is not found by one. How soon is in `benchmarks`."""
+    with Ranks(3, on="cpu", timeout=None) as ranks:
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def next_call_works(ranks: Ranks) -> Iterator[None]:
+    yield
+    ranks.timeout = None
+    assert ranks.run(sum_of_ranks) == [3.0, 3.0, 3.0]
+
+
+def sum_of_ranks() -> float:
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    return total.item()
+
+
+def fails(ranks: Ranks, kind: type[RanksError], fn: Callable[[], object]) -> RanksError:
+    """Run `fn`, which must fail as `kind`, and return the error."""
+    with pytest.raises(RanksError) as caught:
+        ranks.run(fn)
+    assert type(caught.value) is kind, caught.value
+    print(caught.value)
+    return caught.value
+
+
+# Collectives ---------------------------------------------------------------------------------
+
+
+def test_one_rank_skips_a_collective(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(3))
+
+    error = fails(ranks, DeadlockError, program)
+    assert "Ranks 0, 2 are in collective #" in str(error)
+    assert "which rank 1 never called" in str(error)
+    assert error.states[0].doing.startswith("waits in all_reduce #")
+    assert error.states[0].where.startswith("test_failures.py, line ")
+    assert error.states[1].doing == "finished"
+
+
+def test_uneven_loop_counts(ranks: Ranks) -> None:
+    def program() -> None:
+        for _ in range(3 + dist.get_rank()):
+            dist.all_reduce(torch.ones(3))
+
+    assert "which rank 0 never called" in str(fails(ranks, DeadlockError, program))
+
+
+def test_one_rank_of_a_ddp_step_skips_it(ranks: Ranks) -> None:
+    def program() -> None:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+        for _ in range(2 + (dist.get_rank() != 0)):
+            model(torch.ones(2, 4)).sum().backward()
+
+    error = fails(ranks, DeadlockError, program)
+    assert "Rank 0 ended 1 collective short of ranks 1, 2" in str(error)
+    assert "all_reduce sum float32 5 elements (test_failures.py, line " in str(error)
+    assert error.states[1].where.startswith("test_failures.py, line ")
+
+
+def test_a_ddp_step_against_a_receive(ranks: Ranks) -> None:
+    """One rank waits in compiled code, where no process group is told."""
+
+    def program() -> None:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(1), src=1)
+        model(torch.ones(2, 4)).sum().backward()
+
+    error = fails(ranks, DeadlockError, program)
+    assert "waits in recv from rank 1" in error.states[0].doing
+    assert "waits in compiled code for all_reduce" in error.states[1].doing
+
+
+def test_all_reduce_against_broadcast(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.broadcast(torch.ones(3), src=0)
+        else:
+            dist.all_reduce(torch.ones(3))
+
+    error = fails(ranks, MismatchError, program)
+    assert "broadcast root=0 float32 3 elements" in str(error)
+    assert "all_reduce sum float32 3 elements" in str(error)
+
+
+def test_different_shapes(ranks: Ranks) -> None:
+    error = fails(
+        ranks, MismatchError, lambda: dist.all_reduce(torch.ones(3 + (dist.get_rank() == 2)))
+    )
+    assert "3 elements" in str(error)
+    assert "4 elements" in str(error)
+
+
+def test_different_dtypes(ranks: Ranks) -> None:
+    def program() -> None:
+        dtype = torch.int32 if dist.get_rank() == 1 else torch.float32
+        dist.all_reduce(torch.ones(4, dtype=dtype))
+
+    error = fails(ranks, MismatchError, program)
+    assert "int32" in str(error)
+    assert "float32" in str(error)
+
+
+def test_the_same_shapes_in_another_order(ranks: Ranks) -> None:
+    def program() -> None:
+        calls = [lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0)]
+        for call in calls if dist.get_rank() else calls[::-1]:
+            call()
+
+    fails(ranks, MismatchError, program)
+
+
+def test_different_sources(ranks: Ranks) -> None:
+    error = fails(
+        ranks, MismatchError, lambda: dist.broadcast(torch.ones(4), src=int(dist.get_rank() == 2))
+    )
+    assert "root=0" in str(error)
+    assert "root=1" in str(error)
+
+
+def test_a_mismatch_that_was_not_waited_for(ranks: Ranks) -> None:
+    def program() -> None:
+        dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
+
+    fails(ranks, MismatchError, program)
+
+
+def test_a_group_that_not_all_make(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank():
+            dist.new_group([0, 1])
+
+    fails(ranks, DeadlockError, program)
+
+
+# Messages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [1, 100_000])
+def test_a_ring_of_blocking_sends(ranks: Ranks, elements: int) -> None:
+    def program() -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        dist.send(torch.ones(elements), dst=(rank + 1) % size)
+        dist.recv(torch.ones(elements), src=(rank - 1) % size)
+
+    error = fails(ranks, DeadlockError, program)
+    assert "rank 0 → rank 1 → rank 2 → rank 0" in str(error)
+    assert "All of them send first" in str(error)
+
+
+def test_a_receive_that_nobody_sends(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 2:
+            dist.recv(torch.ones(1), src=0)
+
+    error = fails(ranks, DeadlockError, program)
+    assert error.states[2].doing == "waits in recv from rank 0 (4 B)"
+    assert "rank 0, which ended without sending" in str(error)
+
+
+def test_two_ranks_are_stuck_while_another_computes(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() < 2:
+            dist.recv(torch.ones(1), src=1 - dist.get_rank())
+        else:
+            time.sleep(FOREVER)
+
+    assert "rank 0 → rank 1 → rank 0" in str(fails(ranks, DeadlockError, program))
+
+
+def test_tags_are_told_apart(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1), dst=1, tag=7)
+        elif dist.get_rank() == 1:
+            dist.recv(torch.ones(1), src=0, tag=8)
+
+    error = fails(ranks, DeadlockError, program)
+    assert "with tag 7" in str(error)
+    assert "with tag 8" in str(error)
+
+
+def test_messages_that_nobody_received(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(1), dst=1)
+
+    error = fails(ranks, DeadlockError, program)
+    assert "Rank 0 sent 1 message to rank 1, which never received" in str(error)
+
+
+# Exceptions and deaths -----------------------------------------------------------------------
+
+
+def test_one_rank_raises_while_others_wait(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("no such shard")
+        dist.barrier()
+
+    error = fails(ranks, RankError, program)
+    assert isinstance(error, RankError)
+    assert error.rank == 1
+    assert isinstance(error.original, ValueError)
+    assert error.summary.startswith("Rank 1 raised ValueError: no such shard  (test_failures.py")
+    assert error.states[0].doing.startswith("waits in barrier")
+
+
+def test_one_rank_raises_while_others_compute(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError
+        time.sleep(FOREVER)
+
+    assert fails(ranks, RankError, program).states[0].doing == "running"
+
+
+def test_all_ranks_raise_and_keep_their_processes(ranks: Ranks) -> None:
+    before = ranks.run(os.getpid)
+
+    def program() -> None:
+        dist.barrier()
+        raise KeyError("learning_rate")
+
+    assert "Ranks 0, 1, 2 raised KeyError" in str(fails(ranks, RankError, program))
+    assert ranks.run(os.getpid) == before
+
+
+def test_system_exit(ranks: Ranks) -> None:
+    error = fails(ranks, RankError, lambda: sys.exit(3) if dist.get_rank() == 0 else None)
+    assert "Rank 0 raised SystemExit: 3" in str(error)
+
+
+def test_os_exit(ranks: Ranks) -> None:
+    error = fails(ranks, RankError, lambda: os._exit(3) if dist.get_rank() == 0 else dist.barrier())
+    assert "Rank 0's process ended: it called exit with status 3" in str(error)
+
+
+def test_segmentation_fault(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 2:
+            ctypes.string_at(0)
+        dist.barrier()
+
+    error = fails(ranks, RankError, program)
+    assert "Rank 2's process ended: signal SIGSEGV" in str(error)
+    assert error.states[2].where.startswith("test_failures.py, line ")
+
+
+def test_killed_from_outside(ranks: Ranks) -> None:
+    pids = ranks.run(os.getpid)
+    threading.Timer(0.3, os.kill, (pids[1], signal.SIGKILL)).start()
+
+    def program() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(FOREVER)
+        dist.barrier()
+
+    error = fails(ranks, RankError, program)
+    assert "Rank 1's process ended: signal SIGKILL" in str(error)
+
+
+def test_killed_between_two_calls(ranks: Ranks) -> None:
+    pids = ranks.run(os.getpid)
+    os.kill(pids[1], signal.SIGKILL)
+    assert shared_server().exit_status(pids[1], wait=10) == -signal.SIGKILL
+    after = ranks.run(os.getpid)
+    assert not set(pids) & set(after)
+
+
+# Time ----------------------------------------------------------------------------------------
+
+
+def test_sleep_ends_at_the_limit_and_names_the_line(ranks: Ranks) -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            time.sleep(FOREVER)
+        dist.barrier()
+
+    ranks.timeout = 1
+    error = fails(ranks, RankTimeout, program)
+    assert "longer than its limit of 1 s" in str(error)
+    assert error.states[0].doing == "running"
+    assert error.states[0].where.startswith("test_failures.py, line ")
+    assert error.states[1].doing.startswith("waits in barrier")
+
+
+def test_a_loop_that_swallows_interrupts(ranks: Ranks) -> None:
+    def program() -> None:
+        while True:
+            try:
+                while True:
+                    pass
+            except BaseException:
+                pass
+
+    ranks.timeout = 1
+    error = fails(ranks, RankTimeout, program)
+    assert all(state.where.startswith("test_failures.py, line ") for state in error.states)
+
+
+# Amounts -------------------------------------------------------------------------------------
+
+
+def test_a_million_lines(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            for number in range(1_000_000):
+                print(number)
+
+    ranks.run(program)
+    lines = capsys.readouterr().out.splitlines()
+    assert "[rank 1] 0" in lines
+    assert "[rank 1] 999999" in lines
+    assert any("more lines are not shown" in line for line in lines)
+    assert len(lines) < 3000
+
+
+def test_a_result_of_two_gigabytes(ranks: Ranks) -> None:
+    def program() -> torch.Tensor | None:
+        if dist.get_rank() == 0:
+            return torch.zeros(2**29).index_fill_(0, torch.tensor([2**29 - 1]), 7.0)
+        return None
+
+    result, *_ = ranks.run(program)
+    assert result.shape == (2**29,)
+    assert result[-1] == 7
+
+
+def test_an_argument_that_cannot_be_sent(ranks: Ranks) -> None:
+    before = ranks.run(os.getpid)
+    with pytest.raises(TypeError, match=r"argument 'lock' \(lock\) cannot be sent"):
+        ranks.run(lambda **_: None, lock=threading.Lock())
+    with pytest.raises(TypeError, match=r"argument 1 \(\w*\) cannot be sent"):
+        ranks.run(lambda _: None, sys._getframe())
+    assert ranks.run(os.getpid) == before
+
+
+def test_a_result_that_cannot_be_sent(ranks: Ranks) -> None:
+    error = fails(ranks, RankError, lambda: threading.Lock())
+    assert "the result (lock) cannot be sent back" in str(error)

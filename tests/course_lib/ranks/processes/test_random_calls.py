@@ -1,0 +1,171 @@
+"""Calls drawn at random, good and failing ones, on the same ranks, one after the other."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RanksError, per_rank
+from course_lib.ranks.processes.fork_client import shared_server
+
+pytestmark = pytest.mark.timeout(300)
+
+# Fresh ranks would otherwise import this file, and hypothesis with it, after every failure.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+K = 2
+CALLS = int(os.environ.get("RANDOM_CALLS", "60"))
+"""All of them: ``RANDOM_CALLS=200``."""
+
+
+def good_sum(number: int) -> None:
+    x = torch.arange(float(number + 1)) + dist.get_rank()
+    dist.all_reduce(x)
+    assert torch.equal(x, 2 * torch.arange(float(number + 1)) + 1)
+
+
+def good_exchange(number: int) -> None:
+    rank = dist.get_rank()
+    theirs = torch.empty(number + 1)
+    request = dist.isend(torch.full((number + 1,), float(rank)), 1 - rank, tag=number)
+    dist.recv(theirs, 1 - rank, tag=number)
+    request.wait()
+    assert (theirs == 1 - rank).all()
+
+
+def good_prints(number: int) -> None:
+    for line in range(number):
+        print(line, dist.get_rank())
+
+
+def good_tensor(number: int) -> torch.Tensor:
+    return torch.ones(number * 1000)
+
+
+def bad_skips(number: int) -> None:
+    if dist.get_rank() == number % K:
+        dist.barrier()
+
+
+def bad_raises(number: int) -> None:
+    if dist.get_rank() == number % K:
+        raise LookupError(number)
+    dist.barrier()
+
+
+def bad_exits(number: int) -> None:
+    if dist.get_rank() == number % K:
+        os._exit(number)
+    dist.barrier()
+
+
+def bad_leaves(number: int) -> None:
+    if dist.get_rank() == number % K:
+        sys.exit(number)
+
+
+def bad_shapes(number: int) -> None:
+    dist.all_reduce(torch.ones(1 + number * dist.get_rank() + dist.get_rank()))
+
+
+def bad_dtypes(number: int) -> None:
+    dist.all_reduce(torch.ones(number + 1, dtype=[torch.int32, torch.float32][dist.get_rank()]))
+
+
+def bad_sources(number: int) -> None:
+    dist.broadcast(torch.ones(number + 1), src=dist.get_rank())
+
+
+def bad_receive(number: int) -> None:
+    if dist.get_rank() == number % K:
+        dist.recv(torch.ones(number + 1), src=1 - number % K)
+
+
+def bad_sends(number: int) -> None:
+    dist.send(torch.ones(number + 1), dst=1 - dist.get_rank())
+
+
+GOOD = [good_sum, good_exchange, good_prints, good_tensor]
+BAD: dict[Callable[[int], object], type[RanksError]] = {
+    bad_skips: DeadlockError,
+    bad_raises: RankError,
+    bad_exits: RankError,
+    bad_leaves: RankError,
+    bad_shapes: MismatchError,
+    bad_dtypes: MismatchError,
+    bad_sources: MismatchError,
+    bad_receive: DeadlockError,
+    bad_sends: DeadlockError,
+}
+
+
+def boards() -> int:
+    """Return how many boards this process has in its memory, those of other tests' ranks too."""
+    return Path("/proc/self/maps").read_text().count("memfd:board")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def boards_before() -> int:
+    return boards()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(K, on="cpu", timeout=None) as ranks:
+        yield ranks
+
+
+calls = st.one_of(*[st.sampled_from(GOOD)] * 3, st.sampled_from(list(BAD)))
+
+
+@settings(
+    max_examples=CALLS,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(call=calls, number=st.integers(0, 40))
+def test_every_call_is_right_or_explained(
+    ranks: Ranks, call: Callable[[int], object], number: int
+) -> None:
+    if call not in BAD:
+        results = ranks.run(call, number)
+        if call is good_tensor:
+            assert all(torch.equal(result, torch.ones(number * 1000)) for result in results)
+        return
+    with pytest.raises(RanksError) as caught:
+        ranks.run(call, number)
+    assert type(caught.value) is BAD[call], caught.value
+    assert len(caught.value.states) == K
+    assert caught.value.summary
+
+
+def test_nothing_is_left(ranks: Ranks, boards_before: int) -> None:
+    """After all these calls: two ranks, no descriptor, no file, no shared memory."""
+    ranks.run(good_sum, 1)
+    server = shared_server().process
+    assert isinstance(server.pid, int)
+    fds = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(RanksError):
+            ranks.run(bad_raises, 0)
+        ranks.run(good_sum, 1)
+    assert len(os.listdir("/proc/self/fd")) == fds
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    assert set(ranks.processes()) <= {int(pid) for pid in children}
+    assert boards() <= boards_before + 1
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "ranks"))]
+
+
+def test_arguments_are_not_shared_between_calls(ranks: Ranks) -> None:
+    x = torch.zeros(50_000)
+    first = ranks.run(lambda x: x.add_(1).sum().item(), x)
+    second = ranks.run(lambda x: x.add_(1).sum().item(), per_rank([x, x]))
+    assert first == second == [5e4, 5e4]

@@ -1,0 +1,98 @@
+"""The ranks start wherever a notebook does: sandboxes, odd paths, no network, two at once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
+from tests.helpers import ROOT
+
+pytestmark = pytest.mark.timeout(120)
+
+PROGRAM = """
+import os, socket, torch, torch.distributed as dist
+from course_lib.ranks import DeadlockError, Ranks
+
+def total():
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x)
+    return x.item()
+
+with Ranks(3, on="cpu") as ranks:
+    assert ranks.run(total) == [3.0] * 3
+    try:
+        ranks.run(lambda: dist.barrier() if dist.get_rank() else None)
+    except DeadlockError:
+        pass
+    assert ranks.run(total) == [3.0] * 3
+print("right", os.getuid(), socket.gethostname())
+"""
+
+
+@pytest.fixture
+def bwrap() -> str:
+    """Return the path of the bubblewrap that the autograder would use."""
+    try:
+        return probe().path
+    except SandboxUnavailable as error:
+        pytest.skip(error.reason)
+
+
+def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str) -> None:
+    place = "/tmp/a path with spaces"
+    command = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    command += ["--tmpfs", "/tmp", "--ro-bind", str(ROOT), f"{place}/the course"]
+    if Path(sys.prefix).is_relative_to("/tmp"):  # as it is when the checkout lies there
+        command += ["--ro-bind", sys.prefix, sys.prefix]
+    command += ["--bind", str(tmp_path), f"{place}/home", "--chdir", f"{place}/home"]
+    command += ["--unshare-user", "--uid", "1234", "--unshare-pid", "--unshare-net"]
+    command += ["--unshare-uts", "--hostname", "nowhere.invalid", "--die-with-parent"]
+    command += [
+        "--setenv",
+        "PYTHONPATH",
+        f"{place}/the course",
+        "--setenv",
+        "HOME",
+        f"{place}/home",
+    ]
+    probe = subprocess.run([*command, "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"bubblewrap cannot make namespaces here: {probe.stderr.strip()}")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "right 1234 nowhere.invalid\n", done.stderr
+
+
+def test_two_at_the_same_time() -> None:
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(2)
+    ]
+    for program in programs:
+        out, err = program.communicate(timeout=100)
+        assert out.startswith("right"), err
+
+
+def test_under_nbclient(tmp_path: Path) -> None:
+    cells = [
+        "%load_ext course_lib.ranks.notebook.magic\n%ranks 2 --on cpu",
+        "%%ranks\nx = torch.tensor([float(rank)])\ndist.all_reduce(x)\nx.item()",
+        "import torch.distributed as dist\nranks.run(dist.get_rank)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "<table>" in notebook.cells[0].outputs[-1]["data"]["text/html"]
+    assert notebook.cells[1].outputs[0]["text"] == "[ranks 0-1] 1.0\n"
+    assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[0, 1]"

@@ -1,0 +1,84 @@
+"""The same run gives the same trace and the same values."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.ranks import Ranks
+from tests.helpers.mixed_program import mixed
+
+
+def test_twenty_runs_are_one() -> None:
+    network = Network(1e-4, 1e6, jitter=0.5, seed=3)
+    device = Device(slowdown={1: 1.5}, jitter=0.3)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        first = None
+        for i in range(20):
+            if i == 10:  # the second half on a machine with nothing else to do
+                for process in busy:
+                    process.kill()
+            ranks = Ranks(5, on="simulated", network=network, device=device)
+            values = ranks.run(mixed)
+            if first is None:
+                first = values, ranks.trace.events
+            for ours, theirs in zip(values, first[0], strict=True):
+                assert torch.equal(ours[0], theirs[0]) and ours[1] == theirs[1]
+            assert ranks.trace.events == first[1]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_another_seed_gives_other_times() -> None:
+    spans = set()
+    for seed in range(3):
+        ranks = Ranks(3, on="simulated", network=Network(1e-4, 1e6, jitter=0.5, seed=seed))
+        ranks.run(mixed)
+        spans.add(ranks.trace.makespan)
+    assert len(spans) == 3
+
+
+def test_random_numbers_belong_to_the_rank() -> None:
+    def draw() -> list[float]:
+        import numpy as np
+
+        rank = dist.get_rank()
+        torch.manual_seed(rank)
+        random.seed(rank)
+        np.random.seed(rank)
+        numbers = []
+        for _ in range(3):
+            dist.barrier()
+            numbers += [torch.rand(1).item(), random.random(), float(np.random.rand())]
+        for _ in range(5):  # draws two numbers, and keeps one for the next time
+            dist.barrier()
+            numbers.append(random.gauss(0, 1))
+        return numbers
+
+    together = Ranks(3, on="simulated").run(draw)
+    # Alone, rank 0 of one: what rank 0 of three draws.
+    assert Ranks(1, on="simulated").run(draw)[0] == together[0]
+    assert len({tuple(numbers) for numbers in together}) == 3
+
+
+def test_ranks_begin_alike_and_the_notebook_s_random_numbers_stay() -> None:
+    def draw() -> list[float]:
+        first = random.random()
+        dist.barrier()
+        return [first, random.random(), random.gauss(0, 1)]
+
+    random.seed(5)
+    expected = [random.random(), random.random()]
+    random.seed(5)
+    assert random.random() == expected[0]
+    once, again = (Ranks(3, on="simulated").run(draw) for _ in range(2))
+    assert random.random() == expected[1]
+    assert once == again and once[0] == once[1] == once[2]

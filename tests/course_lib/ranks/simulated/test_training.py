@@ -1,0 +1,156 @@
+"""PyTorch's own data parallelism runs on simulated ranks, and takes the time it must take."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.ranks.costs.computation import clock, compute
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.ranks import Ranks
+from tests.helpers.training import model, train, train_ddp, weights
+
+NETWORK = Network(latency=1e-3, bandwidth=100e6)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_ddp_gives_the_weights_of_ddp_on_gloo(k: int) -> None:
+    with Ranks(k, on="cpu") as real:
+        for hook, unused in ((False, False), (True, False), (False, True)):
+            theirs = real.run(train_ddp, hook, unused)
+            ours = Ranks(k, on="simulated", network=NETWORK).run(train_ddp, hook, unused)
+            torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
+            for replica in ours:
+                assert torch.equal(replica, ours[0])
+
+
+def power_sgd() -> torch.Tensor:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    net = DistributedDataParallel(model(), bucket_cap_mb=0.0005)  # type: ignore[arg-type]
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    train(net)
+    return weights(net)
+
+
+def test_hooks_that_launch_more_from_their_callbacks() -> None:
+    replicas = Ranks(3, on="simulated").run(power_sgd)
+    assert torch.equal(replicas[1], replicas[0]) and torch.equal(replicas[2], replicas[0])
+
+
+def fsdp() -> torch.Tensor:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net)
+    return weights(net)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_fsdp2_gives_the_weights_of_ddp(k: int) -> None:
+    ranks = Ranks(k, on="simulated")
+    for sharded, replicated in zip(
+        ranks.run(fsdp), ranks.run(train_ddp, False, False), strict=True
+    ):
+        torch.testing.assert_close(sharded, replicated, rtol=1e-4, atol=1e-5)
+
+
+WIDTH, LAYERS, BATCH = 32, 4, 5
+
+
+def one_step() -> tuple[float, float]:
+    net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+    x = torch.randn(BATCH, WIDTH)
+    ddp = DistributedDataParallel(net, bucket_cap_mb=1e-6)  # type: ignore[arg-type]
+    ddp(x).sum().backward()  # after the first step DDP builds its buckets anew
+    ddp(x).sum().backward()
+    dist.barrier()
+    start = clock()
+    ddp(x).sum().backward()
+    return start, clock()
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 1e9])
+@pytest.mark.parametrize("k", [2, 4])
+def test_ddp_overlaps_each_bucket_with_the_rest_of_backward(k: int, bandwidth: float) -> None:
+    flops, alpha = 1e7, 1e-5
+    network, device = Network(alpha, bandwidth), Device(flops=flops)
+    matmul = 2 * BATCH * WIDTH * WIDTH / flops
+    all_reduce = 2 * (k - 1) * (alpha + 4 * WIDTH * WIDTH / k / bandwidth)
+    now, link = LAYERS * matmul, 0.0
+    for layer in reversed(range(LAYERS)):
+        now += matmul * (2 if layer else 1)  # the first layer's input needs no gradient
+        link = max(link, now) + all_reduce
+    ranks = Ranks(k, on="simulated", network=network, device=device)
+    for start, end in ranks.run(one_step):
+        assert end - start == pytest.approx(link, rel=1e-9)
+
+
+def test_a_straggler_delays_all() -> None:
+    def step() -> float:
+        compute(0.1)
+        dist.all_reduce(torch.ones(100))
+        return clock()
+
+    communicate = 6 * (1e-3 + 100 / 100e6)
+    for slowdown, expected in (({}, 0.1), ({3: 2.0}, 0.2)):
+        device = Device(slowdown=slowdown)
+        ranks = Ranks(4, on="simulated", network=NETWORK, device=device, computation="declared")
+        assert max(ranks.run(step)) == pytest.approx(expected + communicate, rel=1e-9)
+
+
+def test_declared_operations_need_a_device() -> None:
+    def work() -> float:
+        compute(flops=3e9)
+        compute(0.5)
+        return clock()
+
+    ranks = Ranks(2, on="simulated", device=Device(flops=1e9), computation="declared")
+    assert ranks.run(work) == pytest.approx([3.5, 3.5])
+    spans = [event for event in ranks.trace.events if event.kind == "compute"]
+    assert sum(event.end - event.start for event in spans if event.rank == 1) == pytest.approx(3.5)
+    with pytest.raises(RuntimeError, match="device=Device"):
+        Ranks(1, on="simulated").run(work)
+    with pytest.raises(ValueError, match="0 or more"):
+        compute(-1)
+
+
+def test_measured_computation_is_the_cpu_time_of_the_rank() -> None:
+    def work() -> float:
+        x = torch.randn(300, 300)
+        for _ in range(20 * (dist.get_rank() + 1)):
+            x = (x @ x).tanh()
+        dist.barrier()
+        return clock()
+
+    ranks = Ranks(3, on="simulated", network=Network(0.0, 1e9), computation="measured")
+
+    def alone() -> tuple[float, float]:
+        start, cpu = clock(), time.thread_time()
+        x = torch.randn(300, 300)
+        for _ in range(20):
+            x = (x @ x).tanh()
+        return clock() - start, time.thread_time() - cpu
+
+    # The clock counts up to now, not only up to the last communication.
+    for counted, spent in ranks.run(alone):
+        assert counted == pytest.approx(spent, rel=0.1)
+    ends = ranks.run(work)
+    # All leave the barrier when the slowest arrives, whichever the fabric ran first.
+    assert max(ends) - min(ends) < 0.2 * max(ends)
+    spans = [0.0] * 3
+    for event in ranks.trace.events:
+        if event.kind == "compute":
+            spans[event.rank] += event.end - event.start
+    assert spans[2] > 1.5 * spans[0] > 0
+    assert max(spans) <= ranks.trace.makespan

@@ -1,0 +1,145 @@
+"""Every operation gives, on simulated ranks, what gloo gives on real ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.ranks import Ranks
+from tests.helpers import collectives_by_hand as by_hand
+from tests.helpers.every_operation import assert_same, everything
+
+WORLDS = [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("k", WORLDS)
+def test_every_operation_equals_gloo(k: int) -> None:
+    # Small whole numbers: every order of adding them gives the same bits, in every dtype.
+    with Ranks(k, on="cpu") as real:
+        for n in (0, 1, 5):
+            theirs = real.run(everything, n)
+            ours = Ranks(k, on="simulated").run(everything, n)
+            for rank in range(k):
+                assert ours[rank].keys() == theirs[rank].keys()
+                for name in ours[rank]:
+                    assert_same(ours[rank][name], theirs[rank][name], f"{name}, {n=}, {rank=}")
+
+
+def _sums(dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    x = torch.randn(1003, generator=generator, dtype=torch.float64).to(dtype)
+    dist.all_reduce(x)
+    return x
+
+
+@pytest.mark.parametrize("k", WORLDS)
+def test_sums_equal_gloo_within_rounding(k: int) -> None:
+    # K-1 additions, each rounded, on either side: at most 2 (K-1) units in the last place of K
+    # terms of size up to 4. gloo rounds 16-bit sums at every addition, we do once.
+    with Ranks(k, on="cpu") as real:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            theirs = real.run(_sums, dtype)
+            ours = Ranks(k, on="simulated").run(_sums, dtype)
+            bound = 2 * (k - 1) * torch.finfo(dtype).eps * 4 * k
+            for rank in range(k):
+                assert torch.equal(ours[rank], ours[0])
+                assert (ours[rank].double() - theirs[rank].double()).abs().max() <= bound
+
+
+def _from_any() -> list[float]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    x = torch.full((2,), float(rank))
+    if rank:
+        dist.send(x, 0)
+        return []
+    got = []
+    for _ in range(k - 1):
+        source = dist.recv(x)
+        assert x[0].item() == source
+        got.append(x[0].item())
+    return got
+
+
+def test_receive_from_any_source() -> None:
+    assert sorted(Ranks(4, on="simulated").run(_from_any)[0]) == [1, 2, 3]
+
+
+def _refused() -> list[str]:
+    k = dist.get_world_size()
+    texts = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
+        lambda: dist.send(torch.ones(1), k),
+        lambda: dist.all_to_all_single(torch.ones(k + 1), torch.ones(k + 1)),
+        lambda: dist.all_to_all_single(torch.ones(k), torch.ones(k), [1] * k, [2] * k),
+    ):
+        try:
+            call()
+            texts.append("nothing")
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_what_is_refused_says_why() -> None:
+    avg, band, peer, divide, splits = Ranks(2, on="simulated").run(_refused)[0]
+    assert "AVG" in avg and "floating" in avg
+    assert "BAND" in band and "integers" in band
+    assert "2" in peer
+    assert "divi" in divide
+    assert "split" in splits.lower()
+
+
+def _meta() -> torch.Size:
+    x = torch.empty(10**12, device="meta", dtype=torch.float32)
+    dist.all_reduce(x)
+    peer = 1 - dist.get_rank()
+    work = dist.isend(x, peer)
+    dist.recv(torch.empty_like(x), peer)
+    work.wait()
+    return x.shape
+
+
+def test_meta_tensors_cost_time_and_no_memory() -> None:
+    ranks = Ranks(2, on="simulated")
+    assert ranks.run(_meta) == [torch.Size([10**12])] * 2
+    # Ring all-reduce of n bytes on two ranks, then n bytes each way: 2 n/β and three latencies.
+    assert ranks.trace.makespan == pytest.approx(3 * 20e-6 + 2 * 4e12 / 10e9)
+
+
+def _ring(n: int) -> torch.Tensor:
+    x = torch.arange(float(n))
+    by_hand.ring(x)
+    return x
+
+
+@pytest.mark.parametrize("k", [64])
+def test_a_ring_of_64_ranks(k: int) -> None:
+    ranks = Ranks(k, on="simulated")
+    for _ in range(3):
+        for x in ranks.run(_ring, 1000):
+            assert torch.equal(x, k * torch.arange(1000.0))
+        assert len(ranks.trace.events) == 2 * k * 2 * (k - 1)  # a send and a recv in every step
+
+
+def test_256_ranks_with_collectives() -> None:
+    def collectives() -> torch.Tensor:
+        x = torch.ones(1000)
+        for _ in range(3):
+            dist.all_reduce(x)
+            dist.broadcast(x, src=0)
+        dist.barrier()
+        return x
+
+    ranks = Ranks(256, on="simulated")
+    for rank, x in enumerate(ranks.run(collectives)):
+        assert torch.equal(x, torch.full((1000,), 256.0**3))
+        assert ranks.trace.calls(rank) == {"all_reduce": 3, "broadcast": 3, "barrier": 1}
+
+
+def test_a_sweep_of_world_sizes() -> None:
+    for k in (1, 2, 3, 4, 5, 6, 7, 8, 2, 4, 8, 3):
+        for x in Ranks(k, on="simulated").run(_ring, 1000 + k):
+            assert torch.equal(x, k * torch.arange(1000.0 + k))

@@ -1,0 +1,196 @@
+"""What a call leaves behind to be counted and drawn."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.ranks import DeadlockError, Event, Ranks, Trace
+from course_lib.ranks.trace.timeline import draw_timelines
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, on="cpu", timeout=60) as ranks:
+        yield ranks
+
+
+def test_messages_are_counted(ranks: Ranks) -> None:
+    def program() -> None:
+        rank = dist.get_rank()
+        for step in range(2):
+            x, y = torch.ones(5 + step), torch.ones(5 + step)
+            request = dist.isend(x, (rank + 1) % 3)
+            dist.recv(y, (rank - 1) % 3)
+            request.wait()
+
+    ranks.run(program)
+    for rank in range(3):
+        assert ranks.trace.calls(rank) == {"send": 2, "recv": 2}
+        assert ranks.trace.bytes_sent(rank) == 4 * (5 + 6)
+        assert ranks.trace.peers(rank) == {(rank + 1) % 3, (rank - 1) % 3}
+    event = next(event for event in ranks.trace.events if event.kind == "send")
+    assert event.where.startswith("test_trace.py, line ")
+    assert event.dtype == "float32"
+    assert event.group == (0, 1, 2)
+
+
+def test_collectives_are_counted_with_group_and_root(ranks: Ranks) -> None:
+    def program() -> None:
+        pair = dist.new_group([1, 2])
+        dist.broadcast(torch.ones(4, dtype=torch.float64), src=2)
+        if dist.get_rank():
+            dist.all_reduce(torch.ones(8), group=pair)
+
+    ranks.run(program)
+    trace = ranks.trace
+    assert trace.calls(0) == {"broadcast": 1}
+    assert trace.calls(1) == {"broadcast": 1, "all_reduce": 1}
+    broadcast = next(event for event in trace.operations if event.kind == "broadcast")
+    assert (broadcast.peer, broadcast.bytes, broadcast.dtype) == (2, 32, "float64")
+    reduce = next(event for event in trace.operations if event.kind == "all_reduce")
+    assert reduce.group == (1, 2)
+    assert "all_reduce" in trace.table()
+    assert "compute" not in trace.table()
+
+
+def test_what_ddp_issues_is_seen(ranks: Ranks) -> None:
+    def program() -> None:
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(100, 100), bucket_cap_mb=0.01)
+        for _ in range(3):
+            ddp(torch.ones(2, 100)).sum().backward()
+
+    ranks.run(program)
+    sent = [e for e in ranks.trace.operations if e.rank == 1 and e.kind == "all_reduce"]
+    # Bias and weights, from the second step on in two buckets.
+    assert sum(event.bytes for event in sent) == 3 * 4 * (100 * 100 + 100)
+    assert all(event.end >= event.start for event in sent)
+
+
+def test_what_a_call_did_not_wait_for_is_seen_too(ranks: Ranks) -> None:
+    def program() -> None:
+        time.sleep(0.3 * dist.get_rank())
+        dist.all_reduce(torch.ones(5), async_op=True)
+
+    ranks.run(program)
+    for rank in range(3):
+        assert ranks.trace.calls(rank) == {"all_reduce": 1}
+
+
+def test_collectives_are_numbered_from_one_in_every_call(ranks: Ranks) -> None:
+    def program() -> None:
+        for _ in range(2):
+            dist.all_reduce(torch.ones(5))
+
+    for _ in range(2):
+        ranks.run(program)
+        assert [e.seq for e in ranks.trace.operations if e.rank == 1] == [1, 2]
+
+    def skips() -> None:
+        program()
+        if dist.get_rank():
+            dist.barrier()
+
+    with pytest.raises(DeadlockError, match=r"waits in barrier #3\b"):
+        ranks.run(skips)
+
+
+def test_computation_is_what_lies_between_the_waits(ranks: Ranks, tmp_path: Path) -> None:
+    def program() -> None:
+        time.sleep(0.1)
+        if dist.get_rank() == 0:
+            while len(list(tmp_path.iterdir())) < 2:  # until the others are about to wait for it
+                time.sleep(0.01)
+            time.sleep(0.5)
+        else:
+            (tmp_path / str(dist.get_rank())).touch()
+        dist.barrier()
+
+    ranks.run(program)
+    spent = [
+        sum(e.end - e.start for e in ranks.trace.events if e.rank == r and e.kind == "compute")
+        for r in range(3)
+    ]
+    assert spent[0] >= 0.6
+    assert all(0.1 <= seconds < spent[0] for seconds in spent[1:])
+
+
+def test_a_failed_call_leaves_what_is_known(ranks: Ranks) -> None:
+    def program() -> None:
+        dist.barrier()
+        if dist.get_rank():
+            dist.barrier()
+
+    with pytest.raises(DeadlockError):
+        ranks.run(program)
+    assert ranks.trace.calls(0) == {"barrier": 1}
+
+
+def test_chrome_file(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(lambda: dist.all_reduce(torch.ones(3)))
+    ranks.trace.to_chrome(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in complete} == {0, 1, 2}
+    assert {"all_reduce", "compute"} <= {event["name"] for event in complete}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
+
+
+def example(world_size: int) -> Trace:
+    """Return events that overlap: every rank computes while two buckets travel."""
+    events = []
+    for rank in range(world_size):
+        events += [
+            Event(rank, "compute", (), None, 0, "", 0, 0.0, 3.0, ""),
+            Event(rank, "all_reduce", (0,), None, 8, "float32", 1, 1.0, 4.0, ""),
+            Event(rank, "all_reduce", (0,), None, 8, "float32", 2, 2.0, 5.0, ""),
+            Event(rank, "broadcast", (0,), 0, 8, "float32", 3, 5.0, 6.0, ""),
+        ]
+    return Trace(events, world_size)
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_the_figure_tells_without_colour(k: int) -> None:
+    figure = example(k).plot(title="two buckets")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"rank {r}" for r in range(k)]
+    spans = [path.get_extents() for bars in axes.collections for path in bars.get_paths()]
+    assert len(spans) == 4 * k
+    # Nothing hides anything: bars of one rank never lie on one another.
+    for i, one in enumerate(spans):
+        for other in spans[i + 1 :]:
+            apart_in_time = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
+            apart_in_lane = one.y1 <= other.y0 + 1e-9 or other.y1 <= one.y0 + 1e-9
+            assert apart_in_time or apart_in_lane
+    hatches = {handle.get_label(): handle.get_hatch() for handle in figure.legends[0].get_patches()}
+    assert set(hatches) == {"compute", "all_reduce", "broadcast"}
+    assert len({hatch or "" for hatch in hatches.values()}) == 3
+
+
+def test_a_part_of_a_trace_begins_at_zero() -> None:
+    part = example(2).between(1.5, 5.0)
+    assert [(event.rank, event.seq, event.start) for event in part.events] == [(0, 2, 0), (1, 2, 0)]
+    assert example(2).between(0).events == example(2).events
+    assert part.makespan == 3.0
+
+
+def test_an_empty_trace_says_so() -> None:
+    with pytest.raises(ValueError, match="the trace is empty"):
+        Trace([], 4).plot()
+
+
+def test_two_traces_share_one_axis_of_time() -> None:
+    figure = draw_timelines({"four": example(4).timeline, "two": example(2).timeline})
+    above, below = figure.axes
+    assert above.get_title(loc="left") == "four" and below.get_title(loc="left") == "two"
+    assert above.get_xlim() == below.get_xlim()
+    assert [len(axes.get_yticks()) for axes in (above, below)] == [4, 2]
+    kinds = {event.kind for event in example(4).events}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == kinds

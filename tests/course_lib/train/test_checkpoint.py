@@ -1,0 +1,194 @@
+"""Checkpoints: a resumed run is an uninterrupted one, and no damage loses what can be kept."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from course_lib.ranks import RankError
+from course_lib.train import train
+from course_lib.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint, step_of
+from course_lib.train.datasets import documentation_text
+from tests.helpers.train_runs import (
+    DIGITS,
+    EXACT,
+    TEXT,
+    assert_same_training,
+    in_double,
+    one_machine,
+    refusal,
+    same_everywhere,
+)
+
+
+@pytest.mark.parametrize(
+    # Of K = 2 numbers the sum is the same in any order. Of more it depends on the buckets.
+    ("on", "world_size", "ddp"),
+    [("simulated", 2, "ours"), ("cpu", 3, "torch"), ("cpu", 4, "ours")],
+)
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+    ranks_of, tmp_path, on, world_size, ddp
+):
+    """Also what dropout drops is the same, though every rank drops something else."""
+    config = replace(TEXT, width=32, dropout=0.2, steps=9, ddp=ddp)
+    ranks = ranks_of(on, world_size)
+    uninterrupted = same_everywhere(ranks.run(train, config))
+    kept = replace(config, checkpoint=str(tmp_path / "runs" / "text"), checkpoint_every=2)
+    ranks.run(train, replace(kept, steps=5))
+    resumed = same_everywhere(ranks.run(train, kept))
+    assert (uninterrupted.resumed_at, resumed.resumed_at) == (0, 5)
+    assert resumed.digest() == uninterrupted.digest()
+    assert resumed.losses == uninterrupted.losses
+    assert resumed.test_loss == uninterrupted.test_loss
+
+    again = same_everywhere(ranks.run(train, kept))  # nothing is left to be done
+    assert again.resumed_at == 9
+    assert again.losses == uninterrupted.losses
+
+
+def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch(ranks_of, tmp_path):
+    config = replace(DIGITS, batch_size=120, steps=19, checkpoint=str(tmp_path))  # 11 per epoch
+    ranks_of("simulated", 2).run(in_double, replace(config, steps=13, accumulate=3))
+    result = same_everywhere(ranks_of("simulated", 3).run(in_double, config))
+    assert result.resumed_at == 13
+    assert_same_training(result, one_machine(config), **EXACT)
+
+
+def test_only_the_newest_checkpoints_stay_and_a_damaged_one_is_passed_over(
+    ranks_of, tmp_path, capsys
+):
+    config = replace(TEXT, steps=6, checkpoint=str(tmp_path), checkpoint_every=2)
+    ranks = ranks_of("simulated", 2)
+    expected = ranks.run(train, config)[0]
+    assert [step_of(path) for path in checkpoints(tmp_path)] == [4, 6]
+
+    newest = tmp_path / "step-00000006.pt"
+    newest.write_bytes(newest.read_bytes()[:-1000])  # as if the machine had stopped
+    (tmp_path / "step-00000008.tmp").write_bytes(b"half a checkpoint")
+    again = same_everywhere(ranks.run(train, config))
+    assert again.resumed_at == 4
+    assert again.digest() == expected.digest()
+    assert f"{newest} is damaged" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000004.pt",
+        "step-00000006.pt",
+    ]
+
+
+def test_files_of_other_names_are_left_alone(tmp_path):
+    kept = save_checkpoint(tmp_path, 3, {"step": 3})
+    other = tmp_path / "step-final.pt"
+    other.write_text("somebody's own")
+    assert checkpoints(tmp_path) == [kept]
+    newer = [save_checkpoint(tmp_path, step, {"step": step}) for step in (4, 5)]
+    assert checkpoints(tmp_path) == newer
+    assert other.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", Path("code"), [1, 2]])
+def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
+    ranks_of, tmp_path, capsys, damage
+):
+    files = {tmp_path / f"step-{step:08d}.pt" for step in (900, 901)}
+    for path in files:
+        if isinstance(damage, bytes):
+            path.write_bytes(damage)
+        else:  # a Path cannot be loaded without running its code
+            torch.save(damage, path)
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    first, second = ranks_of("simulated", 2).run(refusal, config)
+    assert first == second
+    assert f"none of the 2 checkpoints in {tmp_path} can be read" in first
+    assert set(tmp_path.iterdir()) == files
+    said = capsys.readouterr().out
+    assert all(f"{path} is damaged (" in said for path in files)
+    assert "weights_only" not in said  # PyTorch's advice to switch it off
+
+
+def test_a_damaged_file_that_nobody_hears_of_does_not_make_the_folder_unusable(ranks_of, tmp_path):
+    save_checkpoint(tmp_path, 1, {"step": 1})
+    (tmp_path / "step-00000002.pt").write_bytes(b"damaged")
+
+    def say(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    def load() -> None:
+        with pytest.raises(BrokenPipeError, match="is damaged"):
+            load_checkpoint(tmp_path, say)
+
+    ranks_of("simulated", 1).run(load)
+
+
+def test_what_was_just_written_stays_next_to_damaged_ones_of_later_steps(tmp_path):
+    damaged = [tmp_path / f"step-{step:08d}.pt" for step in (900, 901)]
+    for path in damaged:
+        path.write_bytes(b"damaged")
+    written = [save_checkpoint(tmp_path, step, {"step": step}) for step in (1, 2, 3)]
+    assert checkpoints(tmp_path) == written[-2:] + damaged
+
+
+def test_a_checkpoint_that_the_system_does_not_let_read_is_not_taken_for_damaged(
+    ranks_of, tmp_path
+):
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    ranks = ranks_of("simulated", 2)
+    ranks.run(train, config)
+    newest = tmp_path / "step-00000002.pt"
+    newest.mkdir()  # an OSError for root too, whom no permission stops
+    messages = ranks.run(refusal, config)
+    assert messages[0] == messages[1]
+    assert f"Is a directory: '{newest}'. Name another folder" in messages[0]
+
+
+def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
+    old = save_checkpoint(tmp_path, 3, {"step": 3})
+    content = old.read_bytes()
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(tmp_path, 3, {"step": lambda: 0})
+    assert checkpoints(tmp_path) == [old]
+    assert old.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lr": 0.5}, r"--lr 0\.001, and this one has 0\.5"),
+        ({"batch_size": 48}, "--batch-size 24, and this one has 48"),
+        ({"model": "mlp"}, "--model transformer, and this one has mlp"),
+        ({"seed": 1}, "--seed 0, and this one has 1"),
+    ],
+)
+def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, change, words):
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    ranks = ranks_of("simulated", 2)
+    ranks.run(train, config)
+    with pytest.raises(RankError, match=words) as error:
+        ranks.run(train, replace(config, **change))
+    assert "name another folder with --checkpoint" in str(error.value)
+
+
+def test_options_that_do_not_decide_what_comes_out_may_change(ranks_of, tmp_path):
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    ranks = ranks_of("simulated", 2)
+    ranks.run(train, config)
+    change = {"ddp": "torch", "accumulate": 2, "steps": 2, "epochs": 9, "checkpoint_every": 1}
+    assert ranks.run(train, replace(config, **change))[0].resumed_at == 1
+
+
+def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path, monkeypatch):
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    ranks = ranks_of("simulated", 2)
+    ranks.run(train, config)
+    text = documentation_text()
+    text[100] ^= 1
+    monkeypatch.setattr("course_lib.train.datasets.documentation_text", lambda: text)
+    with pytest.raises(RankError, match="on other data"):
+        ranks.run(train, config)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_on_all_ranks(ranks_of, tmp_path):
+    (tmp_path / "file").write_text("")
+    config = replace(TEXT, checkpoint=str(tmp_path / "file" / "runs"))
+    with pytest.raises(RankError, match="Name another folder"):
+        ranks_of("simulated", 2).run(train, config)

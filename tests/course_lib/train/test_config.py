@@ -1,0 +1,70 @@
+"""What cannot be is refused before it begins, with advice."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from course_lib.ranks import RankError
+from course_lib.sharding import ShardedSampler
+from course_lib.train import ConfigError, TrainConfig, train
+from tests.helpers.train_runs import DIGITS, refusal
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("model", "rnn"), ("ddp", "horovod"), ("precision", "fp8"), ("width", 0), ("steps", 0)),
+        *(("epochs", 0), ("lr", 0.0), ("lr", float("nan")), ("dropout", 1.0), ("clip_norm", 0.0)),
+        *(("batch_size", 0), ("accumulate", 0), ("log_every", -1), ("checkpoint_every", 0)),
+        *(("seed", -1), ("seed", 2**63), ("checkpoint", "")),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(option, value):
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is "):
+        TrainConfig(**{option: value})
+
+
+@pytest.mark.parametrize("length", [{"epochs": 40}, {"steps": 40}])
+def test_a_seed_leaves_room_for_that_of_the_last_epoch(length):
+    largest = 2**63 - 40
+    config = TrainConfig(seed=largest, **length)
+    sampler = ShardedSampler(range(9), 1, 0, seed=config.seed)
+    sampler.set_epoch(39)
+    assert sorted(sampler) == list(range(9))
+    with pytest.raises(ConfigError, match=rf"--seed is {largest + 1}: .* 0 … {largest}, .* 40 epo"):
+        TrainConfig(seed=largest + 1, **length)
+
+
+def test_heads_have_to_divide_the_width():
+    with pytest.raises(ConfigError, match="multiple of heads=3"):
+        TrainConfig(model="transformer", heads=3)
+    TrainConfig(model="mlp", heads=3)  # which has none
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 50}, r"2 ranks × accumulate=2 .* multiple of 4\. Use --batch-size 48 or 5"),
+        ({"batch_size": 2}, r"multiple of 4\. Use --batch-size 4\."),
+        ({"batch_size": 4000}, "more than the 1438 examples"),
+        ({"model": "transformer", "context": 10**6}, "--context is 1000000"),
+        ({"precision": "fp16"}, "--precision fp16 needs a GPU"),
+        ({"lr": 1e30, "steps": 9}, "the loss is (nan|inf) at step .* smaller --lr than 1e"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_with_advice(ranks_of, change, words):
+    config = replace(DIGITS, accumulate=2, **change)
+    with pytest.raises(RankError, match=words):
+        ranks_of("simulated", 2).run(train, config)
+
+
+def test_a_last_step_that_ruins_the_weights_is_no_finished_run(ranks_of):
+    messages = ranks_of("simulated", 2).run(refusal, replace(DIGITS, lr=1e38, steps=1))
+    assert messages[0] == messages[1]
+    assert re.match("the test loss is (nan|inf) after step 1. .* smaller --lr than 1e", messages[0])
+
+
+def test_without_ranks_it_says_how_to_get_them():
+    with pytest.raises(ValueError, match="torchrun"):
+        train(DIGITS)

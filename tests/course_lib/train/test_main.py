@@ -1,0 +1,204 @@
+"""The command line, alone and under torchrun: restarts, interrupts, mistakes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.train import ConfigError, TrainConfig, train
+from course_lib.train import __main__ as command_line
+from tests.helpers import ROOT
+from tests.helpers.train_runs import same_everywhere
+
+SMALL = [
+    *("--model", "transformer", "--width", "16", "--layers", "1", "--heads", "2"),
+    *("--context", "16", "--batch-size", "24"),
+]
+# The product has no switch for dying: this script ends rank 1 in its eighth step. After the restart
+# rank 0 comes late, so that what its predecessor left in the store is there to be found.
+KILLED = """
+import os, signal, time, torch
+from course_lib.train.__main__ import leave, main
+
+step, taken = torch.optim.AdamW.step, 0
+start = (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def step_or_die(self, *args, **kwargs):
+    global taken
+    taken += 1
+    if start == ("1", "0") and taken == 8:
+        open("rank 1 was killed", "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args, **kwargs)
+
+torch.optim.AdamW.step = step_or_die
+if start == ("0", "1"):
+    time.sleep(0.5)
+leave(main())
+"""
+
+
+@contextmanager
+def started(*command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        # torchrun never removes the folder it makes for its logs.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # torchrun then ends its ranks, which a kill would leave behind
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(ranks_of, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    options = [*SMALL, "--steps", "12", "--checkpoint", "kept", "--checkpoint-every", "3"]
+    command = (*TORCHRUN, "--max-restarts", "1", "killed.py", *options)
+    with started(*command, folder=tmp_path) as process:
+        output, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    assert (tmp_path / "rank 1 was killed").exists()
+    assert "Traceback" not in errors  # rank 0, which lost its peer, says so in a line
+    assert "going on from kept at step 6 of 12" in output
+
+    config = TrainConfig(**vars_of(SMALL), steps=12, log_every=0)
+    expected = same_everywhere(ranks_of("cpu", 2).run(train, config))
+    kept = torch.load(tmp_path / "kept" / "step-00000012.pt", weights_only=True)
+    assert kept["losses"].tolist() == expected.losses
+    for name, weight in expected.weights.items():
+        assert torch.equal(kept["model"][name], weight), name
+    assert f"test loss {expected.test_loss:.4f}" in output
+
+
+def vars_of(options: list[str]) -> dict[str, Any]:
+    parsed = vars(command_line.parser().parse_args(options))
+    names = {option.removeprefix("--").replace("-", "_") for option in options[::2]}
+    return {name: parsed[name] for name in names}
+
+
+def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
+    options = [*SMALL, "--steps", "1000000", "--checkpoint", "kept", "--checkpoint-every", "5"]
+    with started(*TORCHRUN, "-m", "course_lib.train", *options, folder=tmp_path) as process:
+        assert process.stdout is not None
+        assert any("step      10/1000000" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
+        output, errors = process.communicate(timeout=45)
+    assert process.returncode != 0
+    assert re.search(r"interrupted\. kept has step \d+: the same command goes on", errors)
+    assert errors.count("interrupted") == 1
+    assert "course_lib/train" not in errors  # torchrun's own traceback is all there is
+    assert "KeyboardInterrupt" not in errors + output
+    assert "terminate called" not in errors
+
+
+def test_ctrl_c_ends_the_process_also_if_its_last_words_fail(tmp_path):
+    (tmp_path / "speechless.py").write_text(
+        "import os, signal, time\n"
+        "from course_lib.train.interrupt import leave_on_interrupt\n"
+        "leave_on_interrupt(lambda: str(1 / 0))\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(10)\n"
+    )
+    with started("speechless", folder=tmp_path) as process:
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
+
+
+def test_when_nobody_reads_its_output_any_more_it_ends_quietly(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is left would be flushed at exit
+    options = [*SMALL, "--steps", "1000000", "--log-every", "1"]
+    with started("course_lib.train", *options, folder=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("transformer")
+        process.stdout.close()  # | head -1
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
+
+
+def test_it_trains_without_standard_output(tmp_path):
+    (tmp_path / "silent.py").write_text(
+        "import sys\n"
+        "from course_lib.train.__main__ import leave, main\n"
+        "sys.stdout = None  # what Python makes of >&-\n"
+        "leave(main())\n"
+    )
+    options = [*SMALL, "--steps", "1", "--checkpoint", "kept"]
+    with started("silent", *options, folder=tmp_path) as process:
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (0, "", "")
+    assert (tmp_path / "kept" / "step-00000001.pt").exists()
+
+
+def test_it_runs_without_torchrun_as_one_rank(tmp_path):
+    with started("course_lib.train", *SMALL, "--steps", "3", folder=tmp_path) as process:
+        output, errors = process.communicate(timeout=90)
+    assert (process.returncode, errors) == (0, "")
+    assert "1 rank × 24 examples" in output
+    assert "step 3/3" in output
+
+
+def test_the_command_line_has_every_option_and_its_default():
+    parsed = vars(command_line.parser().parse_args([]))
+    assert parsed.pop("device") == "auto"
+    assert parsed == asdict(TrainConfig())
+    shown = command_line.parser().format_help()
+    assert all(f"--{field.name.replace('_', '-')}" in shown for field in fields(TrainConfig))
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"), [("0", "--lr is -1.0: it has to be above 0"), ("1", "")]
+)
+def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, words):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("sys.argv", ["train", "--lr", "-1"])
+    assert command_line.main() == 2
+    assert words in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["train", "--no-such-option"])
+    assert command_line.main() == 2
+    assert ("no-such-option" in capsys.readouterr().err) == (rank == "0")
+    monkeypatch.setattr("sys.argv", ["train", "--help"])
+    assert command_line.main() == 0
+    assert ("--checkpoint DIR" in capsys.readouterr().out) == (rank == "0")
+
+
+def test_a_wrong_option_is_reported_also_if_rank_0_comes_last(tmp_path):
+    """As soon as one rank has failed, torchrun ends the others."""
+    (tmp_path / "late.py").write_text(
+        "import os, time\n"
+        "from course_lib.train.__main__ import leave, main\n"
+        "time.sleep(os.environ['RANK'] == '0')\n"
+        "leave(main())\n"
+    )
+    with started(*TORCHRUN, "late.py", "--lr", "-1", folder=tmp_path) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert errors.count("course_lib.train: --lr is -1.0: it has to be above 0") == 1
+
+
+def test_more_ranks_than_gpus_cannot_ask_for_gpus(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    with pytest.raises(ConfigError, match="a GPU for each of the 64 ranks"):
+        command_line.join("cuda")

@@ -1,0 +1,87 @@
+"""What tests of gradient synchronisation train on, and how they compare ours with PyTorch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib.bucketing import MEGABYTE
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import Ranks
+from course_lib.sharding import shard
+
+WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (1, 2, 3, 4)]
+FEW = [("simulated", 3), ("cpu", 2)]
+STEPS, BATCH = 5, 24
+BOTH = [DistributedDataParallel, TorchDDP]
+SMALL_CAP = 400 / MEGABYTE
+
+
+def mlp(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)
+    ).double()
+
+
+def batches(steps: int = STEPS, batch: int = BATCH) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    sizes = [(steps, batch, 6), (steps, batch, 3)]
+    x, y = (torch.randn(*size, generator=g, dtype=torch.float64) for size in sizes)
+    return list(zip(x, y, strict=True))
+
+
+def own_shards(**sizes: int) -> list[tuple[Tensor, Tensor]]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    return [(shard(x, k, rank), shard(y, k, rank)) for x, y in batches(**sizes)]
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
+
+
+def state_of(net: nn.Module) -> list[Tensor]:
+    return [tensor.detach() for tensor in (*net.parameters(), *net.buffers())]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    return [torch.zeros(0) if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def train(ddp: type, cap: float = SMALL_CAP, **options: Any) -> list[Tensor]:
+    net = mlp(seed=dist.get_rank())
+    wrapped = ddp(net, bucket_cap_mb=cap, **options)
+    optimizer = sgd(net)
+    for x, y in own_shards():
+        optimizer.zero_grad()
+        mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+def one_machine(net: nn.Module) -> list[Tensor]:
+    optimizer = sgd(net)
+    for x, y in batches():
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+def compare(ranks: Ranks, scenario: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
+    """Run with both classes; check that they agree, and the replicas too; return the numbers."""
+    ours, theirs = (ranks.run(scenario, ddp, *args) for ddp in BOTH)
+    for replica, other in zip(ours, theirs, strict=True):
+        for tensor, expected, first in zip(replica, other, ours[0], strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+            assert torch.equal(tensor, first)
+    return ours[0]

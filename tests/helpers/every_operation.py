@@ -1,0 +1,180 @@
+"""One function that calls every operation of torch.distributed, for tests on all kinds of ranks."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+REDUCE_OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+]
+
+
+def allowed(op: str, dtype: torch.dtype) -> bool:
+    """Return whether gloo has the reduction for the dtype."""
+    if op == "AVG":
+        return dtype.is_floating_point
+    return op not in ("BAND", "BOR", "BXOR") or not dtype.is_floating_point
+
+
+def values(rank: int, n: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
+    """Return a tensor that differs between ranks; small, so that integers do not overflow."""
+    generator = torch.Generator().manual_seed(1000 * salt + rank)
+    return torch.randint(1, 4, (n,), generator=generator).to(dtype)
+
+
+def all_reduces(n: int) -> dict[str, torch.Tensor]:
+    rank = dist.get_rank()
+    out = {}
+    for dtype in DTYPES:
+        for name in REDUCE_OPS:
+            if allowed(name, dtype):
+                x = values(rank, n, dtype)
+                dist.all_reduce(x, op=getattr(dist.ReduceOp, name))
+                out[f"all_reduce {name} {dtype}"] = x
+    x = torch.complex(values(rank, n, torch.float32), values(rank, n, torch.float32, 1))
+    dist.all_reduce(x)
+    out["all_reduce complex"] = x
+    x = values(rank, 2 * n, torch.float32).view(n, 2).t()
+    dist.all_reduce(x)
+    out["all_reduce strided"] = x.contiguous()
+    return out
+
+
+def all_to_all(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+    """Exchange tensors of one size; gloo takes lists of them from PyTorch 2.12 on."""
+    if dist.get_backend() == "simulated" or torch.__version__ >= "2.12":
+        dist.all_to_all(outputs, inputs)
+    else:
+        received = torch.stack(outputs)
+        dist.all_to_all_single(received, torch.stack(inputs))
+        for output, row in zip(outputs, received, strict=True):
+            output.copy_(row)
+
+
+def collectives(dtype: torch.dtype, n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    for root in range(k):
+        x = values(rank, n, dtype, 1)
+        dist.broadcast(x, src=root)
+        out[f"broadcast {root}"] = x
+        x = values(rank, n, dtype, 2)
+        dist.reduce(x, dst=root)
+        if rank == root:  # elsewhere its contents are not defined
+            out[f"reduce {root}"] = x
+        parts = [torch.empty(n, dtype=dtype) for _ in range(k)] if rank == root else None
+        dist.gather(values(rank, n, dtype, 3), parts, dst=root)
+        out[f"gather {root}"] = parts or []
+        x = torch.empty(n, dtype=dtype)
+        lists = [values(i, n, dtype, 4) for i in range(k)] if rank == root else None
+        dist.scatter(x, lists, src=root)
+        out[f"scatter {root}"] = x
+    parts = [torch.empty(n, dtype=dtype) for _ in range(k)]
+    dist.all_gather(parts, values(rank, n, dtype, 5))
+    out["all_gather"] = parts
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    x = torch.empty(k * n, dtype=dtype)
+    gather(x, values(rank, n, dtype, 6))
+    out["all_gather_single"] = x
+    x = torch.empty(n, dtype=dtype)
+    dist.reduce_scatter(x, [values(rank, n, dtype, 7 + i) for i in range(k)])
+    out["reduce_scatter"] = x
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    x = torch.empty(n, dtype=dtype)
+    scatter(x, values(rank, k * n, dtype, 20))
+    out["reduce_scatter_single"] = x
+    parts = [torch.empty(n, dtype=dtype) for _ in range(k)]
+    all_to_all(parts, [values(rank, n, dtype, 30 + i) for i in range(k)])
+    out["all_to_all"] = parts
+    x = torch.empty(k * n, dtype=dtype)
+    dist.all_to_all_single(x, values(rank, k * n, dtype, 40))
+    out["all_to_all_single"] = x
+    # Rank r sends r + i + 1 rows to rank i.
+    splits = [rank + i + 1 for i in range(k)]
+    x = torch.empty(sum(splits), 2, dtype=dtype)
+    dist.all_to_all_single(x, values(rank, 2 * sum(splits), dtype, 41).view(-1, 2), splits, splits)
+    out["all_to_all_single uneven"] = x
+    dist.barrier()
+    return out
+
+
+def point_to_point(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    if k == 1:
+        return out
+    right, left = (rank + 1) % k, (rank - 1) % k
+    got = [torch.empty(n) for _ in range(3)]
+    works = [dist.isend(values(rank, n, torch.float32, i), right, tag=i) for i in range(3)]
+    works += [dist.irecv(got[i], left, tag=i) for i in range(3)]
+    for work in works:
+        work.wait()
+    out["isend irecv"] = got
+    x, y = values(rank, n, torch.int64, 9), torch.empty(n, dtype=torch.int64)
+    ops = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, y, left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    out["batch_isend_irecv"] = y
+    z = values(rank, n, torch.float32, 11)
+    if rank % 2 == 0 and rank + 1 < k:
+        dist.send(z, rank + 1)
+    elif rank % 2 == 1:
+        dist.recv(z, rank - 1)
+    out["send recv"] = z
+    objects = [None] * k
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    out["all_gather_object"] = torch.tensor([o["rank"] + len(o["text"]) for o in objects])
+    return out
+
+
+def groups(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    even, odd = list(range(0, k, 2)), list(range(1, k, 2))
+    for members in (even, odd, list(range(k))[::-1]):
+        if not members:
+            continue
+        group = dist.new_group(members)
+        if rank not in members:
+            continue
+        x = values(rank, n, torch.float32, 50)
+        works = [dist.all_reduce(x, group=group, async_op=True)]
+        y = values(rank, n, torch.float32, 51)
+        works.append(dist.broadcast(y, src=members[-1], group=group, async_op=True))
+        for work in works:
+            work.wait()
+        parts = [torch.empty(n) for _ in members]
+        dist.all_gather(parts, values(rank, n, torch.float32, 52), group=group)
+        out[f"group {members}"] = [x, y, *parts]
+    future = dist.all_reduce(values(rank, n, torch.float32, 60), async_op=True).get_future()
+    out["future"] = future.then(lambda f: f.value()[0] * 2).wait()
+    return out
+
+
+def everything(n: int) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+    out: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+    out.update(all_reduces(n))
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        out.update({f"{name} {dtype}": x for name, x in collectives(dtype, n).items()})
+    out.update(point_to_point(n))
+    out.update(groups(n))
+    return out
+
+
+def assert_same(ours: Any, theirs: Any, name: str) -> None:
+    if isinstance(ours, list):
+        assert len(ours) == len(theirs), name
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same(a, b, name)
+    else:
+        assert ours.dtype == theirs.dtype, name
+        assert torch.equal(ours, theirs), f"{name}: {ours} is not {theirs}"
