@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lab formgrader lint bench help
+.PHONY: demo test lab formgrader lint bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -38,6 +38,9 @@ bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results
 	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
 	  all_reduce training_step step_profile memory sampler simulation; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
+
+gpu: .venv/ready  ## all that needs an NVIDIA GPU: tests and benchmarks, at most 9 minutes
+	@.venv/bin/python benchmarks/gpu.py --write
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \

@@ -74,6 +74,17 @@ def orphans(mark: str, ancestor: int) -> dict[int, str]:
     return found
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked gpu where there is none."""
+    if any("gpu" in item.keywords for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="there is no NVIDIA GPU"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left_behind() -> Iterator[None]:
     """Fail the run when a process that a test started outlives whoever was to end it.
