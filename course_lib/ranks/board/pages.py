@@ -47,7 +47,9 @@ class Pages:
         self._found: dict[tuple[int, int], int] = {}
 
     def close(self) -> None:
-        """Unmap the board and close its file descriptor."""
+        """Unmap the board and close its file descriptor; closing again does nothing."""
+        if self._map.closed:
+            return  # by now the descriptor's number may be another file's
         self._words.release()
         self._bytes.release()
         self._map.close()

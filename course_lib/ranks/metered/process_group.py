@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.board.pages import SIGNATURE
 from course_lib.ranks.board.views import Channel, Wait
 from course_lib.ranks.explain.errors import CollectiveMismatch
 from course_lib.ranks.metered.collective_table import (
@@ -39,8 +40,6 @@ from course_lib.ranks.metered.python_group import PythonGroup
 from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
 from course_lib.ranks.metered.work import MeteredWork
 
-_SIGNATURE = 96
-"""Characters of a signature that the board shows."""
 _installed: tuple[Recorder, EmulatedLink | None] | None = None
 
 
@@ -139,7 +138,7 @@ class MeteredProcessGroup(PythonGroup):
         ]
         root = self._members[options.rootRank] if kind.to_one else None
         reduction = reduction_of(options.reduceOp) if kind.reduces else ""
-        signature = signature_of(kind.name, reduction, root, tensors)[:_SIGNATURE]
+        signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
         where = me.locate()
         seq = me.board.enter_collective(me.rank, self._slot, signature, where)
         self._compare(seq, signature)
