@@ -13,13 +13,21 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lab lint bench help
+.PHONY: demo test test-all lab lint bench help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
 
+# Most tests wait for processes half of their time. A file is one worker's; ARGS=-n0 runs all in one
+# process, which a debugger needs.
+WORKERS ?= 3
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
-	@.venv/bin/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+test-all: .venv/ready  ## and those that need gigabytes of memory
+	@$(PYTEST) -m '' $(ARGS)
 
 # Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
 # a notebook also ends its kernel, and with it the ranks, which would hold their memory.
@@ -38,8 +46,8 @@ bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
-	  printf 'make %-6s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
+	  printf 'make %-8s %s\n' "$$target" "$$text"; done
 
 # The stamp says what .venv was built from. Another torch, or a checkout that was moved (a virtual
 # environment holds absolute paths), builds it anew; a changed pyproject.toml updates it in place.
