@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all lab lint bench help
+.PHONY: demo test test-all lab formgrader lint bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -29,11 +29,13 @@ test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 test-all: .venv/ready  ## and those that need gigabytes of memory
 	@$(PYTEST) -m '' $(ARGS)
 
-# Rooted at the course, so that assignments/ is one click away from lectures/. Its settings: closing
-# a notebook also ends its kernel, and with it the ranks, which would hold their memory.
-lab: .venv/ready  ## JupyterLab, opened at the lectures
-	@JUPYTER_CONFIG_PATH="$(CURDIR)/course_lib/ranks/notebook/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
-	  .venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures $(ARGS)
+# Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
+lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments
+	@.venv/bin/python -m course_lib.desk --lab $(ARGS)
+
+# Rooted at the course, or formgrader does not find it.
+formgrader: .venv/ready  ## JupyterLab for instructors, with nbgrader's panels
+	@.venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/instructor $(ARGS)
 
 lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff check .
@@ -45,9 +47,12 @@ bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results
 	  all_reduce training_step step_profile memory sampler simulation; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
+gpu: .venv/ready  ## all that needs an NVIDIA GPU: tests and benchmarks, at most 9 minutes
+	@.venv/bin/python benchmarks/gpu.py --write
+
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
-	  printf 'make %-8s %s\n' "$$target" "$$text"; done
+	  printf 'make %-10s %s\n' "$$target" "$$text"; done
 
 # The stamp says what .venv was built from. Another torch, or a checkout that was moved (a virtual
 # environment holds absolute paths), builds it anew; a changed pyproject.toml updates it in place.
@@ -56,25 +61,33 @@ ifneq ($(shell cat .venv/ready 2>/dev/null),$(BUILT_FROM))
 .PHONY: .venv/ready
 endif
 
-# .venv/building marks an installation under way: if it is still there, the last one was interrupted.
-# A .venv with neither mark was made by hand: it is completed, never deleted.
+# Marks in .venv: `building` is an installation of ours under way, and if it is still there, the last
+# one was interrupted; `made_by_hand` is a .venv that was here first. Ours is removed when it is half
+# done or outdated. Yours is completed, again if that was interrupted, and never removed.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "make: needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
 	  echo "make: name another one, for example: make PYTHON=python3.12" >&2; exit 1; }
-	@if [ -e .venv/building ] || \
-	  { [ -e .venv/ready ] && [ "$$(cat .venv/ready)" != "$(BUILT_FROM)" ]; }; then \
+	@if [ -e .venv ] && [ ! -e .venv/building ] && [ ! -e .venv/ready ]; then \
+	  touch .venv/made_by_hand; fi
+	@if [ ! -e .venv/made_by_hand ] && { [ -e .venv/building ] || \
+	  { [ -e .venv/ready ] && [ "$$(cat .venv/ready)" != "$(BUILT_FROM)" ]; }; }; then \
 	  echo "removing an incomplete or outdated .venv ..."; rm -rf .venv; fi
-	@if [ -e .venv/ready ]; then echo "updating .venv ..."; \
+	@if [ -e .venv/made_by_hand ]; then echo "completing your .venv ..."; \
+	  elif [ -e .venv/ready ]; then echo "updating .venv ..."; \
 	  else echo "building .venv (first use, about 2 minutes) ..."; fi
-	@mkdir -p .venv && touch .venv/building
+	@mkdir -p .venv && { [ -e .venv/made_by_hand ] || touch .venv/building; }
 	@$(PYTHON) -m venv .venv
 # Alone and without its dependencies, so that an unreachable index of CPU wheels costs one failed
 # lookup, not one per package; pip then goes on with what PyPI or a local folder offers. One retry:
 # a lookup that fails by bad luck would fetch the CUDA wheel.
 	@echo "  1/2 $(TORCH)"
 	@$(PIP) --quiet --retries 1 --no-deps '$(TORCH)' $(INDEX)
+	@if [ -n "$(INDEX)" ] && [ "$$(uname)" = Linux ] && \
+	  grep -qE '^Requires-Dist: (nvidia|cuda)-' .venv/lib/python3*/site-packages/torch-*.dist-info/METADATA; then \
+	  echo "  no CPU wheel came from $(CPU_WHEELS): PyPI's brings 5 GB of CUDA libraries." >&2; \
+	  echo "  Ctrl-C stops here; make CPU_WHEELS=<another index> looks elsewhere." >&2; fi
 	@echo "  2/2 JupyterLab, nbgrader, the course and its tests"
 	@$(PIP) -qq --editable '.[test]'
-	@rm .venv/building && echo "$(BUILT_FROM)" > $@
+	@rm -f .venv/building && echo "$(BUILT_FROM)" > $@
 	@echo "  done"

@@ -1,24 +1,42 @@
 """nbgrader's configuration: where the course is, and which passes grade it.
 
 Plain nbgrader commands, run in this folder, use it: ``nbgrader generate_assignment``,
-``nbgrader autograde``, ``nbgrader generate_feedback``, ``nbgrader formgrader``.
+``nbgrader autograde``, ``nbgrader generate_feedback``; and so does the formgrader that
+``make formgrader`` opens. ``assignments/`` is none of nbgrader's folders: ``autograder release``
+makes it, and students clone it.
 """
 
+import contextlib
+import os
+import sys
 from pathlib import Path
 
 c = get_config()  # noqa: F821  (nbgrader provides it)
 
+# nbgrader starts alembic by name when it makes a gradebook. It stands beside this Python, which is
+# not on PATH when a command is given as .venv/bin/nbgrader, or JupyterLab was started by make.
+commands = str(Path(sys.executable).parent)
+if os.environ.get("PATH", os.defpath).split(os.pathsep)[0] != commands:
+    os.environ["PATH"] = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
+
+root = Path(__file__).resolve().parent
 grading = Path("grading")
+# SQLite makes the gradebook, but no folder for it. Where nothing may be written, nbgrader says so.
+with contextlib.suppress(OSError):
+    (root / grading).mkdir(exist_ok=True)
 
 c.CourseDirectory.course_id = "sgd-to-ddp"
-c.CourseDirectory.root = str(Path(__file__).resolve().parent)
-c.CourseDirectory.source_directory = "assignments"
+c.CourseDirectory.root = str(root)
+c.CourseDirectory.source_directory = "instructor"
 c.CourseDirectory.release_directory = str(grading / "release")
 c.CourseDirectory.submitted_directory = str(grading / "submitted")
 c.CourseDirectory.autograded_directory = str(grading / "autograded")
 c.CourseDirectory.feedback_directory = str(grading / "feedback")
 c.CourseDirectory.solution_directory = str(grading / "solution")
-c.CourseDirectory.db_url = f"sqlite:///{Path(__file__).resolve().parent / grading / 'gradebook.db'}"
+c.CourseDirectory.db_url = f"sqlite:///{root / grading / 'gradebook.db'}"
+# What else nbgrader writes: `nbgrader export`, and submissions unpacked by `nbgrader zip_collect`.
+c.ExportPlugin.to = str(root / grading / "grades.csv")
+c.ZipCollectApp.downloaded_directory = str(grading / "downloaded")
 # What must not reach a student: not on release, and not with the feedback.
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidden.py", "mutants.py"]
 

@@ -12,5 +12,6 @@ The path of one submission through ``nbgrader autograde``:
 
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 
-`commands` is what people type: `demo` shows it all on a class of six.
+`commands` is what people type: `demo` shows it all on a class of six, `release` makes what students
+get from what instructors write. `course` finds the course folder and reads its configuration.
 """

@@ -12,15 +12,19 @@ class CourseNotFound(LookupError):
     """No course folder at or above the place where one was looked for."""
 
 
+class SourcesMissing(LookupError):
+    """The folder with the sources of the assignments is not in this copy of the course."""
+
+
 def find_course(start: Path | None = None) -> Path:
     """Return the nearest folder, from `start` upwards, that holds ``nbgrader_config.py``."""
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents):
-        if (folder / "nbgrader_config.py").is_file() and (folder / "assignments").is_dir():
+        if (folder / "nbgrader_config.py").is_file():
             return folder
     raise CourseNotFound(
-        f"{start} is not inside the course: there is no nbgrader_config.py beside an assignments "
-        "folder, here or above. Change to the folder that you cloned."
+        f"{start} is not inside the course: there is no nbgrader_config.py, here or above. "
+        "Change to the folder that you cloned."
     )
 
 
@@ -38,3 +42,19 @@ def load_config(root: Path, data: Path | None = None) -> Config:
             config.CourseDirectory[f"{step}_directory"] = str(data / step)
         config.CourseDirectory.db_url = f"sqlite:///{data / 'gradebook.db'}"
     return config
+
+
+def find_sources(root: Path) -> Path:
+    """Return the folder of the assignments' sources, which a student's copy may lack.
+
+    Raises:
+        SourcesMissing: it lacks them.
+
+    """
+    name: str = load_config(root).CourseDirectory.source_directory
+    if not (folder := root / name).is_dir():
+        raise SourcesMissing(
+            f"this command needs the folder {name}/ (solutions, hidden cases), which this copy of "
+            "the course leaves out; lectures, assignments and checks work without it: make lab"
+        )
+    return folder

@@ -10,7 +10,7 @@ communication, and told to the simulation as the device's slowdown. Nothing else
 
 Beside both stands what the cost model says, with the same step's time C, of which backward is 2/3,
 and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(all); and C/3 plus
-`bucket_size.overlapped_time`.
+`bucketing.overlapped_time`.
 """
 
 from __future__ import annotations

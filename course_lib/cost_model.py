@@ -1,5 +1,9 @@
 """The cost model: how long a collective takes, from its bytes, the number of ranks and the network.
 
+    >>> from course_lib.cost_model import Link, ring_all_reduce_time
+    >>> ring_all_reduce_time(100e6, world_size=8, network=Link(latency=10e-6, bandwidth=10e9))
+    0.01764
+
 A message of n bytes takes α + n/β seconds: the `latency` α (s) until its first byte arrives, and
 the time for n bytes to pass at the `bandwidth` β (bytes/s). A rank sends and receives at the same
 time, one message each; ranks do not hinder one another. Of an algorithm it counts how many messages

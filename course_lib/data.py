@@ -1,5 +1,10 @@
 """Data for the course: one real problem and one with a known answer, neither downloaded.
 
+    >>> from course_lib.data import digits
+    >>> train, test = digits()
+    >>> len(train), len(test)
+    (1438, 359)
+
 *Digits* are 1,797 handwritten digits of 8 x 8 pixels which are part of scikit-learn. They are small
 enough to train on a laptop in seconds and real enough that a wrong training loop shows.
 

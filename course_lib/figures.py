@@ -1,5 +1,9 @@
 """Figures that everybody can read: shown with a description, and not by colour alone.
 
+    >>> from course_lib.figures import show
+    >>> show(figure, alt="The loss falls from 2.3 to 0.2 within 30 steps.")
+    The loss falls from 2.3 to 0.2 within 30 steps.
+
 A figure carries its claim to somebody who cannot see it only through its *alternative text*, which
 a screen reader speaks. Notebook front ends drop the description of a plain image, so `show` writes
 the figure as HTML, `<img alt="…">`, which JupyterLab, GitHub-like viewers and exported pages keep.

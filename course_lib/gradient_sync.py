@@ -1,5 +1,9 @@
 """Gradient synchronisation: three ways to average gradients over the ranks after backward.
 
+    >>> from course_lib.gradient_sync import sync_bucketed
+    >>> loss_fn(model(x), y).backward()
+    >>> sync_bucketed(model.parameters())  # every rank's .grad is then the mean
+
 Every rank has computed the gradients g_k of its own shard of the batch. Replicas stay equal if all
 take their step with the mean, 1/K * sum_k g_k. With D parameters of b bytes each, in P tensors, a
 latency of α s and a bandwidth of β bytes/s, rings take

@@ -1,5 +1,9 @@
 """Replicas: data parallelism in one process, before there is any communication library.
 
+    >>> from course_lib.replicas import data_parallel_step, replicate
+    >>> replicas = replicate(model, ["cpu"] * 4)
+    >>> loss = data_parallel_step(replicas, loss_fn, x, y, lr=0.1)
+
 The gradient of a batch is a mean over its B examples, so it can be computed in K pieces. With B_k
 examples in shard k and g_k the mean gradient over that shard,
 

@@ -1,5 +1,8 @@
 """Mini-batch SGD: the algorithm that the rest of the course spreads over K GPUs.
 
+    >>> from course_lib.sgd import train_epoch
+    >>> losses = train_epoch(model, loss_fn, x, y, batch_size=32, lr=0.1)  # one per step
+
 The model w is to minimise the mean loss over N examples, F(w) = 1/N * sum_i f_i(w). Gradient
 descent needs all N gradients for one step. Mini-batch SGD takes a batch of B examples and steps
 along *their* mean gradient, with learning rate α:

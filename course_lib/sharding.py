@@ -1,5 +1,9 @@
 """Sharding: which examples belong to which rank.
 
+    >>> from course_lib.sharding import shard_bounds
+    >>> [shard_bounds(10, world_size=4, rank=rank) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+
 K ranks share N examples. Whatever the rule, two things must hold, or the ranks together do not
 compute what one machine would: the shards are *disjoint*, and together they *cover* everything.
 They should also be of nearly the same size, because a step takes as long as its slowest rank.

@@ -1,4 +1,4 @@
-"""For every test: one thread per process, and no process left behind."""
+"""For every test: one thread per process, no deadline, and no process left behind."""
 
 import os
 import sys
@@ -90,6 +90,17 @@ def orphans(mark: str, ancestor: int) -> dict[int, str]:
         started_in = environment.get("PYTEST_CURRENT_TEST", "outside any test")
         found[pid] = f"pid {pid}, started during {started_in}: {command[:160].strip()}"
     return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked gpu where there is none."""
+    if any("gpu" in item.keywords for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="there is no NVIDIA GPU"))
 
 
 @pytest.fixture(scope="session", autouse=True)

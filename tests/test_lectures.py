@@ -8,13 +8,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
+from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 
-ROOT = Path(__file__).parent.parent
 LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))
-ASSIGNMENTS = sorted(
-    path for path in (ROOT / "assignments").glob("**/*.ipynb") if "checkpoints" not in str(path)
-)
 SECONDS_PER_LECTURE = 60
 
 
@@ -27,8 +25,18 @@ def test_a_lecture_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, LECTURE)), "\n".join(found)
 
 
-@pytest.mark.parametrize("path", ASSIGNMENTS, ids=name)
-def test_an_assignment_keeps_to_the_rules(path: Path) -> None:
+def notebooks(folder: Path) -> list[Path]:
+    return sorted(path for each in assignments(folder) for path in each.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", notebooks(RELEASED), ids=name)
+def test_what_students_get_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
+    assert not (found := problems(path, RELEASED_RULES)), "\n".join(found)
+
+
+@needs_sources
+@pytest.mark.parametrize("path", notebooks(SOURCES), ids=name)
+def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
@@ -65,7 +73,7 @@ def test_the_readme_lists_every_lecture_and_assignment_in_order() -> None:
     assert rows, "no table of lectures in README.md"
     assert re.findall(r"lectures/(\w+)\.ipynb", "\n".join(rows)) == [p.stem for p in LECTURES]
     listed = re.findall(r"\(assignments/(\w+)/?\)", "\n".join(rows))
-    assert listed == sorted({p.parent.name for p in ASSIGNMENTS})
+    assert listed == [folder.name for folder in assignments(RELEASED)]
 
 
 @pytest.mark.parametrize("row", readme_rows())

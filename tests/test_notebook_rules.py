@@ -11,6 +11,7 @@ from tests.helpers.notebook_rules import (
     KERNEL,
     LECTURE,
     MAX_LINES,
+    RELEASED,
     Rule,
     problems,
     without_code,
@@ -49,6 +50,7 @@ def assignment() -> NotebookNode:
     cells = [
         v4.new_markdown_cell("# Shards"),
         v4.new_code_cell("check(shard)", metadata={"nbgrader": grading}),
+        v4.new_code_cell("shard(7)", metadata={"tags": ["explore"]}),
     ]
     return v4.new_notebook(cells=cells, metadata={"kernelspec": dict(KERNEL)})
 
@@ -64,6 +66,7 @@ def judge(nb: NotebookNode, rules: list[Rule], folder: Path) -> list[str]:
 def test_good_notebooks_pass(tmp_path: Path) -> None:
     assert judge(lecture(), LECTURE, tmp_path) == []
     assert judge(assignment(), ASSIGNMENT, tmp_path) == []
+    assert judge(assignment(), RELEASED, tmp_path) == []
 
 
 def put(nb: NotebookNode, place: str, value: object) -> None:
@@ -134,10 +137,12 @@ ASSIGNMENT_BREACHES: list[tuple[Callable[[NotebookNode], object], str]] = [
     (lambda nb: nb.cells[1].metadata.nbgrader.pop("grade_id"), "without a grade_id"),
     (lambda nb: put(nb, "cells.1.metadata.nbgrader.schema_version", 2), "schema_version"),
     (lambda nb: nb.cells[1].metadata.nbgrader.pop("points"), "graded, but without points"),
+    (lambda nb: put(nb, "cells.2.metadata.editable", False), "explore_cells_are_free: cell 2"),
+    (lambda nb: put(nb, "cells.2.metadata.nbgrader", {}), "explore_cells_are_free: cell 2"),
 ]
 
 
-@pytest.mark.parametrize(("change", "expected"), ASSIGNMENT_BREACHES, ids=range(8))
+@pytest.mark.parametrize(("change", "expected"), ASSIGNMENT_BREACHES, ids=range(10))
 def test_an_assignment_breaks_a_rule(
     change: Callable[[NotebookNode], object], expected: str, tmp_path: Path
 ) -> None:
@@ -145,6 +150,15 @@ def test_an_assignment_breaks_a_rule(
     change(nb)
     found = judge(nb, ASSIGNMENT, tmp_path)
     assert any(expected in problem for problem in found), found
+
+
+@pytest.mark.parametrize("mark", ["BEGIN SOLUTION", "END MARK SCHEME", "BEGIN HIDDEN TESTS"])
+def test_a_release_gives_something_away(mark: str, tmp_path: Path) -> None:
+    nb = assignment()
+    put(nb, "cells.2.source", f"x = 1\n### {mark}")
+    assert judge(nb, ASSIGNMENT, tmp_path) == []
+    (found,) = judge(nb, RELEASED, tmp_path)
+    assert found.startswith("nothing_is_given_away: cell 2")
 
 
 def test_an_attachment_that_is_there_is_no_broken_link(tmp_path: Path) -> None:
@@ -156,12 +170,13 @@ def test_an_attachment_that_is_there_is_no_broken_link(tmp_path: Path) -> None:
 
 def test_every_rule_is_seen_to_fail() -> None:
     seen = " ".join(expected for *_, expected in [*BREACHES, *ASSIGNMENT_BREACHES])
+    seen += " nothing_is_given_away"  # by the test above
     by_message = {  # rules that the tables above name by what they say
         "images_are_described": "a bare image",
         "outputs_name_no_machine": "absolute path",
         "is_an_assignment": "no cell gives points",
     }
-    for rule in {*LECTURE, *ASSIGNMENT}:
+    for rule in {*LECTURE, *RELEASED}:
         assert by_message.get(rule.__name__, rule.__name__) in seen
 
 

@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.course import load_config
+from autograder.course import find_sources, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.sandbox import bubblewrap as sandbox
 from course_lib.checking.local import load_module
@@ -47,7 +47,15 @@ class DemoError(RuntimeError):
 
 
 def demo(root: Path, say: Callable[[str], None] = print) -> list[Result]:
-    """Run the demo in the course folder `root`; return the table's rows."""
+    """Run the demo in the course folder `root`; return the table's rows.
+
+    Raises:
+        SourcesMissing: this copy of the course lacks the sources of the assignments.
+        SandboxUnavailable: nothing is graded without a sandbox.
+        DemoError: a step failed.
+
+    """
+    source = find_sources(root) / ASSIGNMENT
     sandbox.probe()
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +65,6 @@ def demo(root: Path, say: Callable[[str], None] = print) -> list[Result]:
     say(f"releasing {ASSIGNMENT} …")
     _must(api.generate_assignment(ASSIGNMENT), "releasing the assignment")
 
-    source = root / "assignments" / ASSIGNMENT
     released = folder / "release" / ASSIGNMENT
     submissions = make_submissions(source, released)
     results = []

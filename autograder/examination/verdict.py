@@ -9,9 +9,10 @@ import platform
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from course_lib.checking import CheckReport
+if TYPE_CHECKING:  # it imports torch, which is not needed to read a verdict
+    from course_lib.checking import CheckReport
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,13 @@
-"""Where student code runs: bubblewrap, and what can be seen from there."""
+"""Where student code runs: bubblewrap, and what can be seen from there.
+
+- `bubblewrap`: the sandbox itself, made of these:
+
+  - `binary`: which bubblewrap program, and the system's tools
+  - `user`: who the command runs as
+  - `tree`, `mounts`: what it sees
+  - `limits`: what it may use up
+  - `first_process`: with which all of it ends
+  - `unavailable`: what is said where there can be none
+
+- `place`: a sandbox that holds Python, the course's package and the checks
+"""

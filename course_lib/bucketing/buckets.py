@@ -1,5 +1,9 @@
 """Buckets: which gradients travel together, and in which order.
 
+    >>> from course_lib.bucketing import assign_buckets
+    >>> assign_buckets([torch.empty(1 << 18)] * 4, bucket_cap_mb=2, first_bucket_mb=1)  # 1 MiB each
+    [[3], [2, 1], [0]]
+
 One all-reduce per parameter pays the latency once per parameter: a deep network of small layers
 spends most of a step on it. One all-reduce for all of them pays it once, but cannot begin before
 the last gradient is there. Buckets lie between: gradients are put one behind the other into flat
@@ -11,7 +15,7 @@ order of the parameters. The first one is small (`first_bucket_mb`): it is what 
 for before there is anything to do. A buffer holds one dtype, on one device, because a collective
 sums numbers of one kind.
 
-`bucket_size.best_bucket_bytes` says which size is best where; PyTorch's 25 MiB suits many networks.
+`size.best_bucket_bytes` says which size is best where; PyTorch's 25 MiB suits many networks.
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """

@@ -1,5 +1,8 @@
 """The size of buckets: when a step with overlap ends, and which buckets let it end soonest.
 
+    >>> from course_lib.bucketing import best_bucket_bytes
+    >>> nbytes = best_bucket_bytes(100e6, backward=20e-3, world_size=8, network=network)
+
 Communication can begin when the first bucket is complete, and ends after the last one. Small
 buckets begin early, but each pays its latency; large ones pay it seldom, and begin late:
 

@@ -1,7 +1,15 @@
 """Checks: cases, oracles and reports.
 
 For students: `check`. For course authors: `Case`, `Check`, `Wrong` and the ``expect_…`` functions
-to judge with. Read `cases` first, then `run_check`, `compare`, `report`, `local`, `wire`.
+to judge with. Read in this order:
+
+- `cases`: a check is data
+- `run_check`: runs its cases, wherever the ranks are
+- `compare`: what a judge judges with
+- `report`: how it went, for the student and for the grader
+- `local`: `check`, on ranks of this machine
+- `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
+- `mutants`: wrong solutions, which must fail
 """
 
 from course_lib.checking.cases import Case, Check, Wrong

@@ -1,4 +1,4 @@
-"""Collectives by hand: from messages between two ranks to all-reduce in six ways.
+"""Collectives by hand: from messages between two ranks to all-reduce in five ways.
 
     >>> from course_lib.collectives import ring_all_reduce
     >>> ring_all_reduce(gradient)  # in place; every rank then holds the sum

@@ -1,4 +1,7 @@
-"""Collectives: all-reduce in five ways, from messages between two ranks.
+"""All-reduce in five ways, from messages between two ranks.
+
+    >>> from course_lib.collectives import halving_doubling_all_reduce
+    >>> halving_doubling_all_reduce(gradient)  # in place; every rank then holds the sum
 
 An all-reduce replaces everyone's tensor by the sum over all ranks. In data-parallel training it
 carries the gradients, n bytes per step. With latency α (s), bandwidth β (bytes/s) and K ranks:
@@ -11,7 +14,7 @@ carries the gradients, n bytes per step. With latency α (s), bandwidth β (byte
 
 Small tensors are all latency: central wins, 2 messages one after the other. Large ones are all
 bandwidth: the ring wins, since no link rests and no rank is the bottleneck. `cost_model` has the
-formulas as functions; `tuned_all_reduce` chooses by them.
+formulas as functions; `tuned` chooses by them.
 
 All five work in place on tensors of any shape, length (0 and less than K included), strides and
 dtype that can be added, for any K; `group=None` stands for all ranks. All members must call with

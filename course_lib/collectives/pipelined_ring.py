@@ -1,5 +1,8 @@
 """The ring in segments: each chunk is sent on piece by piece, while the rest of it comes in.
 
+    >>> from course_lib.collectives import pipelined_ring_all_reduce
+    >>> pipelined_ring_all_reduce(gradient, segments=4)  # in place; every rank then holds the sum
+
 The plain ring (`ring`) waits for a whole chunk, adds it, and only then sends it on: while it adds,
 its links rest, and each of its 2(K-1) steps pays the latency anew. Cut into s segments, a chunk
 leaves as soon as its first segment is added. Every rank sends the same 2(K-1)s messages, in one go

@@ -1,8 +1,11 @@
 """Point to point: messages between two ranks, of which every collective is made.
 
+    >>> from course_lib.collectives import exchange
+    >>> exchange(outgoing, right, incoming, left)  # both at the same time
+
 `torch.distributed` offers `send` and `recv`, which wait, and `isend` and `irecv`, which return a
 handle to be waited for. Four things have to be right before an algorithm is, and they are here, so
-that the algorithms (`rooted_collectives`, `ring`, `collectives`) need not speak of them:
+that the algorithms (`rooted`, `ring`, `all_reduce`) need not speak of them:
 
 - **A send waits for its receive.** On GPUs always; with gloo only for large messages, so that a
   program can pass its tests and hang in production. When all ranks of a ring first `send` and then

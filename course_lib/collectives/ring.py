@@ -1,5 +1,9 @@
 """The ring: reduce-scatter and all-gather, and both together an all-reduce.
 
+    >>> from course_lib.collectives import all_gather, reduce_scatter
+    >>> chunk = reduce_scatter(gradient)  # this rank's chunk of the sum
+    >>> all_gather(gradient)  # in place; every rank then holds all chunks
+
 K ranks sit in a ring; each sends to its right neighbour and receives from its left one, at the same
 time. The tensor, n bytes, is cut into K chunks, chunk r belonging to rank r.
 

@@ -1,5 +1,8 @@
 """Collectives with a root: broadcast, reduce, scatter and gather, between one rank and all others.
 
+    >>> from course_lib.collectives import broadcast
+    >>> broadcast(tensor, src=0)  # in place; every rank then holds rank 0's numbers
+
 What does it take to bring n bytes from one rank to K - 1 others? Each message costs α + n/β seconds
 (latency α in s, bandwidth β in bytes/s), and a rank sends one at a time.
 

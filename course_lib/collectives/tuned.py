@@ -1,5 +1,9 @@
 """Tuning: which all-reduce is the fastest depends on the size, so choose by size.
 
+    >>> from course_lib.collectives import TunedAllReduce
+    >>> all_reduce = TunedAllReduce(network=network)  # without a network it measures, now
+    >>> all_reduce(gradient)  # in place; every rank then holds the sum
+
 A central all-reduce sends two messages one after the other, a ring 2(K-1), each a K-th as long.
 Where the one overtakes the other depends on the network and on K. There are two ways to find out:
 
@@ -58,7 +62,7 @@ class TunedAllReduce:
         repeats: how often, 1 or more, and small ones three times as often; the median counts.
         device: where the measured tensors lie: where those to be reduced will.
         also: name → all-reduce, more to choose from: where all ranks are on one machine,
-            `lambda tensor, group: memory.all_reduce(tensor)` of a `shared_memory.SharedMemory`.
+            `lambda tensor, group: memory.all_reduce(tensor)` of a `peer_memory.SharedMemory`.
 
     Attributes:
         times: size → name → measured seconds; empty if predicted.

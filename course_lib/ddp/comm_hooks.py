@@ -1,5 +1,8 @@
 """Comm hooks: what is done with a full bucket of gradients, left open for others to fill in.
 
+    >>> from course_lib.ddp import DistributedDataParallel, all_reduce_hook
+    >>> model = DistributedDataParallel(model, comm_hook=all_reduce_hook)
+
 `DistributedDataParallel` calls `hook(state, bucket)` when a bucket is complete. The hook starts to
 communicate and returns, at once, a future of the tensor that is to become the averaged gradients.
 Compression, gossip and local SGD are hooks. The signature is PyTorch's, so hooks written for one

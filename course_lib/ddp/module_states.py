@@ -1,5 +1,9 @@
 """Module states: all replicas start from the same numbers, and stay with the same buffers.
 
+    >>> from course_lib.ddp import broadcast_module_states, verify_same_model
+    >>> verify_same_model(model)  # else an error names what differs
+    >>> broadcast_module_states(model)  # every rank then holds rank 0's parameters and buffers
+
 Averaged gradients keep replicas equal only if they *start* equal. Seeding every rank alike is not
 enough: one more random number drawn on one rank, or a checkpoint loaded on rank 0 only, and they
 train K different models with one another's gradients, without an error. So rank 0's parameters

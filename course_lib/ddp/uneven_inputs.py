@@ -1,5 +1,12 @@
 """Uneven inputs: what the ranks that run out of batches do, so that the others can go on.
 
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> model = DistributedDataParallel(model)
+    >>> with model.join():
+    ...     for x, y in loader:  # more batches on some ranks than on others
+    ...         loss_fn(model(x), y).backward()
+    ...         optimizer.step()
+
 If one rank's shard gives seven batches and the others' six, the rank with seven waits in its last
 all-reduce for ever. Padding the shards (`sharding`) avoids it. Where that is not possible, a rank
 that is done *joins*: it shadows the others, entering every collective they enter, with zeros, until

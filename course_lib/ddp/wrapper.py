@@ -1,10 +1,11 @@
 """DDP: data parallelism as a wrapper around a module, with the surface of PyTorch's.
 
-    model = DistributedDataParallel(model)          # on every rank; rank 0's weights are taken
-    for x, y in loader:                             # each rank's own shard
-        optimizer.zero_grad()
-        loss_fn(model(x), y).backward()             # gradients are averaged before this returns
-        optimizer.step()                            # the same step on every rank
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> model = DistributedDataParallel(model)      # on every rank; rank 0's weights are taken
+    >>> for x, y in loader:                         # each rank's own shard
+    ...     optimizer.zero_grad()
+    ...     loss_fn(model(x), y).backward()         # gradients are averaged before this returns
+    ...     optimizer.step()                        # the same step on every rank
 
 Everything before it comes together here: shards (`sharding`), the mean of the ranks' gradients
 (`replicas`, `gradient_sync`), buckets (`bucketing`) that are sent while backward goes on
@@ -60,7 +61,7 @@ class DistributedDataParallel(nn.Module):
             must run that one, even if it only evaluates.
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
             dtype and device lie, for kinds that collectives work on directly: `empty` of a
-            `shared_memory`.
+            `peer_memory.SharedMemory`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.

@@ -1,7 +1,8 @@
 """Sums without messages: every rank of a machine reads the others' memory.
 
     >>> from course_lib.peer_memory import shared_memory_group
-    >>> model = DistributedDataParallel(model, process_group=shared_memory_group())  # PyTorch's
+    >>> group = shared_memory_group()
+    >>> model = nn.parallel.DistributedDataParallel(model, process_group=group)
 
 Read in this order:
 

@@ -1,5 +1,8 @@
 """Peer memory: all-reduce between ranks that can read and write each other's memory.
 
+    >>> from course_lib.peer_memory import one_shot
+    >>> one_shot(shown, result)  # `shown`: every rank's vector, which this rank can read
+
 Over a network a number must be sent to be added. Processes of one machine can do without: mapped
 into all of them, another rank's tensor lies at an address like one's own, and the sum is plain
 additions (`shared_memory` on the CPU, `symmetric_memory` between GPUs). Two algorithms are in use:

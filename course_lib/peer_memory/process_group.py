@@ -4,8 +4,11 @@
 one sums CPU tensors in shared memory (`shared_memory`) and hands everything else to the group that
 it was made from. It can be given wherever a group is asked for:
 
-    DistributedDataParallel(model, group=shared_memory_group())            # ours
-    torch.nn.parallel.DistributedDataParallel(model, process_group=shared_memory_group())
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> from course_lib.peer_memory import shared_memory_group
+    >>> model = DistributedDataParallel(model, group=shared_memory_group())
+
+PyTorch's own takes it as `process_group`.
 
 An all-reduce is done when the call returns, so its handle has nothing left to wait for. It does not
 overlap with backward; on a CPU that costs little, since communication needs the same cores.

@@ -1,5 +1,9 @@
 """Shared memory: peer memory on the CPU, between processes of one machine.
 
+    >>> from course_lib.peer_memory import SharedMemory
+    >>> memory = SharedMemory()  # once, on all ranks
+    >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
+
 The pages come from `shared_pages`, and so does the barrier, which takes microseconds where a
 message takes tens of them. What `SharedMemory.empty` returns is a tensor like any other; gradients
 that live in it are reduced where they are.

@@ -1,5 +1,9 @@
 """Symmetric memory: peer memory on GPUs of one machine, over NVLink or PCIe.
 
+    >>> from course_lib.peer_memory import SymmetricMemory
+    >>> memory = SymmetricMemory()  # once, on all ranks, a GPU each
+    >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
+
 A GPU can read and write another one's memory if both have agreed on it: PyTorch's symmetric memory
 allocates the same on every rank, exchanges the addresses (a *rendezvous*), and offers a barrier
 that the GPUs make among themselves. The host launches a few kernels and waits for nothing.
@@ -7,8 +11,9 @@ that the GPUs make among themselves. The host launches a few kernels and waits f
 NCCL needs a kernel with many phases, or one message per neighbour, however small the tensor is;
 one-shot is one barrier and K additions, and for tensors below some 100 KB is over sooner.
 
-The sums here are PyTorch's own additions, one kernel each, so that they can be read.
-`torch.ops.symm_mem.one_shot_all_reduce` and `two_shot_all_reduce_` do the same in one kernel.
+The sums here are PyTorch's own additions, one kernel each, so that they can be read. PyTorch does
+the same in a single kernel: `torch.ops.symm_mem.one_shot_all_reduce` and
+`torch.ops.symm_mem.two_shot_all_reduce_`.
 """
 
 from typing import Any

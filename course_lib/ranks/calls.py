@@ -124,7 +124,10 @@ class Sources:
 
 
 def cell_sources(known: set[str]) -> Sources:
-    """Return the sources that exist only in this process, except those in `known`."""
+    """Return the sources that exist only in this process, except those in `known`.
+
+    The names of files, which the ranks can read themselves, are added to `known`.
+    """
     labels = cell_labels()
     lines = {}
     for name, entry in list(linecache.cache.items()):

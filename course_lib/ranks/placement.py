@@ -17,7 +17,7 @@ class Placement:
 
     devices: tuple[str, ...]
     backend: str
-    """``gloo`` or ``nccl``."""
+    """``gloo`` or ``nccl``; of simulated ranks, ``fabric``."""
     why: str
     """One sentence for a person."""
     environment: dict[str, str] = field(default_factory=dict)

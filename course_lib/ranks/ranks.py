@@ -62,16 +62,19 @@ class Ranks:
             if there is one for every rank, else the CPU; or ``"simulated"``.
         timeout: limit for one call, in seconds; ``None`` for none. Hangs in communication are
             found without it; it is for endless loops.
-        network: what messages cost: on CPU ranks, a slow network to emulate.
+        network: what messages cost: on simulated ranks (default: 20 µs and 10 GB/s), or on CPU
+            ranks, which emulate it in real time.
         device: what computation costs on simulated ranks.
         computation: how that cost is found there; see `course_lib.ranks.costs.computation`.
         metered: whether operations are recorded and hangs explained. Without it, PyTorch talks
-            to gloo or NCCL directly, and only the time limit ends a hang.
+            to gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks always
+            are.
 
     Raises:
         ValueError: there is no such place, or it cannot hold these ranks.
 
     Example:
+        >>> from course_lib.ranks import Ranks
         >>> with Ranks(4) as ranks:
         ...     ranks.run(lambda: torch.distributed.get_rank())
         [0, 1, 2, 3]
@@ -112,7 +115,10 @@ class Ranks:
         return self._closed
 
     def processes(self) -> list[int]:
-        """Return the pids of the ranks, in rank order; empty before the first call."""
+        """Return the pids of the ranks, in rank order.
+
+        Empty before the first call, and on simulated ranks, which are threads.
+        """
         return self._engine.pids()
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -122,11 +128,15 @@ class Ranks:
         or displays appears with the rank in front. Tensors arrive on the CPU.
 
         Raises:
-            TypeError: the function or an argument cannot be sent; nothing was started.
+            TypeError: the function or an argument cannot be sent, and nothing was started; or a
+                result cannot be read here.
+            ValueError: a `per_rank` argument has not one value per rank; nothing was started.
             RankError: a rank raised an exception or its process died.
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
             RankTimeout: the call outran `timeout`.
+            RanksError: the base of these four; by itself, that the ranks are closed, busy with
+                another call, or another process's.
 
         """
         if self._closed:

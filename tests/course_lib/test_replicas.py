@@ -28,7 +28,7 @@ WORLD_SIZES = [1, 2, 3, 4]
 BATCH_SIZES = [1, 2, 3, 5, 8, 17, 64]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+needs_gpu = pytest.mark.gpu
 
 
 def model_of(dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -29,6 +29,9 @@ class Board(Pages):
 
     ``Board.create(world_size)`` makes one without a name in the file system: it is gone when the
     last process that maps it is gone, however that process ends.
+
+    A process group has a *key*, which is the same on all its ranks, and on each rank a *slot*: the
+    number of the place where that rank keeps it. `seq` numbers collectives and messages from 1.
     """
 
     @classmethod

@@ -84,7 +84,10 @@ class RankView:
     """How often this part has changed: equal twice means that nothing happened in between."""
     wait: Wait
     group: int
+    """Key of the process group that it waits in."""
     seq: int
+    """Which collective, or which message of the channel, it waits for, from 1; 0: the group itself
+    is being made."""
     channel: Channel | None
     since: float
     """When the state began, in seconds of the machine's monotonic clock."""

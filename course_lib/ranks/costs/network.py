@@ -1,4 +1,4 @@
-"""The network and the devices that simulated ranks run on.
+"""The network and the devices that simulated ranks run on, and that CPU ranks can emulate in part.
 
 A message of ``n`` bytes that starts at time ``t`` arrives at ``t + latency + n / bandwidth``
 (the α–β model of Hockney, 1994). It occupies its sender's outgoing port from ``t`` to

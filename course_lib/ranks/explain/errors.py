@@ -3,10 +3,11 @@
     RanksError
     ├── RankError        a rank raised an exception, or its process died
     ├── DeadlockError    ranks wait for one another and none of them can go on
-    ├── MismatchError    ranks take part in one collective in different ways
+    ├── MismatchError    what ranks do together does not fit together
     └── RankTimeout      the time limit passed; says what every rank was doing
 
-Every message is a table with one row per rank, then one sentence that says what the table means.
+Every message is one sentence, then a table with one row per rank, then what else is known: who
+waits for whom, a traceback, a hint.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ class DeadlockError(RanksError):
 
 
 class MismatchError(RanksError):
-    """Ranks take part in one collective with different operations, sizes, dtypes or roots."""
+    """Ranks take part in one collective with different operations, sizes, dtypes or roots.
+
+    On simulated ranks also: a send and its receive differ in size or dtype.
+    """
 
 
 class RankTimeout(RanksError):

@@ -20,11 +20,16 @@ class Failure:
     """An exception on a rank, as it travels to whoever called."""
 
     kind: str
+    """Name of its class."""
     message: str
     where: str
+    """The line of the user's code, for example ``Cell In[3], line 7``."""
     trace: str
+    """The traceback, without the lines of `ranks`."""
     mismatch: bool
+    """Whether it is a `CollectiveMismatch`, which the ranks together explain better."""
     pickled: bytes | None
+    """The exception itself, where it can be sent."""
 
     def original(self) -> BaseException | None:
         """Return the exception as it was raised, where it could be sent; else ``None``."""

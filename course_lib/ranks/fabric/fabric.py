@@ -4,8 +4,8 @@ It is a discrete-event simulation. A rank posts operations at its own clock and 
 fabric lets them happen in the order of their times, and only when no rank can still post an earlier
 one. So the outcome depends on what the ranks do, and not on which of them this computer ran first.
 
-The fabric knows no threads, no processes and no process groups: `baton` drives it with threads,
-`fabric_server` with processes at the other end of a socket.
+The fabric knows no threads, no processes and no process groups: `simulated.baton` drives it with
+threads, `fabric_socket.server` with processes at the other end of a socket.
 """
 
 from __future__ import annotations

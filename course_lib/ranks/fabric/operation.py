@@ -19,17 +19,24 @@ class Operation:
     kind: str
     """``"send"``, ``"recv"``, or a collective: ``"all_reduce"``."""
     group: str
+    """Name of the process group, the same on all its ranks."""
     members: tuple[int, ...]
     """The group's ranks, as ranks of the whole."""
     inputs: list[torch.Tensor]
+    """What this rank puts in."""
     outputs: list[torch.Tensor]
+    """What it gets: written when the operation happens."""
     peer: int | None = None
     """The other rank, or the root, as a rank of the whole; ``None`` in a recv: any rank."""
     op: str = ""
+    """Of a reduction: ``"sum"``; else empty."""
     tag: int = 0
     where: str = ""
+    """The line of the user's code."""
     seq: int = 0
+    """Number of the collective in its group, or of the message among those like it; from 1."""
     posted: float = 0.0
+    """The rank's clock when it was posted, in virtual seconds."""
     end: float | None = None
     """When it ends, in virtual seconds; ``None`` while nobody knows."""
     numel: int = field(init=False)

@@ -19,8 +19,9 @@ _KEPT = 4096
 class WorkQueue:
     """The works of one rank whose futures someone has asked for, in order.
 
-    A future may be waited for in C++, where no baton can be handed on: PyTorch's
-    `DistributedDataParallel` does so when backward ends. So they are all waited for here first.
+    A future may be waited for in C++, which knows nothing of the endpoint, so that no other rank
+    would get its turn: PyTorch's `DistributedDataParallel` does so when backward ends. So they are
+    all waited for here first.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class WorkQueue:
 
 
 class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """The future of a work, or of what was chained to it. Waiting hands the baton on."""
+    """The future of a work, or of what was chained to it. Waiting asks the rank's endpoint."""
 
     _work: SimulatedWork
 

@@ -31,7 +31,7 @@ class Kind:
     """``fits(puts, gets, k, here)``: whether tensors of these numbers of elements are those; `here`
     is whether the rank is the root."""
     to_one: bool = False
-    """Whether it names another rank: the peer of a message, the root of a collective."""
+    """Whether it must name a rank: whom a send is for, the root of a collective."""
     reduces: bool = False
     in_place: bool = False
     """Whether the tensors that a rank puts in are those that it gets."""

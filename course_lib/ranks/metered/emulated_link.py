@@ -6,8 +6,8 @@ would have carried it. A message that both sides are ready for at time t leaves 
     start = max(t, link free),     arrives at  start + α + n/β,     link free = start + n/β
 
 with latency α (s), bandwidth β (bytes/s) and n bytes. A collective starts when the links of all
-members are free, and takes as long as `costs.collective_time` says. All of it runs
-in a thread of its own, so that communication overlaps with computation, and buckets queue.
+members are free, and takes as long as `costs.collective_time` says. All of it runs in a thread of
+its own, so that communication overlaps with computation, and buckets queue.
 
 As long as gloo itself is faster than the emulated network, the times are those of the model.
 """

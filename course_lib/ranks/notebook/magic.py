@@ -1,6 +1,7 @@
 """``%%ranks``: a notebook cell that runs on every rank.
 
     %ranks 4            four ranks from here on, as the notebook's variable `ranks`
+    %ranks 64 --on simulated --timeout 60       where, and the limit of a call in seconds
     %ranks              what they are
     %ranks off          end them
 

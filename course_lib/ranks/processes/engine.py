@@ -15,7 +15,7 @@ from course_lib.ranks.processes.object_pipe import Packed, pack
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace
 
-# Set by the fork server for its children; the notebook's own values are not for them.
+# Set for the fork server, and so for the ranks; the notebook's own values are not for them.
 _NOT_SENT = ("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED")
 
 

@@ -6,6 +6,7 @@ which a fork loses) and has not touched CUDA (a context cannot be forked).
 
 It runs no code but this file. Its parent talks to it over a socket, in lines of JSON:
 
+                                                               ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
     → {"signal": 9, "pids": [123, …]}
                                                                ← {"exit": 123, "status": -9}

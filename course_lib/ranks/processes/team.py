@@ -91,7 +91,7 @@ class Team:
         self.members.append(Member(rank, pid, on_gpu, pipe, output, dump))
 
     def healthy(self) -> bool:
-        """Return whether all ranks live and wait for a call."""
+        """Return whether the fork server and all ranks live."""
         return self._server.all_live(member.pid for member in self.members)
 
     def start(self) -> None:
@@ -107,7 +107,19 @@ class Team:
         each: Sequence[Packed],
         timeout: float | None,
     ) -> list[Any]:
-        """Run one call on all ranks; return the results. Raises one of the `RanksError`."""
+        """Run one call on all ranks; return the results.
+
+        Args:
+            surroundings: the notebook's sources, folder, module path and environment, if changed.
+            common: what all ranks share of the call.
+            each: what each rank alone gets of it, in rank order.
+            timeout: limit in seconds; None for none.
+
+        Raises:
+            RanksError: the call went wrong.
+            TypeError: a result cannot be read here.
+
+        """
         self.reusable = False
         self.start()
         if not self.board.pending():

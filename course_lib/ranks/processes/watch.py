@@ -66,8 +66,9 @@ class Watch:
         """Return when every rank has answered.
 
         Args:
-            what: for messages: the "start" or the "call".
-            timeout: its limit, in seconds.
+            what: is awaited, as messages call it: the "start", or the "call", in which deadlocks
+                are looked for.
+            timeout: its limit, in seconds; None for none.
 
         Raises:
             RanksError: before that, as soon as it is certain that not all will.

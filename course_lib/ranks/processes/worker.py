@@ -35,8 +35,8 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
     `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path; it may
-    have ``metered`` (default true) and ``network``, the arguments of an emulated `Network`.
-    `labels` may grow later: file name → how a person calls it.
+    have ``backend`` (default ``metered``; else ``gloo`` or ``nccl``, bare) and ``network``, the
+    arguments of an emulated `Network`. `labels` may grow later: file name → how a person calls it.
     """
     rank, world_size = config["rank"], config["world_size"]
     board = Board(board_fd, world_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -41,6 +42,13 @@ class Trace:
     def operations(self) -> list[Event]:
         """The events that are communication."""
         return [event for event in self.events if event.kind != "compute"]
+
+    def between(self, start: float, end: float = math.inf) -> Trace:
+        """Return the part of the trace that starts in [start, end) seconds; its time is zero then.
+
+        For example one step of many, to be counted or drawn by itself.
+        """
+        return Trace([e for e in self.events if start <= e.start < end], self.world_size)
 
     def calls(self, rank: int) -> Counter[str]:
         """Return how often `rank` called each operation: ``{"all_reduce": 2}``."""

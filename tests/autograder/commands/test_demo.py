@@ -16,10 +16,11 @@ import pytest
 
 from autograder.commands.demo import ASSIGNMENT, Result, demo, table
 from autograder.examination.verdict import Verdict, verdict_path
-from tests.helpers import ROOT
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
 
 pytestmark = [
     pytest.mark.timeout(300),
+    needs_sources,
     # nbgrader and what it stands on, not we
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
@@ -35,14 +36,13 @@ pytestmark = [
 def course(tmp_path_factory: Any) -> Iterator[Path]:
     """A course folder with a space in its path, as small as nbgrader allows."""
     root = tmp_path_factory.mktemp("a course")
-    shutil.copytree(ROOT / "assignments" / ASSIGNMENT, root / "assignments" / ASSIGNMENT)
+    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     for folder in (root, *root.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o055)
     before = os.environ["PATH"]
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
     yield root
-    os.environ["PATH"] = before
+    os.environ["PATH"] = before  # nbgrader_config.py puts this Python's folder in front
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,11 @@ def test_a_verdict_holds_what_a_replay_needs(course: Path, results: dict[str, Re
     assert verdict.score == results["deadlock"].score
 
 
+def explore(notebook: Any) -> Any:
+    (cell,) = (cell for cell in notebook.cells if "explore" in cell.metadata.get("tags", ()))
+    return cell
+
+
 def test_plain_nbgrader_commands_grade_too(course: Path, results: dict[str, Result]) -> None:
     def nbgrader(*arguments: str) -> str:
         done = subprocess.run(
@@ -125,12 +130,17 @@ def test_plain_nbgrader_commands_grade_too(course: Path, results: dict[str, Resu
     handed_in = course / "grading" / "submitted" / "student-1" / ASSIGNMENT
     handed_in.mkdir(parents=True)
     source = course / "grading/demo/submitted/wrong-average" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-    shutil.copy(source, handed_in)
+    submitted = nbformat.read(source, as_version=4)
+    played = "raise SystemExit('a cell to play with')"
+    explore(submitted).source = played
+    nbformat.write(submitted, handed_in / source.name)
     assert "8 of 12 points" in nbgrader("autograde", ASSIGNMENT)
     nbgrader("generate_feedback", ASSIGNMENT)
     graded = nbformat.read(
         course / "grading/autograded/student-1" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4
     )
+    assert explore(graded).source == played
+    assert explore(graded).outputs == [], "the grader runs no cell to play with"
     outputs = {
         cell.metadata.nbgrader.grade_id: cell.outputs
         for cell in graded.cells

@@ -193,6 +193,19 @@ def test_a_released_cell_that_is_free_to_edit_is_taken_over_by_id() -> None:
     ]
 
 
+def test_a_cell_to_play_with_takes_what_was_tried_and_keeps_its_tag() -> None:
+    released = insert(notebook(), 3, v4.new_code_cell("double(1)", id="explore"))
+    released.cells[3].metadata = {"tags": ["explore"]}
+    submitted = copy.deepcopy(released)
+    submitted.cells[3].source = "double(7)"
+    submitted.cells[3].metadata = {}
+    rebuilt = rebuild(released, submitted)
+    assert sources(rebuilt) == sources(submitted)
+    assert rebuilt.cells[3].metadata == {"tags": ["explore"]}  # or the grader would run it
+    del submitted.cells[3]
+    assert rebuild(released, submitted) == released
+
+
 def test_types_are_as_released() -> None:
     submitted = answered()
     submitted.cells[2] = v4.new_markdown_cell(RIGHT, id="write", metadata=tracked("write"))

@@ -129,7 +129,7 @@ def test_a_decoded_tensor_owns_its_memory() -> None:
     assert torch.equal(first, torch.ones(3)) and torch.equal(second, torch.zeros(3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_tensor_on_a_gpu_arrives_on_the_cpu() -> None:
     tensor = torch.arange(5.0, device="cuda")[::2]
     assert same(decode(encode(tensor)), tensor.cpu())

@@ -62,6 +62,7 @@ def test_everyone_gets_the_sum(k):
         check_sums(ranks.run(without_gpus))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_everyone_gets_the_sum_on_gpus():
     k = torch.cuda.device_count()

@@ -1,7 +1,6 @@
 """The ranks start wherever a notebook does: sandboxes, odd paths, no network, two at once."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,10 +34,18 @@ print("right", os.getuid(), socket.gethostname())
 """
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path) -> None:
+@pytest.fixture
+def bwrap() -> str:
+    """Return the path of the bubblewrap that the autograder would use."""
+    try:
+        return probe().path
+    except SandboxUnavailable as error:
+        pytest.skip(error.reason)
+
+
+def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str) -> None:
     place = "/tmp/a path with spaces"
-    command = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    command = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     command += ["--tmpfs", "/tmp", "--ro-bind", str(ROOT), f"{place}/the course"]
     if Path(sys.prefix).is_relative_to("/tmp"):  # as it is when the checkout lies there
         command += ["--ro-bind", sys.prefix, sys.prefix]

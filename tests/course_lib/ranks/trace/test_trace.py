@@ -174,6 +174,13 @@ def test_the_figure_tells_without_colour(k: int) -> None:
     assert len({hatch or "" for hatch in hatches.values()}) == 3
 
 
+def test_a_part_of_a_trace_begins_at_zero() -> None:
+    part = example(2).between(1.5, 5.0)
+    assert [(event.rank, event.seq, event.start) for event in part.events] == [(0, 2, 0), (1, 2, 0)]
+    assert example(2).between(0).events == example(2).events
+    assert part.makespan == 3.0
+
+
 def test_an_empty_trace_says_so() -> None:
     with pytest.raises(ValueError, match="the trace is empty"):
         Trace([], 4).plot()

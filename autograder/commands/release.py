@@ -1,0 +1,162 @@
+"""``autograder release``: what students get, made from what instructors write.
+
+``assignments/NN_name/`` is nbgrader's release of ``instructor/NN_name/``, byte for byte: the
+notebook without solutions and mark schemes, and the files beside it, except those that
+nbgrader_config.py ignores, such as ``hidden.py``. It is committed, so that a clone is all that a
+student needs, and made anew by this command, never edited.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader.apps.api import NbGraderAPI
+from nbgrader.utils import is_solution
+
+from autograder.course import find_sources, load_config
+
+MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
+LONG_ENOUGH = 12  # characters of a line that are searched for within others; `x = 1` is anywhere
+LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
+
+
+class ReleaseError(RuntimeError):
+    """An assignment cannot be released; the message says what to do."""
+
+
+def release(
+    root: Path,
+    names: Sequence[str] = (),
+    *,
+    write: bool = True,
+    say: Callable[[str], None] = print,
+) -> list[str]:
+    """Make ``assignments/`` from ``instructor/``; return the paths that differed, sorted.
+
+    Args:
+        root: the course folder.
+        names: the assignments; by default all, and then what has no source goes.
+        write: False to say what differs, and change nothing.
+        say: takes one line for each assignment.
+
+    Raises:
+        SourcesMissing: this copy of the course lacks ``instructor/``.
+        ReleaseError: there is no such assignment, nbgrader refused it, or a solution would leak.
+
+    """
+    sources, target = find_sources(root), root / "assignments"
+    there = sorted(path.parent.name for path in sources.glob("*/checks.py"))
+    if unknown := sorted(set(names) - set(there)):
+        raise ReleaseError(
+            f"no {unknown[0]}/checks.py in {sources}; there are: {', '.join(there) or 'none'}"
+        )
+    everything = sorted({*there, *(path.parent.name for path in target.glob("*/checks.py"))})
+    differing = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names or everything:
+            made = generate(root, name, Path(scratch)) if name in there else {}
+            changed = _differing(made, files(target / name))
+            say(f"{name}: {', '.join(made) or 'no source'} ({_describe(changed, write)})")
+            if write:
+                _write(target / name, {path: made.get(path) for path in changed})
+            differing += [f"assignments/{name}/{path}" for path in changed]
+    return differing
+
+
+def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
+    """Return the files that students get of one assignment, by their relative paths.
+
+    Args:
+        root: the course folder.
+        name: the assignment.
+        scratch: a folder to make them in.
+
+    Raises:
+        ReleaseError: nbgrader refused it, or a solution would leak.
+
+    """
+    config = load_config(root, data=scratch)
+    config.GenerateAssignment.no_database = True  # a release is not yet a class
+    config.SaveCells.enabled = False
+    outcome = NbGraderAPI(config=config).generate_assignment(name)
+    if not outcome["success"]:
+        raise ReleaseError(f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip())
+    made = files(scratch / "release" / name)
+    folder = find_sources(root) / name
+    for path in (path for path in made if path.endswith(".ipynb")):
+        source = nbformat.read(folder / path, as_version=4)
+        if found := leaks(source, nbformat.reads(made[path].decode(), as_version=4)):
+            listed = "\n  ".join(found)
+            raise ReleaseError(f"{name}/{path} would give away, outside its solutions:\n  {listed}")
+    return made
+
+
+def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
+    """Return the lines of the solutions in `source` that `released` shows anywhere.
+
+    A line counts if it does not stand in the stub that its cell is released with. Short lines leak
+    where they are a whole line, longer ones also within another.
+    """
+    stubs = {cell.id: _lines(cell) for cell in released.cells}
+    secret = {
+        line
+        for cell in source.cells
+        if is_solution(cell)
+        for line in _lines(cell) - stubs.get(cell.id, set())
+    }
+    shown = set().union(*stubs.values())
+    text = "\n".join(shown)
+    long = {line for line in secret if len(line) >= LONG_ENOUGH}
+    found = secret & shown | {line for line in long if line in text}
+    return sorted(found | {mark for mark in MARKS if mark in text})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder by their relative paths, in order; leftovers are not in."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    relative = {path.relative_to(folder): path for path in paths}
+    return {str(r): p.read_bytes() for r, p in relative.items() if not LEFTOVERS & {*r.parts}}
+
+
+def _lines(cell: NotebookNode) -> set[str]:
+    return {line.strip() for line in cell.source.splitlines()} - {""}
+
+
+def _differing(made: dict[str, bytes], there: dict[str, bytes]) -> list[str]:
+    return sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
+
+
+def _describe(changed: list[str], write: bool) -> str:
+    if not changed:
+        return "unchanged"
+    return f"{'made anew' if write else 'DIFFERS'}: {', '.join(changed)}"
+
+
+def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
+    for path, content in changes.items():
+        if content is None:
+            (folder / path).unlink()
+        else:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+    if not files(folder):
+        shutil.rmtree(folder)
+
+
+def main(root: Path, names: Sequence[str], check: bool) -> int:
+    """Release for the command line; return the exit status: 1 if a check finds a difference."""
+    try:
+        differing = release(root, names, write=not check)
+    except ReleaseError as error:
+        print(f"autograder release: {error}", file=sys.stderr)
+        return 2
+    if check and differing:
+        print("assignments/ is not what instructor/ makes: run  python -m autograder release")
+        return 1
+    return 0

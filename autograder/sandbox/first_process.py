@@ -1,0 +1,60 @@
+"""Process 1 of a sandbox, with which all the others die: to find it, to hold it, to kill it."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import IO
+
+
+def hold(info: IO[bytes], parent: int, timeout: float) -> int | None:
+    """Return a descriptor of process 1 once bubblewrap reports it, or None when it is gone already.
+
+    It is held by a descriptor because its number may come to mean another process.
+
+    Args:
+        info: the end of a pipe to read from, to whose other end bubblewrap writes.
+        parent: bubblewrap's own pid.
+        timeout: seconds to wait for the report.
+
+    Raises:
+        OSError: bubblewrap ended without one, or took too long.
+    """
+    pid = _reported_pid(info, timeout)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        if f"\nPPid:\t{parent}\n" in status:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def kill(descriptor: int, timeout: float) -> None:
+    """Kill process 1, wait until it is gone, at most ``timeout`` seconds, and close it.
+
+    When process 1 of a namespace dies, the kernel kills all the others.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    # Readable once process 1 is dead, and it cannot die before all the others have.
+    select.select([descriptor], [], [], timeout)
+    os.close(descriptor)
+
+
+def _reported_pid(info: IO[bytes], timeout: float) -> int:
+    said, deadline = b"", time.monotonic() + timeout
+    while select.select([info], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = info.read(4096)
+        if not piece:
+            raise OSError("it ended at once, and its output says why")
+        said += piece
+        with contextlib.suppress(ValueError):
+            return int(json.loads(said)["child-pid"])
+    raise TimeoutError(f"no sign of life for {timeout:.0f} s")

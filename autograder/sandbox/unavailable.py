@@ -1,0 +1,20 @@
+"""What is said where student code cannot be run safely."""
+
+_HELP = """Student code is never run without a sandbox. To get one:
+  Linux:           bubblewrap comes with the course, for x86_64 and aarch64: pip install -e .
+                   elsewhere take the system's, 0.8 or later: apt-get install bubblewrap
+  macOS, Windows:  grade on a Linux machine, in WSL 2 or in a Linux container
+If bubblewrap is there but may not start, allow user namespaces:
+  sysctl -w kernel.unprivileged_userns_clone=1               (older Debian)
+  sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu 24.04 and later)
+  sysctl -w user.max_user_namespaces=10000                   (where it is 0)
+  docker run --privileged ...                                (in a container)
+Ubuntu 25.04 and later allow them for the system's bubblewrap: apt-get install bubblewrap"""
+
+
+class SandboxUnavailable(RuntimeError):
+    """Student code cannot be run safely here; the message says why and what to do."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason.strip()
+        super().__init__(f"{self.reason}\n{_HELP}")

@@ -1,0 +1,97 @@
+"""What of a notebook is the student's: its words, that is, the cells they can write in.
+
+Outputs, execution counts and metadata are not: opening and running a notebook changes them. An
+empty cell is no word either, because running the last cell adds one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import nbformat
+
+Cell = dict[str, Any]
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def words(path: str, content: bytes) -> str | None:
+    """Return a digest of what is written in a file; None for a notebook that cannot be read.
+
+    Args:
+        path: tells by its ending whether it is a notebook; in any other file all bytes count.
+        content: the file's content.
+
+    """
+    if not path.endswith(".ipynb"):
+        return digest(content)
+    notebook = _parse(content)
+    if notebook is None:
+        return None
+    told = [
+        [cell.get("cell_type"), _source(cell), cell.get("attachments") or {}]
+        for cell in _written(notebook)
+    ]
+    return digest(json.dumps(told, sort_keys=True).encode())
+
+
+def cleared(content: bytes) -> bytes:
+    """Return a notebook without outputs, with the very same bytes for the very same notebook.
+
+    Raises:
+        ValueError: this is no notebook; the message says why.
+
+    """
+    notebook = nbformat.reads(content.decode(), as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    text: str = nbformat.writes(notebook)
+    return f"{text.rstrip()}\n".encode()
+
+
+def has_outputs(path: str, content: bytes) -> bool:
+    """Tell whether a notebook holds an output of any cell."""
+    notebook = _parse(content) if path.endswith(".ipynb") else None
+    return any(cell.get("outputs") for cell in notebook["cells"]) if notebook else False
+
+
+def with_outputs_of(new: bytes, ran: bytes) -> bytes:
+    """Return the notebook `new` with the outputs of `ran`, which has the same words."""
+    notebook, old = _parse(new), _parse(ran)
+    if notebook is None or old is None:
+        return new
+    for cell, before in zip(_written(notebook), _written(old), strict=True):
+        if cell["cell_type"] == "code" and isinstance(before.get("outputs"), list):
+            cell["outputs"] = before["outputs"]
+            cell["execution_count"] = before.get("execution_count")
+    return f"{json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True)}\n".encode()
+
+
+def _parse(content: bytes) -> Cell | None:
+    """Return a notebook as JSON, or None if it has not the shape of one."""
+    try:
+        notebook = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        return None
+    return notebook if all(isinstance(_source(cell), str) for cell in cells) else None
+
+
+def _source(cell: Cell) -> Any:
+    """Return a cell's source as one text; a file may hold it as a list of lines."""
+    source = cell.get("source", "")
+    if isinstance(source, list) and all(isinstance(line, str) for line in source):
+        return "".join(source)
+    return source
+
+
+def _written(notebook: Cell) -> list[Cell]:
+    return [cell for cell in notebook["cells"] if _source(cell).strip()]

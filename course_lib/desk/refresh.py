@@ -1,0 +1,135 @@
+"""Bring the desk up to date with the course, and leave alone what the student made of it.
+
+For each file that the course hands out:
+
+======================================  =============================================
+on the desk it is …                     then …
+======================================  =============================================
+missing                                 it is handed out: delete a file to start over
+as it was handed out                    it becomes the new version
+the same, and was run                   its new version comes, it stays as name.old.ipynb
+changed                                 it stays, the new version comes as name.new.ipynb
+no notebook any more (damaged)          it stays, a good one comes as name.new.ipynb
+======================================  =============================================
+
+"Changed" means that the words differ from those of every version handed out; see `notebooks`.
+Where a new version has the same words, the outputs stay in it. A version is laid beside the
+student's once: thrown away, it does not come back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from course_lib.desk.handouts import handouts, is_read_only
+from course_lib.desk.notebooks import digest, has_outputs, with_outputs_of, words
+from course_lib.desk.records import Record, Records, put
+
+
+def refresh(course: Path, desk: Path) -> list[str]:
+    """Bring `desk` up to date with `course`; return a line for each thing a student should know.
+
+    It may be interrupted at any point and called again. Files that the course no longer hands out
+    go if they are as they were handed out, and stay otherwise.
+
+    Raises:
+        OSError: the desk cannot be written to.
+
+    """
+    records, notes = Records(desk), []
+    if records.damaged:
+        notes.append("the record of what was handed out is damaged: files that differ are yours")
+    new = handouts(course)
+    for path, content in new.items():
+        if content is None:
+            notes.append(f"{path} is damaged in the course itself: not handed out")
+        elif (written := words(path, content)) and written not in records.of(path).words:
+            records.of(path).words.append(written)
+    # Before any file is: an interrupted refresh must know again what it has put there.
+    records.save()
+    for path, content in new.items():
+        if content is not None:
+            notes += _hand_out(desk, path, content, records.of(path))
+    for path in sorted(records.by_path.keys() - new.keys()):
+        notes += _take_back(desk, path, records.by_path.pop(path))
+    records.save()
+    return notes
+
+
+def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str]:
+    """Put one file on the desk, or beside what is there; return what is to be said about it."""
+    target, notes = desk / path, []
+    theirs = _read(target)
+    written = words(path, theirs) if theirs is not None else None
+    if theirs is None and not os.path.lexists(target):
+        put(desk, target, content, is_read_only(path))
+    elif theirs is None or written is None:
+        name = _lay_beside(desk, path, content, record)
+        notes = [f"{path} cannot be read: it stays, a good copy is beside it as {name}"]
+    elif record.given == digest(content) or theirs == content:
+        pass
+    elif written == words(path, content):
+        put(desk, target, with_outputs_of(content, theirs), is_read_only(path))
+    elif written not in record.words:
+        name = _lay_beside(desk, path, content, record)
+        notes = [f"{path} is changed by you: it stays, the new version is beside it as {name}"]
+    else:
+        if has_outputs(path, theirs):
+            old = next(p for p in _beside(target, "old") if not os.path.lexists(p))
+            target.rename(old)
+            notes = [f"{path} has a new version: yours, with its outputs, is now {old.name}"]
+        put(desk, target, content, is_read_only(path))
+    record.given = digest(content)
+    return notes
+
+
+def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
+    """Write a file beside one that stays, over nothing of the student's; return its name."""
+    for place in _beside(desk / path, "new"):
+        theirs = _read(place)
+        if theirs is None:
+            if os.path.lexists(place):  # a folder, or what may not be read
+                continue
+        elif not _is_as_handed_out(path, theirs, record):
+            continue
+        put(desk, place, content, is_read_only(path))
+        break
+    return place.name
+
+
+def _take_back(desk: Path, path: str, record: Record) -> list[str]:
+    """Remove a file that the course hands out no more, if it is not the student's by now."""
+    target = desk / path
+    theirs = _read(target)
+    if theirs is None:
+        return []
+    if not _is_as_handed_out(path, theirs, record):
+        return [f"{path} is no longer part of the course: yours stays"]
+    target.unlink()
+    for folder in target.relative_to(desk).parents[:-1]:
+        if any((desk / folder).iterdir()):
+            break
+        (desk / folder).rmdir()
+    return []
+
+
+def _is_as_handed_out(path: str, theirs: bytes, record: Record) -> bool:
+    return words(path, theirs) in record.words and not has_outputs(path, theirs)
+
+
+def _beside(path: Path, mark: str) -> Iterator[Path]:
+    """Yield places beside a file: name.mark.ipynb, name.mark-2.ipynb, and so on without end."""
+    for number in itertools.count(1):
+        each = mark if number == 1 else f"{mark}-{number}"
+        yield path.with_name(f"{path.stem}.{each}{path.suffix}")
+
+
+def _read(path: Path) -> bytes | None:
+    """Return a file's content, None where there is no file that can be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

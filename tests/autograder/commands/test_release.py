@@ -1,0 +1,195 @@
+"""What students get is what instructors wrote, without what it must not show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat import NotebookNode, v4
+
+from autograder.__main__ import main
+from autograder.commands.release import ReleaseError, files, leaks, release
+from autograder.course import CourseNotFound, SourcesMissing, find_course
+from course_lib.checking.local import load_module
+from course_lib.checking.mutants import mutants_of
+from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
+
+NAME = "02_data_parallel_sgd"
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    # nbgrader and what it stands on, not we
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+]
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """Return a course with one assignment that was never released."""
+    shutil.copytree(SOURCES / NAME, tmp_path / "instructor" / NAME)
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, cell_id: str, **changes: Any) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    (cell,) = (cell for cell in notebook.cells if cell.id == cell_id)
+    cell.update(changes)
+    nbformat.write(notebook, path)
+
+
+@needs_sources
+def test_what_is_committed_is_what_a_fresh_release_makes() -> None:
+    said: list[str] = []
+    differing = release(ROOT, write=False, say=said.append)
+    assert not differing, f"python -m autograder release makes them anew: {differing}"
+    assert [line.partition(":")[0] for line in said] == [f.name for f in assignments(SOURCES)]
+
+
+def solution_lines(source: NotebookNode) -> set[str]:
+    """Return what stands in solution regions and mark schemes: read here in a way of its own."""
+    text = "\n".join(cell.source for cell in source.cells)
+    regions = re.findall(r"BEGIN (SOLUTION|MARK SCHEME)(.*?)END \1", text, re.DOTALL)
+    assert len(regions) >= 2, "no solutions in the source?"
+    lines = {line.strip(" #=") for _, region in regions for line in region.splitlines()}
+    return {line for line in lines if line}
+
+
+@needs_sources
+@pytest.mark.parametrize("folder", assignments(SOURCES), ids=lambda folder: folder.name)
+def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
+    source = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
+    given = files(RELEASED / folder.name)
+    assert set(given) == {f"{folder.name}.ipynb", "checks.py"}
+    notebook = nbformat.reads(given[f"{folder.name}.ipynb"].decode(), as_version=4)
+    lines = {line.strip() for cell in notebook.cells for line in cell.source.splitlines()}
+    assert not lines & solution_lines(source)
+    everything = "\n".join(content.decode() for content in given.values())
+    hidden = load_module(folder / "hidden.py").HIDDEN
+    secrets = {case.name for cases in hidden.values() for case in cases}
+    secrets |= {f"{m.task}__{m.mistake}" for m in mutants_of(load_module(folder / "mutants.py"))}
+    secrets |= {"HIDDEN", "MASKED", "mutants", "BEGIN SOLUTION", "MARK SCHEME"}
+    assert not {secret for secret in secrets if secret in everything}
+
+
+@needs_sources
+def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
+    target = course / "assignments" / NAME
+    said: list[str] = []
+    paths = [f"assignments/{NAME}/{NAME}.ipynb", f"assignments/{NAME}/checks.py"]
+    assert release(course, write=False, say=said.append) == paths
+    assert not target.exists()
+    assert release(course, say=said.append) == paths
+    first = files(target)
+    assert release(course, [NAME], say=said.append) == []
+    assert files(target) == first == files(RELEASED / NAME)
+    assert "DIFFERS" in said[0] and "made anew" in said[1] and "unchanged" in said[2]
+    assert not list(course.rglob("gradebook.db")), "a release is not yet a class"
+
+
+@needs_sources
+def test_what_was_edited_by_hand_or_has_no_source_any_more_is_put_right(course: Path) -> None:
+    release(course, say=lambda line: None)
+    target = course / "assignments" / NAME
+    (target / "checks.py").write_text("CHECKS = {}")
+    (target / "solutions.py").touch()
+    (target / "__pycache__").mkdir()
+    (target / "__pycache__" / "checks.pyc").touch()
+    shutil.copytree(target, course / "assignments" / "01_gone")
+    differing = release(course, say=lambda line: None)
+    assert differing == [
+        *(f"assignments/01_gone/{name}" for name in (f"{NAME}.ipynb", "checks.py", "solutions.py")),
+        *(f"assignments/{NAME}/{name}" for name in ("checks.py", "solutions.py")),
+    ]
+    assert files(target) == files(RELEASED / NAME)
+    assert (target / "__pycache__" / "checks.pyc").exists()
+    assert not (course / "assignments" / "01_gone").exists()
+
+
+@needs_sources
+def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course: Path) -> None:
+    source = course / "instructor" / NAME / f"{NAME}.ipynb"
+    edit(source, "try-2", source="Hint: `size, rest = divmod(length, world_size)`")
+    with pytest.raises(ReleaseError, match=r"give away[^~]*size, rest = divmod"):
+        release(course)
+    assert not (course / "assignments").exists()
+
+
+@needs_sources
+def test_what_nbgrader_refuses_is_told_in_its_words(course: Path) -> None:
+    source = course / "instructor" / NAME / f"{NAME}.ipynb"
+    edit(source, "explore-2", source="### BEGIN SOLUTION\nx = 1\n### END SOLUTION")
+    with pytest.raises(ReleaseError, match="Solution region detected in a non-solution cell"):
+        release(course)
+
+
+def cell(source: str, name: str, **role: Any) -> NotebookNode:
+    flags = {"grade": False, "solution": False, "schema_version": 3, "grade_id": name, **role}
+    return v4.new_code_cell(source, id=name, metadata={"nbgrader": flags})
+
+
+def test_leaks_are_found_line_by_line() -> None:
+    solution = cell("def f(x):\n    y = 2\n    return x.mul(y).sum()", "f", solution=True)
+    stub = cell("def f(x):\n    raise NotImplementedError", "f", solution=True)
+    source = v4.new_notebook(cells=[solution])
+
+    def found(*others: str) -> list[str]:
+        cells = [stub, *(v4.new_markdown_cell(text) for text in others)]
+        return leaks(source, v4.new_notebook(cells=cells))
+
+    assert found("call f(x) and y = 2.5", "def f(x):") == []
+    assert found("  y = 2  ") == ["y = 2"]
+    assert found("try: return x.mul(y).sum()!") == ["return x.mul(y).sum()"]
+    assert found("### BEGIN HIDDEN TESTS") == ["BEGIN HIDDEN TESTS"]
+    assert leaks(source, source) == []  # all of it stands in what its own cell is released with
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Return what runs ``autograder`` with the given words, and gives its exit status."""
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # restored after the test: main extends it
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["autograder", *words])
+        return main()
+
+    return run
+
+
+def test_a_copy_without_sources_is_a_course_and_says_what_it_lacks(
+    tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    (tmp_path / "assignments" / NAME).mkdir(parents=True)
+    assert find_course(tmp_path / "assignments" / NAME) == tmp_path
+    with pytest.raises(SourcesMissing, match="needs the folder instructor/"):
+        release(tmp_path)
+    with pytest.raises(CourseNotFound, match=r"no nbgrader_config\.py, here or above"):
+        find_course(Path("/"))
+    for word in ("demo", "release"):
+        assert command(word, "--course", str(tmp_path)) == 2
+        told = capsys.readouterr()
+        (sentence,) = told.err.splitlines()
+        assert "needs the folder instructor/" in sentence and not told.out
+
+
+@needs_sources
+def test_the_command_checks_releases_and_names_what_there_is(
+    course: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def release_command(*words: str) -> int:
+        return command("release", *words, "--course", str(course))
+
+    assert release_command("--check") == 1
+    assert "run  python -m autograder release" in capsys.readouterr().out
+    assert release_command(NAME) == release_command("--check") == 0
+    assert release_command("03_collectives") == 2
+    assert f"there are: {NAME}" in capsys.readouterr().err

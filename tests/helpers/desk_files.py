@@ -1,0 +1,58 @@
+"""A small course and its desk: what the tests of the desk write, and what they look at."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode, v4
+
+LECTURE = "lectures/01_topic.ipynb"
+CHECKS = "assignments/02_topic/checks.py"
+MODULE = "course_lib/sgd.py"
+
+
+def notebook(*texts: str, link: str = "../course_lib/sgd.py") -> NotebookNode:
+    cells = [v4.new_markdown_cell(f"# Topic\n[module]({link})", id="title")]
+    cells += [v4.new_code_cell(text, id=f"code-{i}") for i, text in enumerate(texts)]
+    return v4.new_notebook(cells=cells)
+
+
+def ran(nb: NotebookNode) -> NotebookNode:
+    """Return the notebook as JupyterLab leaves it after Run All: outputs, metadata, a new cell."""
+    nb = copy.deepcopy(nb)
+    for count, cell in enumerate((cell for cell in nb.cells if cell.cell_type == "code"), 1):
+        cell.outputs = [v4.new_output("stream", text=f"result of {cell.source}\n")]
+        cell.execution_count, cell.metadata = count, {"collapsed": True}
+    nb.metadata = {"language_info": {"name": "python", "version": "3.11.7"}}
+    nb.cells.append(v4.new_code_cell("", id="added"))
+    return nb
+
+
+def write(path: Path, content: NotebookNode | str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else nbformat.writes(content))
+
+
+def sources(path: Path) -> list[str]:
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells[1:]]
+
+
+def outputs(path: Path) -> list[str]:
+    cells = nbformat.read(path, as_version=4).cells
+    return [out.text for cell in cells for out in cell.get("outputs", [])]
+
+
+def there(desk: Path) -> list[str]:
+    """Return the files of the desk, without its records."""
+    paths = (path.relative_to(desk) for path in desk.rglob("*") if path.is_file())
+    return sorted(str(path) for path in paths if path.parts[0] != ".desk")
+
+
+def state(desk: Path) -> dict[str, tuple[int, bytes]]:
+    """Return inode and content of every file: what is written anew gets another inode."""
+    return {name: ((desk / name).stat().st_ino, (desk / name).read_bytes()) for name in there(desk)}
+
+
+HANDED_OUT = ["assignments/02_topic/02_topic.ipynb", CHECKS, MODULE, LECTURE]

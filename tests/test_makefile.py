@@ -1,0 +1,157 @@
+"""What `make` does to .venv, also when interrupted; with a Python and a pip that do little."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed"),
+]
+
+PYTHON = """#!/bin/sh
+case "$*" in *venv*) mkdir -p .venv/bin .venv/lib;; esac
+"""
+HANGING_PIP = """#!/bin/sh
+echo > pip-has-started
+exec sleep 60
+"""
+# Not those of the make that runs the tests, nor another place for Jupyter's files than home.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("MAKE", "MFLAGS", "JUPYTER", "XDG"))
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with the Makefile, and a Python and a pip for it."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    shutil.copy(ROOT / "Makefile", folder)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name, text in {"python": PYTHON, "hanging-pip": HANGING_PIP}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def make(checkout: Path, **variables: str) -> str:
+    """Build .venv and return what make said."""
+    settings = {"PYTHON": "./python", "PIP": "true", **variables}
+    done = subprocess.run(
+        ["make", ".venv/ready", *(f"{name}={value}" for name, value in settings.items())],
+        cwd=checkout,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (checkout / ".venv/ready").is_file()
+    return done.stdout
+
+
+def interrupted_make(checkout: Path, how: signal.Signals) -> None:
+    """Build .venv, and end make and all it started while pip is at work."""
+    process = subprocess.Popen(
+        ["make", ".venv/ready", "PYTHON=./python", "PIP=./hanging-pip"],
+        cwd=checkout,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not (checkout / "pip-has-started").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, how)
+        process.wait()
+    (checkout / "pip-has-started").unlink()
+    assert not (checkout / ".venv/ready").exists()
+
+
+INTERRUPTIONS = pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+
+
+@INTERRUPTIONS
+def test_an_interrupted_venv_of_ours_is_built_anew(checkout: Path, how: signal.Signals) -> None:
+    interrupted_make(checkout, how)
+    (checkout / ".venv/half-installed").touch()
+    assert "removing an incomplete" in make(checkout)
+    assert not (checkout / ".venv/half-installed").exists()
+
+
+@INTERRUPTIONS
+def test_an_interrupted_completion_of_yours_is_completed(
+    checkout: Path, how: signal.Signals
+) -> None:
+    yours = checkout / ".venv/lib/yours"
+    yours.parent.mkdir(parents=True)
+    yours.touch()
+    for _ in range(2):
+        interrupted_make(checkout, how)
+        assert yours.exists()
+    assert "completing your .venv" in make(checkout)
+    assert yours.exists()
+
+
+def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
+    make(checkout)
+    ours = checkout / ".venv/installed"
+    ours.touch()
+    assert "up to date" in make(checkout)
+    (checkout / "pyproject.toml").touch()
+    os.utime(checkout / ".venv/ready", (0, 0))
+    assert "updating .venv" in make(checkout)
+    assert ours.exists()
+    assert "removing an incomplete or outdated" in make(checkout, TORCH="torch==2.14.*")
+    assert not ours.exists()
+
+
+def test_an_outdated_venv_of_yours_is_completed(checkout: Path) -> None:
+    yours = checkout / ".venv/lib/yours"
+    yours.parent.mkdir(parents=True)
+    yours.touch()
+    make(checkout)
+    assert "removing" not in make(checkout, TORCH="torch==2.14.*")
+    assert yours.exists()
+    (checkout / "moved").mkdir()
+    for name in (".venv", "Makefile", "pyproject.toml", "python"):
+        (checkout / name).rename(checkout / "moved" / name)
+    assert "removing" not in make(checkout / "moved")
+    assert (checkout / "moved/.venv/lib/yours").exists()
+
+
+def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
+    """PyPI's torch is recognised by what it requires."""
+    metadata = checkout / ".venv/lib/python3.13/site-packages/torch-2.13.0.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Requires-Dist: filelock\n")
+
+    def said(index: str) -> str:
+        return subprocess.run(
+            ["make", ".venv/ready", "PYTHON=./python", "PIP=true", f"INDEX={index}", "TORCH=torch"],
+            cwd=checkout,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+        ).stderr
+
+    assert said("--extra-index-url x") == ""
+    (checkout / ".venv/ready").unlink()
+    metadata.write_text("Requires-Dist: nvidia-nccl-cu13==2.29.7; platform_system == 'Linux'\n")
+    if sys.platform == "linux":
+        assert "5 GB of CUDA" in said("--extra-index-url x")
+        (checkout / ".venv/ready").unlink()
+    assert said("") == ""  # there is a GPU, and CUDA is what it needs
