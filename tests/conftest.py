@@ -1,6 +1,7 @@
 """For every test: one thread per process, no deadline, and no process left behind."""
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,8 +18,25 @@ from hypothesis import settings
 settings.register_profile("course", deadline=None)
 settings.load_profile("course")
 
+LONG = (
+    "test_submission.py",
+    "test_demo.py",
+    "test_main.py",
+    "test_lectures.py",
+    "test_notebook.py",
+    "test_rebuild.py",
+    "test_assignments.py",
+)
+"""Files of half a minute or more. Workers begin with them, so that none is left at the end."""
+
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -86,12 +104,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def kernels_have_an_address_of_their_own() -> Iterator[None]:
+    """Beside other workers, give kernels an address at which nobody else takes ports.
+
+    A kernel is told five ports that are free when it is started. Until it takes them, a second
+    later, the ranks of another worker's tests could have got one of them.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker or sys.platform != "linux":  # where all of 127.0.0.0/8 is the loopback
+        yield
+        return
+    from jupyter_client import localinterfaces
+
+    address = f"127.0.1.{1 + int(worker.removeprefix('gw'))}"
+    known = localinterfaces.local_ips()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(localinterfaces, "LOCAL_IPS", [*known, address])
+        patch.setattr(localinterfaces, "LOCALHOST", address)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_process_left_behind() -> Iterator[None]:
     """Fail the run when a process that a test started outlives whoever was to end it.
 
     Only orphans count here. Multiprocessing's fork server and resource tracker, and ranks that wait
     under the fork server for the next test, are descendants of pytest and end with it; whether they
-    really did can only be seen from outside, and .ci/run looks after pytest has gone.
+    really did can only be seen from outside, and .ci/run looks after pytest has gone. Of parallel
+    workers, each has a mark of its own and looks after the tests that it ran.
     """
     if not Path("/proc/self/environ").exists():  # macOS
         yield

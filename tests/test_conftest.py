@@ -35,23 +35,34 @@ def test_whose_child_ends_with_pytest():
 """
 
 
-def run_pytest(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run one test file under a copy of this folder's conftest.py, away from its settings."""
     shutil.copy(Path(__file__).with_name("conftest.py"), folder)
     (folder / "test_it.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir=.",
+        *options,
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-def test_an_orphan_fails_the_run(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, LEAK)
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in a worker"])
+def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> None:
+    result = run_pytest(tmp_path, LEAK, *options)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "these processes outlived the tests" in result.stdout
     assert "started during test_it.py::test_that_leaks (call): sleep 60" in result.stdout
 
 
-def test_what_ends_with_pytest_passes(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, NO_LEAK)
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in a worker"])
+def test_what_ends_with_pytest_passes(tmp_path: Path, options: tuple[str, ...]) -> None:
+    result = run_pytest(tmp_path, NO_LEAK, *options)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -124,9 +124,9 @@ def test_the_makefile_checks_for_the_python_of_pyproject() -> None:
 def test_every_command_the_readme_shows_is_a_make_target() -> None:
     phony = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
     assert phony
-    shown = set(re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE))
+    shown = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))
     assert shown <= set(phony[1].split())
-    help_lists = set(re.findall(r"^(\w+):.*  ## ", MAKEFILE, re.MULTILINE))
+    help_lists = set(re.findall(r"^([\w-]+):.*  ## ", MAKEFILE, re.MULTILINE))
     assert help_lists == set(phony[1].split())
 
 

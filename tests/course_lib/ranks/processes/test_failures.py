@@ -357,6 +357,7 @@ def test_a_million_lines(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> No
     assert len(lines) < 3000
 
 
+@pytest.mark.large
 def test_a_result_of_two_gigabytes(ranks: Ranks) -> None:
     def program() -> torch.Tensor | None:
         if dist.get_rank() == 0:
