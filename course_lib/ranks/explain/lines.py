@@ -46,7 +46,7 @@ def innermost(
     for name, line in frames:
         if name in labels:
             return name, line
-        if own is None and not name.startswith(_INSTALLED):
+        if own is None and not is_installed(name):
             own = name, line
         if installed is None and not name.startswith((*OURS, "<frozen")):
             installed = name, line
@@ -83,6 +83,11 @@ def innermost_function(dump: str) -> str:
     """Return the name of the innermost Python function in what ``faulthandler`` wrote."""
     frames = _FRAME.findall(dump)
     return frames[0][2] if frames else ""
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a file is PyTorch's, this package's, Python's or another installed one."""
+    return name.startswith(_INSTALLED)
 
 
 def is_ours(name: str) -> bool:

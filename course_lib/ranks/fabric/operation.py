@@ -39,6 +39,8 @@ class Operation:
     """The rank's clock when it was posted, in virtual seconds."""
     end: float | None = None
     """When it ends, in virtual seconds; ``None`` while nobody knows."""
+    waited: bool = False
+    """Whether its rank waited for it, or asked whether it is over."""
     numel: int = field(init=False)
     """Elements that it puts in; for a receive and a scatter, that it gets."""
     nbytes: int = field(init=False)
@@ -122,4 +124,5 @@ def event_of(operation: Operation) -> Event:
         operation.posted,
         operation.end,
         operation.where,
+        operation.waited,
     )

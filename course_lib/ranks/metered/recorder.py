@@ -86,7 +86,7 @@ class Recorder:
         pause = 1e-4
         while self.open_collectives:
             for work in list(self.open_collectives):
-                work.is_completed()
+                work.poll()
             now = time.monotonic()
             views = [] if self.alone else self.board.views()
             if any(view.state in _ACTIVE and view.rank != self.rank for view in views):
@@ -125,6 +125,8 @@ class MeteredOperation:
     group: int
     seq: int
     channel: Channel | None = None
+    waited: bool = False
+    """Whether the rank waited for it, or asked for it."""
     start: float = field(default_factory=time.monotonic)
     _blocked_since: float = 0.0
 
@@ -168,6 +170,7 @@ class MeteredOperation:
                 self.start,
                 time.monotonic() if end is None else end,
                 self.where,
+                self.waited,
             )
         )
         self.recorder.add_pending(-1)

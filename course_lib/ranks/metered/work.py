@@ -54,6 +54,7 @@ class MeteredWork(dist.Work):
                 self._operation.recorder.keep(self, self._operation.bytes)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._operation.waited = True
         self._operation.block()
         waited_since = time.monotonic()
         try:
@@ -73,12 +74,18 @@ class MeteredWork(dist.Work):
 
     def get_future(self) -> Any:
         # DDP's reducer waits for the future, in C++, and never calls wait().
+        self._operation.waited = True
         emulated = self._emulated
         future = emulated.future if emulated is not None else self._inner.get_future()
         future.add_done_callback(lambda _: self._end())
         return future
 
     def is_completed(self) -> bool:
+        self._operation.waited = True
+        return self.poll()
+
+    def poll(self) -> bool:
+        """Return whether it is over; for those who look on, not for the one who waits."""
         if self._over:
             return True
         if self._emulated is not None and not self._emulated.future.done():

@@ -29,6 +29,9 @@ class Event(NamedTuple):
     end: float
     where: str
     """The line of the user's code, for example ``Cell In[3], line 7``."""
+    waited: bool = True
+    """Whether the rank waited for it, or asked whether it is over; else nothing says when its
+    tensors may be used."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:
