@@ -27,12 +27,14 @@ class Given:
 
     Attributes:
         group: the process group of this rank, or ``None`` for all ranks.
+        device: where the input's tensors are, and a model should be.
 
     """
 
     def __init__(self, form: dict[str, Any], watched: dict[str, Any]) -> None:
         self._iterable: str = form["iterable"]
         self._training: bool = form["training"]
+        self.device = _device()
         self.group: dist.ProcessGroup | None = None
         for members in form["groups"]:
             group = dist.new_group(list(members))
@@ -119,12 +121,17 @@ def own_frames(trace: types.TracebackType | None, program: Program) -> types.Tra
     return following
 
 
+def _device() -> torch.device:
+    """Return this rank's device: only on GPU ranks somebody has initialised CUDA."""
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")  # type: ignore[no-untyped-call]
+
+
 def _laid_out(value: Any, layout: str) -> Any:
     """Return the plain value with its tensors laid out in memory as the case says."""
     if isinstance(value, Tensor):
         if layout == "transposed" and value.dim() > 1:
-            return value.transpose(0, -1).contiguous().transpose(0, -1)
-        return value
+            value = value.transpose(0, -1).contiguous().transpose(0, -1)
+        return value.to(_device())
     if isinstance(value, dict):
         return {key: _laid_out(item, layout) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -160,8 +160,4 @@ def _in_one_line(error: RanksError) -> str:
 
 
 def _explanation(error: RanksError) -> str:
-    detail = error.detail
-    if isinstance(error, RankTimeout):
-        # Here the limit is the check's: nobody can give more time.
-        detail = detail.partition(", or give more time")[0]
-    return "\n\n".join(part for part in (format_states(error.states), detail) if part)
+    return "\n\n".join(part for part in (format_states(error.states), error.detail) if part)
