@@ -93,9 +93,9 @@ class LocalRunner:
             if kind == "RankTimeout":
                 host.close()  # a thread may run in it for ever
                 del self._ranks[1]
-            states = [RankState(*state[:2], relabelled(state[2]), *state[3:]) for state in states]
-            error = _error(kind, relabelled(summary), states, relabelled(detail))
-            raise _with_trace(_of_a_case(error, check), trace)
+            told = [RankState(r, doing, relabelled(at), s) for r, doing, at, s in states]
+            failure = _error(kind, relabelled(summary), told, relabelled(detail))
+            raise _with_trace(_of_a_case(failure, check), trace)
         return Observed([decode(output) for output in answer["outputs"]], trace, NETWORK)
 
     def __enter__(self) -> LocalRunner:

@@ -1,7 +1,7 @@
 """Training steps on each rank's own rows: inputs, program, judge.
 
-The model is a small network of two layers. The judge trains it in one process on all rows, and knows
-what the mistakes that people make would give.
+The model is a small network of two layers. The judge trains it in one process on all rows, and
+knows what the mistakes that people make would give.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-What a rank's program does, and what is right, stands in `course_lib.checking`: `shards`, `averaging`
-and `training`. A program gets only its rank's input.
+What a rank's program does, and what is right, stands in `course_lib.checking`: in `shards`,
+`averaging` and `training`. A program gets only its rank's input.
 """
 
 from course_lib.checking import (
