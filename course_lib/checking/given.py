@@ -7,6 +7,7 @@ it runs beside the student's code.
 from __future__ import annotations
 
 import operator
+import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,7 @@ class Given:
         self._iterable: str = form["iterable"]
         self._training: bool = form["training"]
         self.device = _device()
-        self.group: dist.ProcessGroup | None = None
-        for members in form["groups"]:
-            group = dist.new_group(list(members))
-            if dist.get_rank() in members:
-                self.group = group
+        self.group = _my_group(form["groups"])
         # After the groups: PyTorch may draw random numbers for their names.
         self.watch = Watch(watched)
 
@@ -54,6 +51,30 @@ class Given:
         module.train(self._training)
         self.watch.add_module("the model", module)
         return module
+
+
+class _Groups(threading.local):
+    """The groups of this rank that earlier cases made: a process can hold only so many."""
+
+    def __init__(self) -> None:
+        self.world: Any = None
+        self.made: dict[tuple[int, ...], Any] = {}
+
+
+_groups = _Groups()
+
+
+def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Return the group among these that this rank is in; all ranks must ask for the same."""
+    if _groups.world is not dist.group.WORLD:
+        _groups.world, _groups.made = dist.group.WORLD, {}
+    mine = None
+    for members in map(tuple, groups):
+        if members not in _groups.made:
+            _groups.made[members] = dist.new_group(list(members))
+        if dist.get_rank() in members:
+            mine = _groups.made[members]
+    return mine
 
 
 Program = Callable[[Callable[..., Any], Any, Given], Any]

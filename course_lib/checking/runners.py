@@ -32,16 +32,23 @@ class LocalRunner:
         function: the student's.
         on: the kind of ranks.
         quiet: whether what the ranks print is thrown away.
+        ranks: those to use, by world size, and to keep more in; whoever gives them closes them.
 
     """
 
     def __init__(
-        self, function: Callable[..., Any], on: Place = "simulated", *, quiet: bool = False
+        self,
+        function: Callable[..., Any],
+        on: Place = "simulated",
+        *,
+        quiet: bool = False,
+        ranks: dict[int, Ranks] | None = None,
     ) -> None:
         self._function = function
         self._on = on
         self._quiet = quiet
-        self._ranks: dict[int, Ranks] = {}
+        self._ranks = {} if ranks is None else ranks
+        self._own = ranks is None
 
     def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
         """Return what was observed.
@@ -102,7 +109,7 @@ class LocalRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for ranks in self._ranks.values():
+        for ranks in self._ranks.values() if self._own else ():
             ranks.close()
 
 

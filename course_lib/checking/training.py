@@ -49,7 +49,7 @@ LOSS_MISTAKES: dict[str, Matrix] = {
     "this rank's share of the loss: add the shares up": lambda rows: own(rows) * by_rows(rows),
     "the plain mean of the ranks' losses, whatever their rows": mean,
     "the sum of the ranks' losses, not their mean": lambda rows: len(rows) * mean(rows),
-    "the sum over all rows: the division by B is missing": lambda rows: by_rows(rows) * rows.sum(),
+    "the loss of all rows together: divide it by B": lambda rows: by_rows(rows) * rows.sum(),
 }
 
 

@@ -160,7 +160,7 @@ class MeteredProcessGroup(PythonGroup):
         work = MeteredWork(inner, operation, emulated=emulated)
         if getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
-            work.get_future()
+            work.watch()
         return work
 
     def _compare(self, seq: int, signature: str) -> None:
