@@ -13,6 +13,7 @@ order:
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
+- `predictions`: a guess, locked before a run shows the number
 - `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
 - `mutants`, `variation`: wrong solutions, which must fail, and arguments, which must vary
 """
@@ -47,6 +48,7 @@ from course_lib.checking.expectations import (
 from course_lib.checking.given import Given
 from course_lib.checking.judges import equals, equals_library, same_on_all_ranks
 from course_lib.checking.local import check
+from course_lib.checking.predictions import Prediction, predict
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
 from course_lib.checking.task import in_many_forms, task
@@ -62,6 +64,7 @@ __all__ = [
     "Form",
     "Given",
     "Observed",
+    "Prediction",
     "Wrong",
     "calls",
     "calls_at_most",
@@ -78,6 +81,7 @@ __all__ = [
     "only_calls",
     "only_peers",
     "overlaps",
+    "predict",
     "receives_at_most",
     "run_check",
     "same_on_all_ranks",

@@ -93,15 +93,14 @@ def _elements(name: str, items: Any) -> Iterator[tuple[str, str]]:
     for item in items:
         if isinstance(item, Tensor):
             yield from _of_tensor(f"{name}: elements", item, shape=False)
-            if item.requires_grad or item.grad is not None:
+            if isinstance(item, nn.Parameter):
                 yield f"{name}: gradient", str(item.grad is not None)
                 if item.grad is not None and item.grad.dim() > 1:
                     yield f"{name}: gradient's layout", str(item.grad.is_contiguous())
 
 
 def _of_tensor(name: str, tensor: Tensor, shape: bool = True) -> Iterator[tuple[str, str]]:
-    if tensor.is_floating_point():
-        yield f"{name}: dtype", str(tensor.dtype)
+    yield f"{name}: dtype", str(tensor.dtype)
     if tensor.dim() > 1 and tensor.numel() > 1 and min(tensor.shape) > 1:
         yield f"{name}: layout", str(tensor.is_contiguous())
     if shape:

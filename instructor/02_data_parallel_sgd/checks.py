@@ -73,7 +73,10 @@ CHECKS = {
         worth={"values": 4, "communication": 1},
         cases=in_many_forms(
             Case("1 rank, 6 rows", 1, {"rows": [6]}),
-            Case("2 ranks, 4 rows each", 2, {"rows": [4, 4], "lr": 0.1}),
+            Case(
+                "2 ranks, 4 rows each, squared error",
+                *(2, {"rows": [4, 4], "lr": 0.1, "loss": "mse_loss"}),
+            ),
             Case("3 ranks, 4, 3 and 3 rows", 3, {"rows": [4, 3, 3]}),
             Case("4 ranks, 5, 1, 2 and 8 rows, in two groups", 4, {"rows": [5, 1, 2, 8]}),
             Case("3 ranks, squared error", 3, {"rows": [2, 5, 3], "loss": "mse_loss"}),
