@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.checking.compare import leaves
 from course_lib.checking.effects import Watch
 from course_lib.checking.wire import NotPlainError, encode
 from course_lib.ranks.explain.lines import OURS, is_installed
@@ -104,7 +105,8 @@ class RankProgram:
             # Only the student's lines: ours and PyTorch's lead to them, or come after.
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         try:
-            encode(value, "the result")
+            for place, leaf in leaves(value):
+                encode(leaf, place or "what comes back")
         except NotPlainError as error:
             return {"refused": str(error)}
         return {"value": value, "effects": given.watch.effects(value)}

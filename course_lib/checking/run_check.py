@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from course_lib.checking.cases import (
     COMMUNICATION,
     VALUES,
@@ -119,6 +121,8 @@ class _Examination:
         self.trace = observed.trace
         if self.trace is not None:
             _expect_all_waited_for(self.trace)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
         try:
             # Drawn again, so that no judge relies on what a program on the ranks changed.
             self._check.judge(self._case, self._inputs(), observed.outputs)
@@ -127,6 +131,8 @@ class _Examination:
         except Exception:
             self._trouble = traceback.format_exc()
             raise Wrong("the answer has a form that this check does not expect") from None
+        finally:
+            torch.set_num_threads(threads)
         findings = []
         failed = set()
         if self.trace is not None:
