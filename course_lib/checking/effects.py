@@ -43,7 +43,7 @@ SENTENCES = {
         "gradients are {name} after the call",
         "Use torch.no_grad() as a context: with torch.no_grad(): …",
     ),
-    "dtype": ("the function changes torch's default dtype to {name}", ""),
+    "dtype": ("the function changes torch's default dtype", ""),
 }
 
 
@@ -84,7 +84,7 @@ class Watch:
             found.append(("grad_mode", "enabled" if torch.is_grad_enabled() else "disabled"))
             torch.set_grad_enabled(self._grad_mode)
         if torch.get_default_dtype() != self._dtype:
-            found.append(("dtype", str(torch.get_default_dtype())))
+            found.append(("dtype", ""))
             torch.set_default_dtype(self._dtype)
         return found
 
