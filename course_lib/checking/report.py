@@ -37,7 +37,7 @@ class CheckReport:
     Attributes:
         worth: part → its share of the points; empty: all or nothing.
         places: where all cases ran, for example ``simulated ranks``.
-        trace: of the first case that failed, if something was recorded.
+        trace: of the first case that failed and took time: one rank alone communicates in none.
 
     """
 

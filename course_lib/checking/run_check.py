@@ -64,7 +64,8 @@ def run_check(
             examination = _Examination(name, check, case, run, seed)
             result = examination.result(is_hidden)
             timeouts += examination.timed_out
-            if not result.passed and first is None and not is_hidden:
+            shows = examination.trace is not None and examination.trace.makespan > 0
+            if not result.passed and first is None and shows and not is_hidden:
                 first = examination.trace
         results.append(result)
         progress(result)
