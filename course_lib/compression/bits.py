@@ -8,6 +8,7 @@ two. Element i of the codes lies in byte i // m, m = 8 / width, at bit width · 
 bits first. The last byte is filled up with zeros.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +36,6 @@ def pack_bits(codes: Tensor, width: int) -> Tensor:
     if width == 8:
         return codes.to(torch.uint8)
     if width == 1 and codes.device.type == "cpu":  # one instruction for 8 numbers, and 10 x faster
-        import numpy as np
-
         return torch.from_numpy(np.packbits(codes.numpy(), bitorder="little"))
     per_byte = 8 // width
     padding = -codes.numel() % per_byte
@@ -52,8 +51,6 @@ def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
     if width == 8:
         return packed[:length]
     if width == 1 and packed.device.type == "cpu":
-        import numpy as np
-
         bits = np.unpackbits(packed.numpy(), bitorder="little", count=length)
         return torch.from_numpy(bits)
     places = torch.arange(0, 8, width, device=packed.device, dtype=torch.uint8)
@@ -64,7 +61,5 @@ def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
 def pack_signs(x: Tensor) -> Tensor:
     """Return a bit for each element of the vector `x`, 1 where it is negative, packed."""
     if x.device.type == "cpu":  # ten times as fast as PyTorch's signbit
-        import numpy as np
-
         return pack_bits(torch.from_numpy(np.signbit(x.numpy())), 1)
     return pack_bits(x.signbit(), 1)

@@ -23,7 +23,9 @@ Compression", ICLR 2018 (which samples for its threshold, too).
 """
 
 from collections.abc import Hashable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ from course_lib.compression.payload import (
     section,
 )
 
-SAMPLE = 1 << 14
+SAMPLE = 1 << 16
 """Elements from which the threshold is guessed."""
 
 
@@ -68,7 +70,7 @@ class TopK(Compressor):
         """Return values and places. Not-a-number counts as larger than any number."""
         x = as_vector(tensor)
         k = self.count(x.numel())
-        indices = largest(x, k).sort().values  # in order, as a bitmap gives them
+        indices = largest(x, k)
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
         wire[: 4 * k] = x[indices].view(torch.uint8)
         if self._as_bitmap(x.numel()):
@@ -111,30 +113,36 @@ class TopK(Compressor):
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest |x_i|, shape (k,), int64, in any order.
+    """Return the indices of the k largest |x_i|, in order, shape (k,), int64.
 
     Among equal elements it is open which are taken.
     """
     if x.device.type != "cpu" or x.numel() < 4 * SAMPLE or k > x.numel() // 8:
-        return x.abs().topk(k, sorted=False).indices
+        return _by_sorting(x, k)
     sample = x[:: x.numel() // SAMPLE].abs()
     expected = k / x.numel() * sample.numel()
     # So many more that too few would be a rare accident: four standard deviations of the count.
     above = min(sample.numel(), int(expected + 4 * expected**0.5) + 1)
-    threshold = sample.topk(above).values[-1]
-    candidates = _not_below(x, float(threshold))
-    if candidates.numel() < k:  # NaN among the sample, or a sample that misled
-        return x.abs().topk(k, sorted=False).indices
-    return candidates[x[candidates].abs().topk(k, sorted=False).indices]
+    candidates = _not_below(x, float(sample.topk(above).values[-1]))
+    if len(candidates) < k:  # the sample misled
+        return _by_sorting(x, k)
+    values = np.abs(x.numpy()[candidates])
+    kth = np.partition(values, len(values) - k)[len(values) - k]
+    chosen = ~(values <= kth)  # NaN is larger than any number
+    ties = np.flatnonzero(values == kth)[: k - np.count_nonzero(chosen)]
+    chosen[ties] = True
+    return torch.from_numpy(candidates[chosen][:k])
 
 
-def _not_below(x: Tensor, threshold: float) -> Tensor:
+def _by_sorting(x: Tensor, k: int) -> Tensor:
+    return x.abs().topk(k, sorted=False).indices.sort().values
+
+
+def _not_below(x: Tensor, threshold: float) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """Return the indices of the elements whose absolute value is not below `threshold`."""
-    import numpy as np
-
     work = torch.empty(1 << 16)
     found = []
     for at in in_cache(x):
         piece = torch.abs(x[at], out=work[: at.stop - at.start]).numpy()
         found.append(np.flatnonzero(~(piece < threshold)) + at.start)  # NaN is not smaller
-    return torch.from_numpy(np.concatenate(found))
+    return np.concatenate(found)
