@@ -20,7 +20,7 @@ A block's scale is set by its largest element, so a smaller block fits better, a
 element that is infinite or not a number makes its block not-a-number, rather than something else.
 
 On a CPU the loop goes block by block, all steps of one while it is in the cache: four times as fast
-as vector by vector. On a GPU all blocks are done at once; `triton_kernels` does it in one pass.
+as vector by vector. On a GPU all blocks are done at once.
 
 BAGUA (S. Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021)
 exchanges 8 bits with a minimum and a maximum per chunk. Block scales: T. Dettmers et al., "8-bit
