@@ -75,4 +75,6 @@ class Buffers:
         state, hook, after_forward = self.hook
         if after != after_forward:
             return []
-        return [future.wait for future in hook(state, self.named()) or []]
+        # .data, as in `broadcast_tensors`: a backward that is still to come may have saved them.
+        buffers = {name: buffer.data for name, buffer in self.named().items()}
+        return [future.wait for future in hook(state, buffers) or []]
