@@ -4,9 +4,11 @@ Every rank computes them from its own batches. So they are made equal again befo
 follows: the first rank's are broadcast. What else may be right (a sum of counters, a mean of
 statistics) says a *buffer hook*:
 
+    >>> from course_lib.ddp import DistributedDataParallel
     >>> def largest(group, named_buffers):
     ...     for buffer in named_buffers.values():
     ...         dist.all_reduce(buffer, dist.ReduceOp.MAX, group=group)
+    >>> model = DistributedDataParallel(model)
     >>> model.register_buffer_hook(None, largest)
 
 A hook gets all buffers, by name, after each synchronised forward, or before it. It may return

@@ -1,6 +1,7 @@
 """PyTorch's arguments: names that scripts written for its DDP use, and ours does not need.
 
-    >>> model = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> model = DistributedDataParallel(model, process_group=dist.group.WORLD, init_sync=True)
 
 A script should run with either class. So what says the same under another name is taken over, what
 asks for something that ours does in any case is accepted, and what ours cannot do is refused by

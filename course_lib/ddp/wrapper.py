@@ -47,7 +47,8 @@ class DistributedDataParallel(nn.Module):
     All ranks must construct it, with modules of the same structure; parameters and buffers are
     broadcast from the group's first rank. Gradients are views into flat buckets: clear them with
     `zero_grad()`, and do not keep them beyond the next backward. Keep the wrapper, though: when it
-    is gone, its module is an ordinary one again, and nothing is synchronised.
+    is gone, its module is an ordinary one again, and nothing is synchronised. PyTorch's other names
+    of arguments, as `process_group`, are understood or refused: see `pytorch_arguments`.
 
     Args:
         module: any module with parameters on one device, which is also that of the collectives.
@@ -72,7 +73,6 @@ class DistributedDataParallel(nn.Module):
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
             dtype and device lie, for kinds that collectives work on directly: `empty` of a
             `peer_memory.SharedMemory`.
-        pytorch: arguments by PyTorch's names, as `process_group`; see `pytorch_arguments`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.
