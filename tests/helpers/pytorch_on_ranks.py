@@ -22,7 +22,7 @@ from course_lib.ranks import Ranks, RanksError
 from tests.helpers import pytorch_source
 from tests.helpers.pytorch_private_names import WithPrivateNames
 
-SECONDS = 20
+SECONDS = 60
 """What a test may take. A few wait for a time-out of their own."""
 CLASSES = {"ours": WithPrivateNames, "ours-bare": DistributedDataParallel, "pytorch": TorchDDP}
 
@@ -117,7 +117,7 @@ def _gloo_rank(
     _silence()
     store = dist.FileStore(f"{directory}/store", world_size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=15)
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=45)
     )
     try:
         verdict = run_one(ddp, name, directory)
@@ -180,8 +180,8 @@ def verdicts(
     """
     os.environ["WORLD_SIZE"] = str(world_size)
     if on == "cpu":
-        with Ranks(world_size, on="cpu", timeout=SECONDS) as ranks:
-            for name in names:
+        for name in names:  # a test may destroy the group of its ranks
+            with Ranks(world_size, on="cpu", timeout=SECONDS) as ranks:
                 yield name, on_ranks(ranks, ddp, name)
         return
     pytorch_source.load(CLASSES[ddp])  # before the forks, once for all
