@@ -1,5 +1,6 @@
 """Compressed all-reduce: sums of compressed tensors, compressed once more.
 
+    >>> from course_lib.compression import ErrorFeedback, OneBit, compressed_all_reduce
     >>> compressed_all_reduce(gradient, ErrorFeedback(OneBit()), key="bucket 0")  # in place
 
 What is compressed can, as a rule, not be added: the sum of two lists of top-k is a longer list, the

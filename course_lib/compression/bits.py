@@ -1,7 +1,9 @@
 """Bits: small whole numbers, several to a byte.
 
-    >>> packed = pack_bits(codes, width=2)  # four codes in each byte
-    >>> unpack_bits(packed, width=2, length=len(codes))
+    >>> from course_lib.compression.bits import pack_bits, unpack_bits
+    >>> packed = pack_bits(torch.tensor([1, 0, 3, 2, 1]), width=2)  # four in a byte
+    >>> packed.tolist(), unpack_bits(packed, width=2, length=5).tolist()
+    ([177, 1], [1, 0, 3, 2, 1])
 
 The smallest element of a tensor is a byte. A sign needs one bit of it, a number up to three needs
 two. Element i of the codes lies in byte i // m, m = 8 / width, at bit width · (i mod m): the lowest

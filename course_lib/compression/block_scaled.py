@@ -1,7 +1,8 @@
 """Eight bits: every number rounded to a byte, with one scale for each block of numbers.
 
-    >>> Uniform8Bit().encode(gradient).nbytes  # a quarter of float32, and 4 bytes per block
-    >>> Uniform8Bit(stochastic=True)  # rounds up or down at random: right on average
+    >>> from course_lib.compression import Uniform8Bit
+    >>> nbytes = Uniform8Bit().encode(gradient).nbytes  # a quarter of float32, 4 bytes per block
+    >>> unbiased = Uniform8Bit(stochastic=True)  # rounds up or down at random
 
     s = max|x| / q_max over a block          q_i = round(x_i / s), one byte          C(x)_i = s q_i
 

@@ -1,5 +1,6 @@
 """Error feedback: what a compressor left out of this step is added to the next.
 
+    >>> from course_lib.compression import ErrorFeedback, TopK
     >>> compressor = ErrorFeedback(TopK(0.01))
     >>> payload = compressor.encode(gradient, key="bucket 0")
 

@@ -1,8 +1,9 @@
 """A comm hook: gradients that leave backward compressed.
 
-    >>> state = CompressionState(ErrorFeedback(OneBit()))
-    >>> model = DistributedDataParallel(model, comm_hook=(state, compression_hook))  # ours
-    >>> model.register_comm_hook(state, compression_hook)  # PyTorch's, or ours
+    >>> from course_lib.compression import CompressionState, ErrorFeedback, OneBit, compression_hook
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> model = DistributedDataParallel(model)  # or PyTorch's
+    >>> model.register_comm_hook(CompressionState(ErrorFeedback(OneBit())), compression_hook)
 
 Each bucket is summed by `compressed_all_reduce` and divided by K. PyTorch's DDP lays out its
 buckets anew after the first step, in the order in which gradients came; then the residuals of the

@@ -1,6 +1,7 @@
 """One bit: only the signs, and one length for all of them.
 
-    >>> OneBit().encode(gradient).nbytes  # 1/32 of float32, and 4 bytes
+    >>> from course_lib.compression import OneBit
+    >>> nbytes = OneBit().encode(gradient).nbytes  # 1/32 of float32, and 4 bytes
 
     C(x) = ‖x‖₁/n · sign(x)          4 + ⌈n/8⌉ bytes, with sign(0) = 1
 

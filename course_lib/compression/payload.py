@@ -1,8 +1,8 @@
 """Payloads: what a compressed tensor is on the wire, byte for byte.
 
-    >>> payload = compressor.encode(gradient)
-    >>> payload.nbytes, gradient.nbytes  # what is sent, what would have been sent
-    >>> approximation = compressor.decode(payload)
+    >>> from course_lib.compression import OneBit
+    >>> payload = OneBit().encode(gradient)  # payload.nbytes are sent, not gradient.nbytes
+    >>> result = OneBit().decode(payload)
 
 A paper counts bits; a network carries bytes, in one piece. So a payload *is* one vector of bytes,
 `wire`, and `nbytes` is its length: there is no second place where indices, scales or signs could

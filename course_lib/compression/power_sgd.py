@@ -1,6 +1,7 @@
 """PowerSGD: a gradient matrix as the product of a tall and a wide one.
 
-    >>> PowerSGD(rank=2).encode(weight.grad)  # (m + n) · 2 numbers for m · n
+    >>> from course_lib.compression import PowerSGD
+    >>> payload = PowerSGD(rank=2).encode(model[0].weight)  # (m + n) · 2 numbers for m · n
 
 A matrix M, m × n, is replaced by P Qᵀ of rank r. The best one comes from a singular value
 decomposition, which is slow; one step of *power iteration*, begun with the Q of the step before,

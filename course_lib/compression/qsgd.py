@@ -1,6 +1,7 @@
 """QSGD: a few levels, rounded at random so that the average is right.
 
-    >>> QSGD(levels=7).encode(gradient)  # 4 bits per element
+    >>> from course_lib.compression import QSGD
+    >>> nbytes = QSGD(levels=7).encode(gradient).nbytes  # 4 bits per element, 4 bytes per block
 
 For a block v of d elements and s levels:
 

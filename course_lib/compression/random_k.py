@@ -1,6 +1,7 @@
 """Random-k: k elements drawn by lot; where they are need not be sent.
 
-    >>> RandomK(0.01, seed=7)  # the same seed on every rank
+    >>> from course_lib.compression import RandomK
+    >>> payload = RandomK(0.01, seed=7).encode(gradient)  # the same seed on every rank
 
     C(x)_i = x_i if i was drawn, else 0         ‖x‖² (1 - k/n) left out, on average
 

@@ -1,6 +1,7 @@
 """Top-k: only the k largest elements, with where they were.
 
-    >>> TopK(0.01).encode(gradient)  # one element in a hundred
+    >>> from course_lib.compression import TopK
+    >>> payload = TopK(0.01).encode(gradient)  # one element in a hundred
 
     C(x)_i = x_i if |x_i| is among the k largest, else 0        ‖C(x) - x‖² ≤ (1 - k/n) ‖x‖²
 
