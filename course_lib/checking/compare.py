@@ -51,9 +51,10 @@ def expect_close(
     index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     wrong = int((~torch.isclose(tensor, expected, rtol=rtol, atol=atol)).sum())
     here = tuple(index)
+    right, theirs = _numbers(expected[here], tensor[here])
     message = (
-        f"{what}{index if index else ''}: expected {_number(expected[here])}, "
-        f"got {_number(tensor[here])} ({wrong} of {expected.numel()} elements differ)"
+        f"{what}{index if index else ''}: expected {right}, "
+        f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
     )
     for mistake, value in (lookalikes or {}).items():
         if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol):
@@ -179,8 +180,13 @@ def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
             )
 
 
-def _number(value: Tensor) -> str:
-    return f"{value.item():.6g}"
+def _numbers(a: Tensor, b: Tensor) -> tuple[str, str]:
+    """Return two numbers that differ, with as many digits as it takes to see it."""
+    for digits in (6, 17):
+        shown = f"{a.item():.{digits}g}", f"{b.item():.{digits}g}"
+        if shown[0] != shown[1]:
+            break
+    return shown
 
 
 def describe(value: Any) -> str:

@@ -169,7 +169,11 @@ def launches_in_order(
 
 
 def time_within(
-    seconds: Callable[[Case, Network], float], *, rel: float = 1e-6, exactly: bool = False
+    seconds: Callable[[Case, Network], float],
+    *,
+    rel: float = 1e-6,
+    exactly: bool = False,
+    hint: str = "",
 ) -> Expectation:
     """Expect the case to take at most the time of a formula on the virtual clock.
 
@@ -177,6 +181,7 @@ def time_within(
         seconds: ``seconds(case, network)``, in virtual seconds.
         rel: allowed relative error.
         exactly: whether less time is wrong as well.
+        hint: what to say to those who need more.
 
     """
 
@@ -191,7 +196,8 @@ def time_within(
             end = "" if last is None else f"; the last to end is rank {last.rank}: {told([last])}"
             raise Wrong(
                 f"the ranks need {took * scale:.4g} {unit}, expected {bound}"
-                f"{allowed * scale:.4g} {unit}{end}"
+                f"{allowed * scale:.4g} {unit}{end}",
+                hint,
             )
 
     return Expectation(run)
