@@ -51,7 +51,7 @@ def expect_close(
     index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     wrong = int((~torch.isclose(tensor, expected, rtol=rtol, atol=atol)).sum())
     here = tuple(index)
-    right, theirs = _numbers(expected[here], tensor[here])
+    right, theirs = numbers_apart(expected[here].item(), tensor[here].item())
     message = (
         f"{what}{index if index else ''}: expected {right}, "
         f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
@@ -180,13 +180,11 @@ def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
             )
 
 
-def _numbers(a: Tensor, b: Tensor) -> tuple[str, str]:
-    """Return two numbers that differ, with as many digits as it takes to see it."""
-    for digits in (6, 17):
-        shown = f"{a.item():.{digits}g}", f"{b.item():.{digits}g}"
-        if shown[0] != shown[1]:
-            break
-    return shown
+def numbers_apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
+    """Return two numbers in `digits` digits, or in as many as it takes to tell them apart."""
+    while digits < 17 and f"{a:.{digits}g}" == f"{b:.{digits}g}":
+        digits += 1
+    return f"{a:.{digits}g}", f"{b:.{digits}g}"
 
 
 def describe(value: Any) -> str:

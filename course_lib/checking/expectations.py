@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
+from course_lib.checking.compare import numbers_apart
 from course_lib.checking.traffic import operations, received, sent, told
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes
@@ -194,9 +195,9 @@ def time_within(
             bound = "" if exactly else "at most "
             last = max(trace.operations, key=lambda event: event.end, default=None)
             end = "" if last is None else f"; the last to end is rank {last.rank}: {told([last])}"
+            needed, most = numbers_apart(took * scale, allowed * scale, 4)
             raise Wrong(
-                f"the ranks need {took * scale:.4g} {unit}, expected {bound}"
-                f"{allowed * scale:.4g} {unit}{end}",
+                f"the ranks need {needed} {unit}, expected {bound}{most} {unit}{end}",
                 hint,
             )
 
