@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.wire import Plain, decode, encode
-from course_lib.ranks import Event, Network, RankError, Ranks, RanksError, RankState, Trace, per_rank
+from course_lib.ranks import (
+    Event,
+    Network,
+    RankError,
+    Ranks,
+    RanksError,
+    RankState,
+    Trace,
+    per_rank,
+)
 from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels

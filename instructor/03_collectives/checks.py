@@ -48,9 +48,7 @@ def tensors(case, generator):
 
 def with_source(case, generator):
     roots = [case.members(r)[case.parameters["root"]] for r in range(case.world_size)]
-    return [
-        {**own, "src": root} for own, root in zip(tensors(case, generator), roots, strict=True)
-    ]
+    return [{**own, "src": root} for own, root in zip(tensors(case, generator), roots, strict=True)]
 
 
 def chunks_of_one(case, generator):
@@ -129,21 +127,21 @@ SUM_MISTAKES = {
     "this rank's and its left neighbour's alone": lambda ins, me: (
         ins[me]["tensor"] + ins[me - 1]["tensor"]
     ),
-    "the mean: nobody asked to divide": lambda ins, me: (
-        (total(ins) / len(ins)).to(total(ins).dtype)
+    "the mean: nobody asked to divide": lambda ins, me: (total(ins) / len(ins)).to(
+        total(ins).dtype
     ),
     "twice the sum": lambda ins, me: 2 * total(ins),
-    "the right sum, rounded to float32: keep the tensor's dtype": lambda ins, me: (
-        sum(each["tensor"].float() for each in ins).to(total(ins).dtype)
-    ),
+    "the right sum, rounded to float32: keep the tensor's dtype": lambda ins, me: sum(
+        each["tensor"].float() for each in ins
+    ).to(total(ins).dtype),
 }
 
 CHUNK_MISTAKES = {
-    "chunk r + 1 of the sum: rank r keeps chunk r": lambda ins, me: (
-        chunk_of(total(ins), ins, me + 1)
+    "chunk r + 1 of the sum: rank r keeps chunk r": lambda ins, me: chunk_of(
+        total(ins), ins, me + 1
     ),
-    "chunk r - 1 of the sum: rank r keeps chunk r": lambda ins, me: (
-        chunk_of(total(ins), ins, me - 1)
+    "chunk r - 1 of the sum: rank r keeps chunk r": lambda ins, me: chunk_of(
+        total(ins), ins, me - 1
     ),
     **{
         name: lambda ins, me, of=of: chunk_of(of(ins, me), ins, me)
@@ -232,7 +230,7 @@ def in_nodes(nodes, size, shape):
 def shaped(*cases):
     """Return cases of (name, ranks, shape, root) in many forms, integers among them."""
     parameters = ("shape", "root")
-    made = [Case(name, k, dict(zip(parameters, rest))) for name, k, *rest in cases]
+    made = [Case(name, k, dict(zip(parameters, rest, strict=False))) for name, k, *rest in cases]
     return in_many_forms(*made, dtypes=tuple(EXACT))
 
 
@@ -280,7 +278,9 @@ CHECKS = {
                 "The tensor reaches every other rank once.",
                 recv=lambda case, rank: int(case.members(rank)[case.parameters["root"]] != rank),
             ),
-            time_within(tree_time, rel=0.25, hint="Those that have the tensor send at the same time."),
+            time_within(
+                tree_time, rel=0.25, hint="Those that have the tensor send at the same time."
+            ),
         ],
         worth={"values": 2, "communication": 1},
         cases=shaped(

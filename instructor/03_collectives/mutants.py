@@ -249,7 +249,9 @@ ring_reduce_scatter__changes_the_input = fails("changes tensor, which is not its
     scatter_with((".clone()", ""))
 )
 ring_reduce_scatter__returns_its_input = fails("shares memory with tensor")(
-    scatter_with((".clone()", ""), ("chunks[mine] += incoming", "chunks[mine] = chunks[mine] + incoming"))
+    scatter_with(
+        (".clone()", ""), ("chunks[mine] += incoming", "chunks[mine] = chunks[mine] + incoming")
+    )
 )
 ring_reduce_scatter__contiguous_only = fails("view size is not compatible")(
     scatter_with(("tensor.flatten()", "tensor.view(-1)"))
@@ -261,7 +263,10 @@ ring_reduce_scatter__float32_buffer = fails("float32", only=VIRTUAL)(
     scatter_with(("torch.empty_like(chunks[mine])", "torch.empty(len(chunks[mine]))"))
 )
 ring_reduce_scatter__through_float32 = fails("rounded to float32")(
-    scatter_with(("tensor.flatten()", "tensor.flatten().float()"), ("chunks[rank]", "chunks[rank].to(tensor.dtype)"))
+    scatter_with(
+        ("tensor.flatten()", "tensor.flatten().float()"),
+        ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
+    )
 )
 ring_reduce_scatter__whole_world = fails("4 ranks in two groups")(
     scatter_with(("(group)", "()"), ("group=group", "group=None"))
@@ -410,9 +415,15 @@ ring_all_gather__does_not_wait = fails("never waits for the handle of recv", onl
 ring_all_gather__a_list = fails("list")(gather_with(("return whole", "return chunks")))
 ring_all_gather__whole_tensors = fails("never the whole tensor")(
     gather_with(
-        ("given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]", "got = torch.empty_like(whole)"),
+        (
+            "given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]",
+            "got = torch.empty_like(whole)",
+        ),
         ("dist.isend(given", "dist.isend(whole"),
-        ("receiving.wait()", "receiving.wait(); n = (rank - step - 1) % k; chunks[n].copy_(got.tensor_split(k)[n])"),
+        (
+            "receiving.wait()",
+            "receiving.wait(); n = (rank - step - 1) % k; chunks[n].copy_(got.tensor_split(k)[n])",
+        ),
     )
 )
 
@@ -502,11 +513,11 @@ BACK = "tensor.copy_(flat.view(tensor.shape))"
 GIVEN = "given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]"
 
 ring_all_reduce__into_a_copy = fails("nothing was written into it")(
-    reduce_with(("tensor.flatten()", "tensor.flatten().clone()"), (BACK, "return flat.view(tensor.shape)"))
+    reduce_with(
+        ("tensor.flatten()", "tensor.flatten().clone()"), (BACK, "return flat.view(tensor.shape)")
+    )
 )
-ring_all_reduce__contiguous_only = fails("nothing was written into it")(
-    reduce_with((BACK, "pass"))
-)
+ring_all_reduce__contiguous_only = fails("nothing was written into it")(reduce_with((BACK, "pass")))
 ring_all_reduce__needs_contiguous = fails("view size is not compatible")(
     reduce_with(("tensor.flatten()", "tensor.view(-1)"), (BACK, "pass"))
 )
@@ -523,7 +534,9 @@ ring_all_reduce__drops_the_rest = fails("3 ranks, 7 numbers")(
     reduce_with(("flat.tensor_split(k)", "flat[: len(flat) // k * k].tensor_split(k)"))
 )
 ring_all_reduce__not_fewer_than_ranks = fails("4 ranks, 3 numbers")(
-    reduce_with(("flat.tensor_split(k)", "flat.chunk(k) if len(flat) % k != 1 else flat.tensor_split(k)"))
+    reduce_with(
+        ("flat.tensor_split(k)", "flat.chunk(k) if len(flat) % k != 1 else flat.tensor_split(k)")
+    )
 )
 ring_all_reduce__one_step_too_few = fails("expected")(
     reduce_with(("range(2 * (k - 1))", "range(2 * (k - 1) - 1)"))
@@ -713,7 +726,9 @@ two_level_all_reduce__wrong_way_round = fails("What leaves the node", only=VIRTU
     )
 )
 two_level_all_reduce__whole_tensors_between = fails("What leaves the node", only=VIRTUAL)(
-    levels_with((FIRST, f"ring(flat, inside, {ALL}"), (MIDDLE, f"ring(flat, between, {ALL}"), (LAST, "pass"))
+    levels_with(
+        (FIRST, f"ring(flat, inside, {ALL}"), (MIDDLE, f"ring(flat, between, {ALL}"), (LAST, "pass")
+    )
 )
 two_level_all_reduce__one_flat_ring = fails("What leaves the node", only=VIRTUAL)(
     levels_with((FIRST, f"ring(flat, None, {ALL}"), (MIDDLE, "pass"), (LAST, "pass"))
@@ -722,7 +737,10 @@ two_level_all_reduce__blocking = fails("waits in send", only=VIRTUAL)(
     levels_with(("dist.isend", "dist.send"), ("sending.wait()", "pass"))
 )
 two_level_all_reduce__into_a_copy = fails("nothing was written into it")(
-    levels_with(("tensor.flatten()", "tensor.flatten().clone()"), ("tensor.copy_(flat.view(tensor.shape))", "return flat"))
+    levels_with(
+        ("tensor.flatten()", "tensor.flatten().clone()"),
+        ("tensor.copy_(flat.view(tensor.shape))", "return flat"),
+    )
 )
 two_level_all_reduce__contiguous_only = fails("view size is not compatible")(
     levels_with(("tensor.flatten()", "tensor.view(-1)"))
@@ -737,7 +755,12 @@ two_level_all_reduce__two_per_node = fails("1 node of 3 ranks")(
     levels_with((FIRST, "mine = ring(flat, inside, lambda k: (min(k, 2) - 1,))"))
 )
 two_level_all_reduce__mean = fails("nobody asked to divide")(
-    levels_with(("tensor.copy_(flat.view(tensor.shape))", "tensor.copy_(flat.view(tensor.shape) / dist.get_world_size())"))
+    levels_with(
+        (
+            "tensor.copy_(flat.view(tensor.shape))",
+            "tensor.copy_(flat.view(tensor.shape) / dist.get_world_size())",
+        )
+    )
 )
 
 
