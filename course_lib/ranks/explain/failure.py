@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import cloudpickle
 
 from course_lib.ranks.explain.errors import CollectiveMismatch, RankError, RankState, RankTimeout
+from course_lib.ranks.explain.frames import Frame, frames_of
 from course_lib.ranks.explain.lines import innermost, is_ours, named
 from course_lib.ranks.explain.words import names, one_or_many
 
@@ -30,6 +31,8 @@ class Failure:
     """Whether it is a `CollectiveMismatch`, which the ranks together explain better."""
     pickled: bytes | None
     """The exception itself, where it can be sent."""
+    frames: tuple[Frame, ...] = ()
+    """The lines of the user's own that led to it, from the outside in, with their variables."""
 
     def original(self) -> BaseException | None:
         """Return the exception as it was raised, where it could be sent; else ``None``."""
@@ -62,6 +65,7 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
         trace=with_labels(text, labels).rstrip(),
         mismatch=isinstance(error, CollectiveMismatch),
         pickled=pickled,
+        frames=frames_of(error, labels),
     )
 
 
@@ -97,6 +101,7 @@ def rank_error(
         original=original,
     )
     error.__cause__ = original
+    error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}
     return error
 
 

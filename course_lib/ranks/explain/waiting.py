@@ -26,6 +26,7 @@ from course_lib.ranks.explain.words import (
     names,
     names_inside,
     one_or_many,
+    spans,
 )
 
 
@@ -82,6 +83,7 @@ def waits_in(
     nbytes: int = 0,
     members: Sequence[int] = (),
     world_size: int = 0,
+    group_name: str = "",
 ) -> str:
     """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
     if kind in ("send", "recv"):
@@ -90,8 +92,9 @@ def waits_in(
         what += f" with tag {tag}" if tag else ""
     else:
         what = f"{kind} #{seq}"
-        if len(members) < world_size:
-            what += f" of ranks {', '.join(map(str, members))}"
+        if group_name or len(members) < world_size:
+            whose = [group_name] if group_name else []
+            what += f" of {', '.join([*whose, f'ranks {spans(members)}'])}"
     return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
@@ -149,12 +152,38 @@ def deadlock(
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
     chain = " → ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
     sentence = f"Each waits for the next: {chain}."
+    if crossed := _explain_crossed(waiting):
+        return f"{sentence}\n{crossed}"
     if all(waiting[rank].kind == "send" for rank in cycle):
         sentence += (
             " All of them send first. Let some receive first, or start the send with"
             " dist.isend, receive, and then wait for it."
         )
     return sentence
+
+
+def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
+    """Say it if the ranks wait in collectives of groups that share ranks, each in another one."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, each in waiting.items():
+        if each.kind not in ("send", "recv", "new_group"):
+            groups.setdefault(each.group, []).append(rank)
+    if len(groups) < 2:
+        return ""
+    who = [
+        f"{names_inside(ranks)} {one_or_many(ranks, 'is', 'are')} in {which}"
+        for ranks, which in zip(groups.values(), _one_another(len(groups)), strict=True)
+    ]
+    told = ", ".join(who)
+    return (
+        f"{told[0].upper()}{told[1:]}. Ranks that several groups share must call the collectives "
+        "of these groups in the same order."
+    )
+
+
+def _one_another(count: int) -> list[str]:
+    """Return ``one group`` and then as many times ``another``."""
+    return ["one group", *["another"] * (count - 1)]
 
 
 def _explain_ended(waiting: Mapping[int, Waiting]) -> str:

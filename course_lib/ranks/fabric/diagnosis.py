@@ -87,6 +87,7 @@ def _doing(fabric: Fabric, operation: Operation) -> str:
         nbytes=operation.nbytes,
         members=operation.members,
         world_size=fabric.world_size,
+        group_name=operation.group_name,
     )
 
 

@@ -33,6 +33,16 @@ class PythonGroup(dist.ProcessGroup):
         self._members = members
         self._name = name
 
+    @property
+    def label(self) -> str:
+        """What people call the group; see `Event.group_name`."""
+        description = str(self.group_desc)
+        if description == "default_pg":
+            return ""
+        if description not in ("", "undefined"):
+            return description
+        return f"group {self._name}" if self._name.isdigit() and self._name != "0" else ""
+
     @abstractmethod
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any

@@ -125,6 +125,7 @@ class MeteredOperation:
     group: int
     seq: int
     channel: Channel | None = None
+    group_name: str = ""
     start: float = field(default_factory=time.monotonic)
     _blocked_since: float = 0.0
 
@@ -145,6 +146,7 @@ class MeteredOperation:
                 nbytes=self.bytes,
                 members=self.members,
                 world_size=self.recorder.board.world_size,
+                group_name=self.group_name,
             ),
             where=self.where,
         )
@@ -168,6 +170,7 @@ class MeteredOperation:
                 self.start,
                 time.monotonic() if end is None else end,
                 self.where,
+                self.group_name,
             )
         )
         self.recorder.add_pending(-1)
