@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from course_lib.ranks.explain.frames import Frame
-from course_lib.ranks.explain.words import format_table, spans
+from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
 """Columns of a report in a notebook."""
@@ -141,7 +141,7 @@ def format_states(states: Sequence[RankState]) -> str:
     for together in same.values():
         times = [state.seconds for state in together if state.seconds is not None]
         seconds = f"{max(times):.1f} s" if times else ""
-        ranks = spans([state.rank for state in together])
+        ranks = in_short([state.rank for state in together])
         rows.append((ranks, together[0].doing, together[0].where, seconds))
     head, *body = format_table(rows).split("\n")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 import cloudpickle
 
-from course_lib.ranks.explain.errors import CollectiveMismatch, RankError, RankState, RankTimeout
+from course_lib.ranks.explain.errors import (
+    CollectiveMismatch,
+    RankError,
+    RankState,
+    RankTimeout,
+    format_states,
+)
 from course_lib.ranks.explain.frames import Frame, frames_of
-from course_lib.ranks.explain.lines import innermost, is_ours, named
-from course_lib.ranks.explain.words import names, one_or_many
+from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
+from course_lib.ranks.explain.words import counted, names, one_or_many
+
+_CALLS_SHOWN = 2
+"""Calls inside installed packages, one after the other, up to which a traceback shows them all."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,8 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
     where = named(*found, labels) if found else ""
     if not where and isinstance(error, SyntaxError) and error.filename:
         where = named(error.filename, error.lineno, labels)
-    text = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
+    shown = _without_libraries(frames, labels)
+    text = "".join([*shown, *traceback.format_exception_only(error)])
     try:
         pickled = cloudpickle.dumps(error)
     except Exception:
@@ -67,6 +77,36 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
         pickled=pickled,
         frames=frames_of(error, labels),
     )
+
+
+def _without_libraries(
+    frames: Sequence[traceback.FrameSummary], labels: Mapping[str, str]
+) -> list[str]:
+    """Return the lines of a traceback, with the calls inside installed packages told in short.
+
+    Of those that the innermost line of the user's own led to, the last is shown.
+    """
+    shown: list[str] = []
+    inside: list[traceback.FrameSummary] = []
+    any_own = False
+
+    def end(last: bool) -> None:
+        kept = inside if len(inside) <= _CALLS_SHOWN or not any_own else inside[-1:] * last
+        if hidden := len(inside) - len(kept):
+            packages = ", ".join(dict.fromkeys(package_of(f.filename) for f in inside[:hidden]))
+            shown.append(f"  … {counted(hidden, 'call')} inside {packages}\n")
+        shown.extend(traceback.format_list(kept))
+        inside.clear()
+
+    for frame in frames:
+        if frame.filename not in labels and is_installed(frame.filename):
+            inside.append(frame)
+        else:
+            end(last=False)
+            any_own = True
+            shown += traceback.format_list([frame])
+    end(last=True)
+    return shown
 
 
 def with_labels(text: str, labels: Mapping[str, str]) -> str:
@@ -115,6 +155,11 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
             "look for a loop that does not end, or give more time with Ranks(…, timeout=seconds)."
         )
     return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
+
+
+def interrupted(states: Sequence[RankState]) -> str:
+    """Return what is printed when a person stops a call."""
+    return f"Interrupted. The ranks are ended; they were:\n\n{format_states(states)}\n"
 
 
 def exit_reason(status: int | None) -> str:

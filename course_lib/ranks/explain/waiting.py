@@ -29,6 +29,9 @@ from course_lib.ranks.explain.words import (
     spans,
 )
 
+_TOLD = 8
+"""Ranks that a report tells of one by one."""
+
 
 @dataclass(frozen=True)
 class Waiting:
@@ -146,11 +149,21 @@ def deadlock(
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
     if cycle and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
         why += " All of them receive first, and nobody has sent."
-    return DeadlockError(summary, states, "\n".join(filter(None, [why, *astray])))
+    return DeadlockError(summary, states, "\n".join(filter(None, [why, *_first_few(astray)])))
+
+
+def _first_few(lines: Sequence[str]) -> list[str]:
+    """Return a report's lines about single ranks: of many, the first, and how many more."""
+    if len(lines) <= _TOLD:
+        return list(lines)
+    return [*lines[:_TOLD], f"… and {len(lines) - _TOLD} more like these."]
 
 
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
-    chain = " → ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
+    ring = [f"rank {rank}" for rank in [*cycle, cycle[0]]]
+    if len(ring) > _TOLD + 2:
+        ring[_TOLD:-1] = ["…"]
+    chain = " → ".join(ring)
     sentence = f"Each waits for the next: {chain}."
     if crossed := _explain_crossed(waiting):
         return f"{sentence}\n{crossed}"
@@ -271,7 +284,7 @@ def unfinished(
         if over
         else "A rank ended while others still need it."
     )
-    return DeadlockError(summary, states, "\n".join(lines))
+    return DeadlockError(summary, states, "\n".join(_first_few(lines)))
 
 
 def collective_mismatch(

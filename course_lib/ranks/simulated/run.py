@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +17,11 @@ import torch
 from course_lib.ranks.calls import cell_sources, unpack_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.failure import describe, rank_error, timed_out
-from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
+from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states
-from course_lib.ranks.fabric.fabric import Fabric
+from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
 from course_lib.ranks.fabric.torch_hooks import (
@@ -80,8 +83,11 @@ class Run:
             try:
                 self._listen(printer, timeout)
                 streams.finish()
-            except BaseException:
+            except BaseException as error:
+                states = self._states()
                 self._stop()
+                if isinstance(error, KeyboardInterrupt):
+                    print(interrupted(states), file=sys.stderr)
                 raise
             finally:
                 while not self.messages.empty():
@@ -103,9 +109,18 @@ class Run:
             printer.release()
             if running and not left:
                 assert timeout is not None
-                raise timed_out("call", timeout, fabric_states(self.fabric))
+                raise timed_out("call", timeout, self._states())
         for thread in self.threads:
             thread.join()
+
+    def _states(self) -> list[RankState]:
+        """Return what every rank does; of the one that runs, also its line."""
+        return [
+            replace(state, where=line_of_thread(thread.ident, self.labels))
+            if state.doing == Phase.RUNNING.value
+            else state
+            for state, thread in zip(fabric_states(self.fabric), self.threads, strict=True)
+        ]
 
     def _take(self, printer: Printer, patience: float) -> bool:
         """Take one line, if it comes in time; return whether instead a rank has ended."""
