@@ -21,7 +21,7 @@ from course_lib.ranks.explain.frames import Frame, frames_of
 from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
-_CALLS_SHOWN = 2
+_CALLS_SHOWN = 1
 """Calls inside installed packages, one after the other, up to which a traceback shows them all."""
 
 
