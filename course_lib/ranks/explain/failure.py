@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from course_lib.ranks.explain.frames import Frame, frames_of
 from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
+_HEADING = 200
+"""Characters of an exception's message that stand above the table."""
 _CALLS_SHOWN = 1
 """Calls inside installed packages, one after the other, up to which a traceback shows them all."""
 
@@ -124,10 +127,13 @@ def rank_error(
 ) -> RankError:
     """Return the error for `failures`, of which that on rank `first` is told in full."""
     failure = failures[first]
-    same = [r for r in sorted(failures) if failures[r].trace == failure.trace]
+    same = [r for r in sorted(failures) if _alike(failures[r], failure)]
     # A SyntaxError says its place itself.
     where = f"  ({failure.where})" if failure.where and failure.kind != "SyntaxError" else ""
-    message = f": {failure.message}" if failure.message else ""
+    message = _first_line(failure.message)
+    if message:
+        all_say_it = all(failures[r].message == failure.message for r in same)
+        message = f"{'' if all_say_it else f', on rank {first}'}: {message}"
     error = RankError(
         f"{names(same)} raised {failure.kind}{message}{where}",
         [
@@ -143,6 +149,21 @@ def rank_error(
     error.__cause__ = original
     error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}
     return error
+
+
+def _alike(one: Failure, other: Failure) -> bool:
+    """Return whether two ranks failed in the same way: but for numbers, such as their own."""
+
+    def told(failure: Failure) -> tuple[str, str, str]:
+        return failure.kind, failure.where, re.sub(r"\d+", "#", failure.message)
+
+    return told(one) == told(other)
+
+
+def _first_line(message: str) -> str:
+    """Return as much of a message as a heading has room for; the traceback has all of it."""
+    line = next(iter(message.strip().splitlines()), "")
+    return line if len(line) <= _HEADING else line[: line.rfind(" ", 0, _HEADING)] + " …"
 
 
 def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTimeout:

@@ -1,4 +1,4 @@
-"""Reports stay short and keep to the user's own lines, however many ranks and libraries there are."""
+"""Reports stay short and keep to the user's own lines, with many ranks and deep libraries too."""
 
 import json
 from typing import Any
