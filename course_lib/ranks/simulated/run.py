@@ -31,7 +31,8 @@ from course_lib.ranks.fabric.torch_hooks import (
     thread_worlds,
 )
 from course_lib.ranks.fabric.work import WorkQueue
-from course_lib.ranks.output.printer import Printer
+from course_lib.ranks.output.displays import send_displays_of_thread_to
+from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.simulated.baton import Baton, PersonalState, Stopped
 from course_lib.ranks.simulated.streams import RankStreams
 
@@ -59,7 +60,7 @@ class Run:
         self.works = [WorkQueue() for _ in range(world_size)]
         self.results: list[Any] = [None] * world_size
         self.failures: dict[int, tuple[float, BaseException]] = {}
-        self.messages: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
         self.labels = cell_sources(set()).labels
         self.locate = locator(self.labels)
         self.threads = [
@@ -177,6 +178,7 @@ class Run:
             self.messages.put((rank, None))
 
     def _join(self, rank: int) -> None:
+        send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
         torch.set_num_threads(1)  # else sums depend on the number of cores
         spend = self._spender(rank)
         endpoint = _ThreadEndpoint(self.baton, spend)

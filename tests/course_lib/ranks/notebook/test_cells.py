@@ -92,6 +92,15 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
     assert "SyntaxError" in pair.run("%%ranks\nawait await").error
 
 
+def test_figures_left_open_are_shown(pair: Kernel) -> None:
+    outcome = pair.run(
+        "%%ranks\nimport matplotlib.pyplot as plt\nplt.plot([0, rank])\nprint('drawn');"
+    )
+    assert not outcome.error
+    assert [set(bundle) & {"image/png"} for bundle in outcome.bundles] == [{"image/png"}] * 2
+    assert outcome.text.splitlines() == ["[ranks 0-1] drawn", "[rank 0]", "[rank 1]"]
+
+
 def test_post_mortem_shows_the_frames_of_a_rank(pair: Kernel) -> None:
     pair.run(
         "%%ranks\n"
