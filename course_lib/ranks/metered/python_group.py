@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.metered.collective_table import COLLECTIVES, Collective
+from course_lib.ranks.trace.event import group_called
 
 
 class PythonGroup(dist.ProcessGroup):
@@ -37,12 +38,7 @@ class PythonGroup(dist.ProcessGroup):
     @property
     def label(self) -> str:
         """What people call the group; see `Event.group_name`."""
-        description = str(self.group_desc)
-        if description == "default_pg":
-            return ""
-        if description not in ("", "undefined"):
-            return description
-        return f"group {self._name}" if self._name.isdigit() and self._name != "0" else ""
+        return group_called(self._name, str(self.group_desc))
 
     @abstractmethod
     def _collective(

@@ -41,6 +41,21 @@ def computation(rank: int, start: float, end: float, where: str = "") -> Event:
     return Event(rank, "compute", (), None, 0, "", 0, start, end, where)
 
 
+def group_called(name: str, description: str = "") -> str:
+    """Return what people call a process group: see `Event.group_name`.
+
+    Args:
+        name: PyTorch's: ``0`` is the group of all ranks, then they are numbered as they are made.
+        description: its ``group_desc``, if it has one.
+
+    """
+    if description == "default_pg":
+        return ""
+    if description not in ("", "undefined"):
+        return description
+    return f"group {name}" if name.isdigit() and name != "0" else ""
+
+
 def group_label(event: Event, world_size: int) -> str:
     """Return which process group an operation ran in: ``mesh_tp: 0, 1``; empty if all ranks."""
     members = "" if len(event.group) in (0, world_size) else spans(event.group)
