@@ -19,17 +19,25 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Kernel]:
         yield made
 
 
+def number_of_the_next(pair: Kernel) -> int:
+    return int(pair.run("print(len(In) - 1)").text) + 1
+
+
 def test_every_error_names_its_own_cell(pair: Kernel) -> None:
-    """Also when the same cell runs again, under a new number; and functions of other cells."""
+    cell = number_of_the_next(pair)
+    assert f"Cell In[{cell}], line 3" in pair.run("%%ranks\n\nrank / 0").error
+    stuck = pair.run("%%ranks\nif rank == 0:\n    dist.barrier()").error
+    assert f"waits in barrier #1  Cell In[{cell + 1}], line 3" in stuck
+
+
+def test_a_cell_that_runs_again_has_its_new_number(pair: Kernel) -> None:
+    """The ranks stay, and know the cell's lines from its first run."""
     define = "def fail():\n    if torch.distributed.get_rank() == 1:\n        raise ValueError"
     pair.run("import torch")
     for _ in range(2):
-        defined = int(pair.run("print(len(In) - 1)").text) + 1
+        defined = number_of_the_next(pair)
         pair.run(define)
         assert f"Cell In[{defined}], line 3" in pair.run("ranks.run(fail)").error
-        assert f"Cell In[{defined + 2}], line 3" in pair.run("%%ranks\n\nrank / 0").error
-        stuck = pair.run("%%ranks\nif rank == 0:\n    dist.barrier()").error
-        assert f"waits in barrier #1  Cell In[{defined + 3}], line 3" in stuck
 
 
 def test_variables_travel_between_notebook_and_ranks(pair: Kernel) -> None:
