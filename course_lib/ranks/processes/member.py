@@ -45,7 +45,7 @@ def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, s
     for member in members:
         member.dump_at = os.fstat(member.dump_fd).st_size
     server.signal([member.pid for member in members], signal.SIGUSR1)
-    return {m.rank: wait_for_dump(m.dump_fd, m.dump_at, 1.0) for m in members}
+    return {m.rank: wait_for_dump(m.dump_fd, m.dump_at, 0.3) for m in members}
 
 
 def find_asleep(
