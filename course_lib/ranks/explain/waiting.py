@@ -183,20 +183,15 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
             groups.setdefault(each.group, []).append(rank)
     if len(groups) < 2:
         return ""
-    who = [
-        f"{names_inside(ranks)} {one_or_many(ranks, 'is', 'are')} in {which}"
-        for ranks, which in zip(groups.values(), _one_another(len(groups)), strict=True)
-    ]
-    told = ", ".join(who)
+    places = ["one group", *["another"] * (len(groups) - 1)]
+    told = ", ".join(
+        f"{names_inside(ranks)} {one_or_many(ranks, 'is', 'are')} in {place}"
+        for ranks, place in zip(groups.values(), places, strict=True)
+    )
     return (
         f"{told[0].upper()}{told[1:]}. Ranks that several groups share must call the collectives "
         "of these groups in the same order."
     )
-
-
-def _one_another(count: int) -> list[str]:
-    """Return ``one group`` and then as many times ``another``."""
-    return ["one group", *["another"] * (count - 1)]
 
 
 def _explain_ended(waiting: Mapping[int, Waiting]) -> str:

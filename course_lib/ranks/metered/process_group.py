@@ -198,7 +198,8 @@ class MeteredProcessGroup(PythonGroup):
         me.add_pending(1)
         operation = MeteredOperation(
             me, kind, self._members, peer, _nbytes(tensors), _dtype(tensors), me.locate(),
-            Wait.SEND if sends else Wait.RECV, self.key, seq, channel, self.label,
+            Wait.SEND if sends else Wait.RECV, self.key, seq, channel,
+            group_name=self.label,
         )  # fmt: skip
         launch = self._inner.send if sends else self._inner.recv
         try:

@@ -125,8 +125,9 @@ class MeteredOperation:
     group: int
     seq: int
     channel: Channel | None = None
-    group_name: str = ""
     start: float = field(default_factory=time.monotonic)
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
     _blocked_since: float = 0.0
 
     def block(self) -> None:
