@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement"),
+    ("explain", "costs", "calls", "placement", "variables"),
     ("trace", "board"),
     ("metered", "output"),
     ("processes", "fabric"),
