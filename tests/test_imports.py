@@ -51,6 +51,7 @@ RULES = {
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
+    "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
     "course_lib.desk": {"nbformat", "jupyter_core"},
