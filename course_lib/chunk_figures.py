@@ -88,10 +88,10 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     sends, receives = _by_step(trace, "send"), _by_step(trace, "recv")
     if len(sends) != len(grids) - 1:
         raise ValueError(f"{len(grids)} moments, but {len(sends)} messages of each rank between")
-    columns = min(4, len(grids))
+    columns = 4 if len(grids) > 5 else 3
     figure, panels = _panels(len(grids) + 1, columns, rows_of_text=trace.world_size)
     _draw_grid(panels[0], grids[0], grids[0])
-    panels[0].set_title("at first")
+    panels[0].set_title("at first", fontsize=10)
     for number, (old, new) in enumerate(itertools.pairwise(grids), 1):
         sent, received = sends[number - 1], receives[number - 1]
         _draw_grid(panels[number], new, old)
@@ -157,10 +157,11 @@ def _draw_messages(
             if was == is_now:
                 continue
             down = 1 if event.peer > event.rank else -1
+            x = place + 0.76 + 0.17 * event.rank / len(old)  # those of a column side by side
             axes.annotate(
                 "",
-                (place + 0.91, event.peer - 0.2 * down),
-                (place + 0.91, event.rank + 0.2 * down),
+                (x, event.peer - 0.2 * down),
+                (x, event.rank + 0.2 * down),
                 arrowprops={"arrowstyle": "->", "lw": 1.2, "color": "black"},
             )
 

@@ -19,7 +19,9 @@ Design", 2008.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
@@ -136,3 +138,38 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
     ax.set_xlabel(f"time ({unit})")
     ax.grid(visible=False, axis="y")
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
+
+
+def winner_map(ax: Axes, xs: Sequence[float], winners: Mapping[int, Sequence[str]]) -> None:
+    """Draw who wins where: `winners[y][i]` is the name of the winner at `xs[i]` and the integer y.
+
+    `xs` rise, and are drawn on a logarithmic axis. Each name has a colour and a hatch of its own,
+    and is written where its area is the widest.
+
+    Raises ValueError if a row has not one winner for each x.
+    """
+    names = list(dict.fromkeys(name for row in winners.values() for name in row))
+    styles = styles_of(names)
+    middles = [math.sqrt(a * b) for a, b in itertools.pairwise(xs)]
+    edges = [xs[0], *middles, xs[-1]]
+    widest: dict[str, tuple[float, float, int]] = {}
+    for y, row in winners.items():
+        if len(row) != len(xs):
+            raise ValueError(f"row {y} has {len(row)} winners for {len(xs)} places")
+        start = 0
+        for name, group in itertools.groupby(row):
+            stop = start + len(list(group))
+            left, right = edges[start], edges[stop]
+            color, hatch = styles[name]
+            ax.broken_barh(
+                [(left, right - left)], (y - 0.5, 1),
+                facecolor=color, hatch=hatch, edgecolor="black", linewidth=0, alpha=0.7,
+            )  # fmt: skip
+            if right / left > widest.get(name, (0.0,))[0]:
+                widest[name] = right / left, math.sqrt(left * right), y
+            start = stop
+    for name, (_, x, y) in widest.items():
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
+        ax.text(x, y, name, ha="center", va="center", bbox=box)
+    ax.set(xscale="log", xlim=(xs[0], xs[-1]), ylim=(min(winners) - 0.5, max(winners) + 0.5))
+    ax.grid(visible=False)

@@ -27,7 +27,7 @@ FLOORS = (
     ("notebook",),
 )
 # Who shows things needs what notebooks show them with; no other room does.
-LIBRARIES = {"trace": {"matplotlib"}, "output": {"IPython"}, "notebook": {"IPython"}}
+LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
 
 def rooms_of_ranks() -> dict[str, set[str]]:
