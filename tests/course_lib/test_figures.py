@@ -266,6 +266,14 @@ def test_a_map_covers_every_place_once_and_names_each_winner():
     assert len({bars.get_hatch() for bars in ax.collections}) == 3  # not by colour alone
 
 
+def test_the_name_stands_in_the_middle_of_its_area_not_in_a_long_thin_part():
+    _, ax = plt.subplots()
+    wide, thin = ["b", "a", "a", "a", "a", "b"], ["a"] * 6
+    winner_map(ax, [10**i for i in range(6)], {y: thin if y == 9 else wide for y in range(2, 10)})
+    (at,) = (text.get_position() for text in ax.texts if text.get_text() == "a")
+    assert 4 <= at[1] <= 7
+
+
 def test_a_map_with_a_gap_is_refused():
     _, ax = plt.subplots()
     with pytest.raises(ValueError, match="row 7 has 1 winners for 2 places"):
