@@ -71,6 +71,7 @@ class Skipped:
     """Number of the first of them, from 1."""
     signature: str = ""
     where: str = ""
+    noun: str = "collective"
 
 
 def waits_in(
@@ -82,8 +83,12 @@ def waits_in(
     nbytes: int = 0,
     members: Sequence[int] = (),
     world_size: int = 0,
+    made: str = "",
 ) -> str:
-    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
+    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``.
+
+    `made`: the line on which its group was made, if it is not the default one.
+    """
     if kind in ("send", "recv"):
         other = "any rank" if peer is None else f"rank {peer}"
         what = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
@@ -92,6 +97,8 @@ def waits_in(
         what = f"{kind} #{seq}"
         if len(members) < world_size:
             what += f" of ranks {', '.join(map(str, members))}"
+        elif made:
+            what += f" of the group made at {made}"
     return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
@@ -168,6 +175,8 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
         if each.kind == "new_group":
             what = f"in dist.new_group, which {who} never called: all ranks must make every group."
             line = ("is", "are", what)
+        elif each.kind == "store":
+            line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
             line = ("receives", "receive", f"from {who}, which ended without sending.")
         elif each.kind == "send":
@@ -223,7 +232,7 @@ def unfinished(
         return None
     lines = []
     for gap in skipped:
-        text = f"Rank {gap.rank} ended {counted(gap.count, 'collective')} short of "
+        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
         text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
         lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
     for left in unmatched:
@@ -250,6 +259,7 @@ def collective_mismatch(
     entered: Mapping[int, tuple[str, str]],
     members: Collection[int],
     states: Sequence[RankState],
+    noun: str = "collective",
 ) -> MismatchError:
     """Return the error for ranks that disagree about collective `seq` of a group.
 
@@ -262,6 +272,12 @@ def collective_mismatch(
         else:
             there = state.rank in members
             rows.append(RankState(state.rank, "has not entered it") if there else state)
+    if noun == "new_group":
+        return MismatchError(
+            f"The ranks disagree about new_group #{seq}.",
+            rows,
+            "Every rank must make every group, also those that it is not in, in the same order.",
+        )
     return MismatchError(
         f"The ranks disagree about collective #{seq} of their group.",
         rows,

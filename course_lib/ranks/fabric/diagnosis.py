@@ -18,7 +18,13 @@ from course_lib.ranks.explain.waiting import (
     waits_in,
 )
 from course_lib.ranks.fabric.fabric import Fabric, Phase
-from course_lib.ranks.fabric.operation import Mismatch, Operation
+from course_lib.ranks.fabric.operation import (
+    NEW_GROUP,
+    STORE,
+    Mismatch,
+    Operation,
+    stream_of,
+)
 
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
@@ -53,13 +59,14 @@ def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
     operation = fabric.waiting[rank]
     if operation is None or operation.end is not None:
         return ()
-    if operation.kind == "recv" and operation.peer is None:
+    if operation.kind == STORE or (operation.kind == "recv" and operation.peer is None):
         return tuple(member for member in operation.members if member != rank)
     if operation.kind in ("send", "recv"):
         assert operation.peer is not None
         return (operation.peer,)
     entered = fabric.entered
-    late = (m for m in operation.members if entered[operation.group, m] < operation.seq)
+    stream = stream_of(operation)
+    late = (m for m in operation.members if entered[(*stream, m)] < operation.seq)
     return tuple(late)
 
 
@@ -79,6 +86,12 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
 
 
 def _doing(fabric: Fabric, operation: Operation) -> str:
+    if operation.kind == STORE:
+        return f"waits in the store for {operation.op}"
+    made = fabric.made.get(operation.group, "")
+    there = [group for group, line in fabric.made.items() if line == made]
+    if len(there) > 1:
+        made += f", number {there.index(operation.group) + 1} there"
     return waits_in(
         operation.kind,
         seq=operation.seq,
@@ -87,6 +100,7 @@ def _doing(fabric: Fabric, operation: Operation) -> str:
         nbytes=operation.nbytes,
         members=operation.members,
         world_size=fabric.world_size,
+        made=made,
     )
 
 
@@ -106,23 +120,28 @@ def _unmatched(fabric: Fabric) -> list[Unmatched]:
 
 def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
     """Return what every rank left behind at the end of a call, or ``None`` if nothing is left."""
-    gaps: dict[tuple[str, int, int], Skipped] = {}
+    gaps: dict[tuple[bool, str, int, int], Skipped] = {}
     for left in fabric.unserved():
         if left.kind in ("send", "recv"):
             continue
+        stream = stream_of(left)
         for member in left.members:
-            theirs = fabric.entered[left.group, member]
-            missing = fabric.entered[left.group, left.rank] - theirs
+            theirs = fabric.entered[(*stream, member)]
+            missing = fabric.entered[(*stream, left.rank)] - theirs
             if left.seq != theirs + 1 or member == left.rank:
                 continue
-            before = gaps.get((left.group, member, missing))
+            before = gaps.get((*stream, member, missing))
             others = (*before.others, left.rank) if before else (left.rank,)
-            gaps[left.group, member, missing] = Skipped(
-                member, others, missing, left.seq, left.signature(), left.where
+            gaps[(*stream, member, missing)] = Skipped(
+                member, others, missing, left.seq, left.signature(), left.where, _noun(left)
             )
     states = fabric_states(fabric)
     over = all(phase in _ENDED for phase in fabric.phase)
     return unfinished(_unmatched(fabric), list(gaps.values()), states, over)
+
+
+def _noun(operation: Operation) -> str:
+    return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
 
 
 def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
@@ -132,7 +151,7 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
     if first.kind not in ("send", "recv"):
         entered = {each.rank: (each.signature(), each.where) for each in operations}
         if not mismatch.summary:
-            return collective_mismatch(first.seq, entered, first.members, states)
+            return collective_mismatch(first.seq, entered, first.members, states, _noun(first))
         rows = [
             RankState(row.rank, *entered[row.rank]) if row.rank in entered else row
             for row in states

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.fabric.operation import Endpoint, Operation
-from course_lib.ranks.fabric.torch_hooks import at_end_of_backward, in_backward
+from course_lib.ranks.fabric.torch_hooks import at_end_of_backward, backward_id, in_final_callback
 
 _KEPT = 4096
 
@@ -28,7 +28,7 @@ class WorkQueue:
         self._open: deque[SimulatedWork] = deque()
         # C++ may hold a work whose Python part nobody else does; without that part it cannot wait.
         self._kept: deque[SimulatedWork] = deque(maxlen=_KEPT)
-        self._called = False
+        self._called: set[int] = set()
 
     def keep(self, work: SimulatedWork) -> None:
         """Keep a work's Python part alive."""
@@ -41,14 +41,22 @@ class WorkQueue:
 
     def add(self, work: SimulatedWork) -> None:
         """Remember a work whose future was asked for."""
+        if in_final_callback():
+            work.wait()  # the callback that asks is the one that waits: none of ours comes between
+            return
         self._open.append(work)
-        if in_backward() and not self._called:
-            self._called = True
-            at_end_of_backward(self._drain)
+        backward = backward_id()
+        if backward is not None and backward not in self._called:
+            self._called.add(backward)
+            at_end_of_backward(lambda: self._drain(backward))
 
-    def _drain(self) -> None:
-        self._called = False
-        while self._open:  # a callback of a future may launch more
+    def _drain(self, backward: int) -> None:
+        self._called.discard(backward)
+        self.finish_until(lambda: False)
+
+    def finish_until(self, done: Callable[[], bool]) -> None:
+        """Wait for the works, in order, until `done` or none is left."""
+        while self._open and not done():  # a callback of a future may launch more
             self._open.popleft().wait()
 
     def last(self, works: list[SimulatedWork]) -> SimulatedWork:
@@ -75,7 +83,7 @@ class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def wait(self) -> Any:
         self._work.wait()
-        return super().wait()
+        return super().wait()  # of a callback that returns a future, that one's
 
     def value(self) -> Any:
         return super().value()

@@ -122,15 +122,19 @@ class Baton:
 
     def is_done(self, operation: Operation) -> bool:
         """Return whether an operation is over, at the rank's clock."""
-        self._check()
-        self.fabric.pause(operation.rank)
-        self._pass_on(operation.rank)
+        self.in_turn(operation.rank)
         return self.fabric.is_done(operation)
 
     def post(self, operation: Operation) -> None:
         """Post an operation."""
         self._check()
         self.fabric.post(operation)
+
+    def in_turn(self, rank: int) -> None:
+        """Let everything happen that comes before the rank's clock."""
+        self._check()
+        self.fabric.pause(rank)
+        self._pass_on(rank)
 
     def count_time(self, spend: Callable[[float], None]) -> None:
         """Spend the CPU time since the rank got the baton, or since the last call, if measured."""

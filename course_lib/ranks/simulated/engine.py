@@ -12,7 +12,7 @@ from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.simulated.run import Run
+from course_lib.ranks.simulated.run import Run, Worlds
 from course_lib.ranks.trace.trace import Trace
 
 Computation = Literal["declared", "counted", "measured"]
@@ -53,6 +53,7 @@ class Simulated:
         self._world_size = world_size
         self._network = network or Network(latency=20e-6, bandwidth=10e9)
         self._device = device or Device()
+        self._worlds = Worlds(world_size)
         self._computation = computation or ("declared" if device is None else "counted")
 
     def run(
@@ -68,9 +69,15 @@ class Simulated:
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
         try:
-            run = Run(self._world_size, self._network, self._device, self._computation, call)
+            run = Run(
+                self._world_size, self._network, self._device, self._computation, call, self._worlds
+            )
             try:
                 run.go(timeout)
+            except BaseException:
+                # Who made which group may differ between the ranks now.
+                self._worlds = Worlds(self._world_size)
+                raise
             finally:
                 self.trace = Trace(run.fabric.events, self._world_size)
                 run.fabric.forget()

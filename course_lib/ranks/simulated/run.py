@@ -15,19 +15,22 @@ import torch
 from course_lib.ranks.calls import cell_sources, unpack_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.explain.failure import describe, rank_error, timed_out
 from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.explain.words import names
 from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.fabric.fabric import Fabric
 from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
+from course_lib.ranks.fabric.process_group import SimulatedRank
+from course_lib.ranks.fabric.store import SimulatedStore
 from course_lib.ranks.fabric.torch_hooks import (
+    World,
     join_world,
     leave_world,
     raise_in_thread,
     thread_worlds,
 )
-from course_lib.ranks.fabric.work import WorkQueue
 from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.simulated.baton import Baton, PersonalState, Stopped
 from course_lib.ranks.simulated.streams import RankStreams
@@ -46,21 +49,24 @@ class Run:
         device: Device,
         computation: str,
         call: tuple[bytes, Sequence[bytes]],
+        worlds: Worlds,
     ) -> None:
         self.world_size = world_size
         self.device = device
         self.computation = computation
         self.call = call
-        self.fabric = Fabric(world_size, network)
+        self.fabric = Fabric(world_size, network, worlds.made)
         self.baton = Baton(self.fabric, measured=computation == "measured")
-        self.works = [WorkQueue() for _ in range(world_size)]
+        self.worlds = worlds
+        self.stopped: list[int] = []
         self.results: list[Any] = [None] * world_size
         self.failures: dict[int, tuple[float, BaseException]] = {}
         self.messages: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
         self.labels = cell_sources(set()).labels
         self.locate = locator(self.labels)
+        self.ranks = [self._rank(rank) for rank in range(world_size)]
         self.threads = [
-            threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            threading.Thread(target=self._run, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world_size)
         ]
 
@@ -92,6 +98,12 @@ class Run:
             raise self.baton.error
         if (leftovers := explain_leftovers(self.fabric)) is not None:
             raise leftovers
+        if self.stopped:
+            raise RanksError(
+                f"{names(sorted(self.stopped))} stopped in the middle of the call, and nothing "
+                "says why. This is a fault of the simulation; please report what the call did.",
+                fabric_states(self.fabric),
+            )
 
     def _listen(self, printer: Printer, timeout: float | None) -> None:
         """Pass on what the ranks print until all have ended."""
@@ -137,7 +149,12 @@ class Run:
 
     # The threads of the ranks -------------------------------------------------------------------
 
-    def _rank(self, rank: int) -> None:
+    def _rank(self, rank: int) -> SimulatedRank:
+        endpoint = _ThreadEndpoint(self.baton, rank, self._spender(rank))
+        store, locate = self.worlds.store, self.locate
+        return SimulatedRank(rank, self.world_size, endpoint, locate, store, store)
+
+    def _run(self, rank: int) -> None:
         raised = False
         try:
             self.baton.begin(rank)
@@ -150,27 +167,21 @@ class Run:
                 self.results[rank] = call()
                 self.baton.count_time(self._spender(rank))
         except Stopped:
-            pass
+            self.stopped.append(rank)
         except BaseException as error:
             raised = True
             if not self.baton.stopping:
                 self.failures[rank] = (self.fabric.clock[rank], error)
         finally:
             leave_world()
-            self.works[rank].forget()
+            self.ranks[rank].works.forget()
             self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
     def _join(self, rank: int) -> None:
         torch.set_num_threads(1)  # else sums depend on the number of cores
         spend = self._spender(rank)
-        endpoint = _ThreadEndpoint(self.baton, spend)
-        works = self.works[rank]
-
-        def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
-            return SimulatedProcessGroup(rank, members, name, endpoint, works, self.locate)
-
-        join_world(rank, self.world_size, create)
+        join_world(self.ranks[rank], self.worlds.of_rank[rank])
 
         def now() -> float:
             self.baton.count_time(spend)
@@ -195,11 +206,28 @@ class Run:
         return spend
 
 
+class Worlds:
+    """The process groups and the store of K ranks, which stay between calls.
+
+    Attributes:
+        store: of all ranks.
+        of_rank: per rank, its process groups.
+        made: name of a group → the line on which it was made.
+
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.store = SimulatedStore(world_size)
+        self.made: dict[str, str] = {}
+        self.of_rank = [World() for _ in range(world_size)]
+
+
 class _ThreadEndpoint:
     """A rank's side of a fabric in the same process."""
 
-    def __init__(self, baton: Baton, spend: Callable[[float], None]) -> None:
+    def __init__(self, baton: Baton, rank: int, spend: Callable[[float], None]) -> None:
         self._baton = baton
+        self._rank = rank
         self._spend = spend
 
     def post(self, operation: Operation) -> None:
@@ -211,6 +239,15 @@ class _ThreadEndpoint:
         self._baton.count_time(self._spend)
         self._baton.wait(operation)
         self._baton.skip_time()
+
+    def in_turn(self) -> None:
+        self._baton.count_time(self._spend)
+        self._baton.in_turn(self._rank)
+        self._baton.skip_time()
+
+    def release(self, operation: Operation) -> None:
+        fabric = self._baton.fabric
+        fabric.release(operation, fabric.clock[self._rank])
 
     def is_done(self, operation: Operation) -> bool:
         self._baton.count_time(self._spend)
