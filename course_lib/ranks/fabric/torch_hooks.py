@@ -7,6 +7,7 @@ the same object. A test of each function here says what a new release of PyTorch
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 import threading
@@ -28,9 +29,12 @@ class RankContext(Protocol):
     rank: int
     world_size: int
     endpoint: Any
-    locate: Any
     store: Any
     works: Any
+
+    @property
+    def locate(self) -> Callable[[], str]:
+        """Return what names the line of user code that is running."""
 
     def create(self, members: tuple[int, ...], name: str) -> Any:
         """Make a process group."""
@@ -182,6 +186,11 @@ class _Local(threading.local):
 _local = _Local()
 
 
+def current() -> RankContext | None:
+    """Return the rank that this thread is, or ``None``."""
+    return _local.context
+
+
 def here() -> RankContext:
     """Return the rank that this thread is.
 
@@ -226,11 +235,22 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise `error` in another thread at its next step of Python code."""
-    import ctypes
+def is_importing(ident: int) -> bool:
+    """Return whether a thread is inside an ``import``."""
+    frame = sys._current_frames().get(ident)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
-    if thread.ident is not None:
+
+def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise `error` in another thread at its next step of Python code.
+
+    Not while it imports: what is half imported would stay so for the rest of the process.
+    """
+    if thread.ident is not None and not is_importing(thread.ident):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(error)
         )

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import cloudpickle
-
 from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.simulated.run import Run, Worlds
+from course_lib.ranks.simulated.parcel import pack_to_share, unpack
+from course_lib.ranks.simulated.run import Run
+from course_lib.ranks.simulated.worlds import Worlds
 from course_lib.ranks.trace.trace import Trace
 
 Computation = Literal["declared", "counted", "measured"]
@@ -64,7 +64,7 @@ class Simulated:
         timeout: float | None,
     ) -> list[Any]:
         """Run one call; see `Ranks.run`. `timeout` is in seconds of this computer."""
-        call = pack_call(fn, args, kwargs, self._world_size, cloudpickle.dumps)
+        call = pack_call(fn, args, kwargs, self._world_size, pack_to_share)
         self.trace = Trace([], self._world_size)
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
@@ -81,7 +81,7 @@ class Simulated:
             finally:
                 self.trace = Trace(run.fabric.events, self._world_size)
                 run.fabric.forget()
-            return run.results
+            return [unpack(result) for result in run.results]
         finally:
             _one_at_a_time.release()
 

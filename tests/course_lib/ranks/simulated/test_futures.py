@@ -22,6 +22,9 @@ def no_thread_is_left() -> Any:
     assert threading.active_count() == before
 
 
+STATIC = {"static_graph": True}
+
+
 class Checkpointed(torch.nn.Module):
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -52,22 +55,16 @@ def train(parts: int, steps: int, bucket_cap_mb: float, **options: Any) -> list[
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("bucket_cap_mb", [25.0, 1e-4])
 @pytest.mark.parametrize(
-    ("parts", "options"),
-    [
-        (0, {"static_graph": True}),
-        (4, {"static_graph": True}),
-        (2, {"static_graph": True}),
-        (2, {}),
-    ],
+    ("checkpoints", "options"),
+    [(0, STATIC), (4, STATIC), (2, STATIC), (2, {})],
     ids=["static graph", "static, checkpoints", "static, some checkpoints", "some checkpoints"],
 )
 def test_ddp_equals_one_process(
-    k: int, bucket_cap_mb: float, parts: int, options: dict[str, Any]
+    k: int, bucket_cap_mb: float, checkpoints: int, options: dict[str, Any]
 ) -> None:
-    expected = train(parts, 3, bucket_cap_mb)
-    for found in Ranks(k, on="simulated", timeout=60).run(
-        train, parts, 3, bucket_cap_mb, **options
-    ):
+    expected = train(checkpoints, 3, bucket_cap_mb)
+    ranks = Ranks(k, on="simulated", timeout=60)
+    for found in ranks.run(train, checkpoints, 3, bucket_cap_mb, **options):
         torch.testing.assert_close(found, expected)
 
 
