@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
@@ -17,7 +19,9 @@ from course_lib.ranks.explain.waiting import (
     unfinished,
     waits_in,
 )
+from course_lib.ranks.explain.words import names
 from course_lib.ranks.fabric.fabric import Fabric, Phase
+from course_lib.ranks.fabric.handles import Misuse
 from course_lib.ranks.fabric.operation import (
     NEW_GROUP,
     STORE,
@@ -142,6 +146,21 @@ def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
 
 def _noun(operation: Operation) -> str:
     return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
+
+
+def explain_misuse(found: Sequence[Misuse]) -> str:
+    """Return mistakes with handles in words, those of one line together; empty if none."""
+    together: dict[tuple[str, ...], list[int]] = {}
+    for each in found:
+        together.setdefault(each[1:], []).append(each.rank)
+    lines = []
+    for (what, did, launched, where), ranks in together.items():
+        who, at = names(sorted(set(ranks))), f" ({launched})" if launched else ""
+        if did:
+            lines.append(f"{who} {did} the buffer of {what}{at} before its wait(): {where}.")
+        else:
+            lines.append(f"{who} never waited for {what}{at}: keep the handle and wait() for it.")
+    return "\n".join(lines)
 
 
 def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:

@@ -27,6 +27,7 @@ from course_lib.ranks.fabric.operation import (
     event_of,
     stream_of,
 )
+from course_lib.ranks.fabric.torch_hooks import unseen
 from course_lib.ranks.trace.event import Event, computation
 
 
@@ -170,6 +171,11 @@ class Fabric:
             horizon: the earliest clock of the ranks that run right now.
 
         """
+        # What a rank's modes see is what the rank does, and not what the fabric does for others.
+        with unseen():
+            return self._next_rank(horizon)
+
+    def _next_rank(self, horizon: float) -> int | None:
         while self.failure is None:
             limit = min(horizon, self._ready[0][0]) if self._ready else horizon
             if self._heap and self._heap[0][0] < limit:

@@ -18,11 +18,13 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.explain.words import names_inside
+from course_lib.ranks.fabric.handles import Handles
 from course_lib.ranks.fabric.operation import NEW_GROUP, Endpoint, Operation, check_tensors
 from course_lib.ranks.fabric.torch_hooks import RankContext, here, is_known
 from course_lib.ranks.fabric.values import why_not
 from course_lib.ranks.fabric.work import SimulatedWork, WorkQueue
 from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
+from course_lib.ranks.metered.nan_check import refuse_nan
 from course_lib.ranks.metered.python_group import PythonGroup
 
 _GONE = (
@@ -47,6 +49,11 @@ class SimulatedRank:
     """What tells this world from those before it."""
     works: WorkQueue = field(default_factory=WorkQueue)
     """Its operations that are not over."""
+    check_nan: bool = False
+    """Whether what it sends may not be NaN."""
+
+    def __post_init__(self) -> None:
+        self.handles = Handles(self.locate)
 
     def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
         """Make a process group."""
@@ -168,8 +175,11 @@ class SimulatedProcessGroup(PythonGroup):
             where=context.locate(),
         )
         check_tensors(operation)
+        if context.check_nan:
+            with context.handles.ours():
+                refuse_nan(kind, operation.inputs)
         context.endpoint.post(operation)
-        return SimulatedWork(operation, context.endpoint, context.works, result)
+        return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
 
     def _check(self, context: RankContext) -> None:
         if context.rank not in self._members:

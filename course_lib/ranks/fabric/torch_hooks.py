@@ -31,6 +31,8 @@ class RankContext(Protocol):
     endpoint: Any
     store: Any
     works: Any
+    handles: Any
+    check_nan: bool
 
     @property
     def locate(self) -> Callable[[], str]:
@@ -101,6 +103,8 @@ def thread_worlds() -> Iterator[None]:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
+        for module in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
         isolate(True)
         try:
             yield
@@ -184,6 +188,51 @@ class _Local(threading.local):
 
 
 _local = _Local()
+
+
+def unseen() -> Any:
+    """Return what makes, as a context, operators unseen by the modes of this thread."""
+    return torch._C._DisableTorchDispatch()
+
+
+def watch_with(mode: Any) -> None:
+    """Put a dispatch mode below those of this thread, if it is not there: theirs come and go."""
+    above = []
+    while torch._C._len_torch_dispatch_stack():
+        top = torch._C._pop_torch_dispatch_stack(None)
+        above.append(top)
+        if top is mode:
+            break
+    else:
+        torch._C._push_on_torch_dispatch_stack(mode)
+    for each in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(each)
+
+
+def remove_mode(mode: Any) -> None:
+    """Take a dispatch mode from this thread, if it is there."""
+    above = []
+    while torch._C._len_torch_dispatch_stack():
+        top = torch._C._pop_torch_dispatch_stack(None)
+        if top is mode:
+            break
+        above.append(top)
+    for each in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(each)
+
+
+def _run_backward(before: Any) -> Any:
+    """Return `before`, after which the rank's handles are watched again."""
+
+    @functools.wraps(before)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return before(*args, **kwargs)
+        finally:
+            if _local.context is not None:
+                _local.context.handles.resume()
+
+    return run_backward
 
 
 def current() -> RankContext | None:

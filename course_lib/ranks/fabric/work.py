@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.fabric.handles import Handles
 from course_lib.ranks.fabric.operation import Endpoint, Operation
 from course_lib.ranks.fabric.torch_hooks import at_end_of_backward, backward_id, in_final_callback
 
@@ -105,23 +106,31 @@ class SimulatedWork(dist.Work):
     """The handle of one operation."""
 
     def __init__(
-        self, operation: Operation, endpoint: Endpoint, queue: WorkQueue, result: Any
+        self,
+        operation: Operation,
+        endpoint: Endpoint,
+        queue: WorkQueue,
+        handles: Handles,
+        result: Any,
     ) -> None:
         super().__init__()
         self._operation = operation
         self._endpoint = endpoint
         self._queue = queue
+        self._handles = handles
         self._result = result
         self._before: list[SimulatedWork] = []
         self._future: SimulatedFuture | None = None
         self._delivered = False
         queue.keep(self)
+        handles.open(operation)
 
     def also(self, works: list[SimulatedWork]) -> None:
         """Be over only when `works` are."""
         self._before = works
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._handles.close(self._operation)
         if not self._delivered:
             for work in self._before:
                 work.wait()
@@ -136,10 +145,12 @@ class SimulatedWork(dist.Work):
 
     def is_completed(self) -> bool:
         if not self._delivered and self._endpoint.is_done(self._operation):
+            self._handles.close(self._operation)
             self._deliver()
         return self._delivered
 
     def get_future(self) -> SimulatedFuture:
+        self._handles.close(self._operation)
         if self._future is None:
             self._future = SimulatedFuture.of(self)
             if self._delivered:

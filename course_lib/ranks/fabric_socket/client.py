@@ -35,12 +35,14 @@ class FabricClient:
 
     Attributes:
         clock: the rank's virtual time, in seconds.
+        context: what belongs to the rank, once it is one: its `handles` know what it misused.
 
     """
 
     def __init__(self, path: str, rank: int, secret: bytes) -> None:
         self.rank = rank
         self.clock = 0.0
+        self.context: SimulatedRank | None = None
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel.connect(path)
         self._advance = 0.0
@@ -156,7 +158,8 @@ def fabric_rank(
 
     """
     client = FabricClient(path, rank, secret)
-    context = SimulatedRank(rank, world_size, client, locator({} if labels is None else labels))
+    locate = locator({} if labels is None else labels)
+    context = client.context = SimulatedRank(rank, world_size, client, locate)
 
     def spend(seconds: float, flops: float) -> None:
         if flops:

@@ -7,6 +7,7 @@ import queue
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,11 +17,11 @@ import torch
 from course_lib.ranks.calls import cell_sources, join_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.explain.errors import MisuseError, MisuseWarning, RanksError
 from course_lib.ranks.explain.failure import describe, rank_error, timed_out
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.explain.words import names
-from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states
+from course_lib.ranks.fabric.diagnosis import explain_leftovers, explain_misuse, fabric_states
 from course_lib.ranks.fabric.fabric import Fabric
 from course_lib.ranks.fabric.process_group import SimulatedRank
 from course_lib.ranks.fabric.torch_hooks import (
@@ -56,6 +57,9 @@ class Run:
         computation: str,
         call: tuple[Parcel, Sequence[Parcel]],
         worlds: Worlds,
+        *,
+        check_nan: bool = False,
+        misuse: str = "warn",
     ) -> None:
         self.world_size = world_size
         self.device = device
@@ -68,6 +72,8 @@ class Run:
         self.baton = Baton(self.fabric, self.states, measured=computation == "measured")
         self.known = frozenset(Classes.of_process().by_name)
         self.worlds = worlds
+        self.check_nan = check_nan
+        self.misuse = misuse
         self.stopped: list[int] = []
         self.results: list[Any] = [None] * world_size
         self.failures: dict[int, tuple[float, Callable[[], BaseException]]] = {}
@@ -121,6 +127,16 @@ class Run:
                 "says why. This is a fault of the simulation; please report what the call did.",
                 fabric_states(self.fabric),
             )
+        self._report_misuse()
+
+    def _report_misuse(self) -> None:
+        found = [each for rank in self.ranks for each in rank.handles.found]
+        text = explain_misuse(found)
+        if text and self.misuse == "error":
+            raise MisuseError("Handles were misused.", fabric_states(self.fabric), text)
+        if text:
+            # At no line of the notebook, and every time: Python shows others once.
+            warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
 
     def _listen(self, printer: Printer, timeout: float | None) -> None:
         """Pass on what the ranks print until all have ended."""
@@ -179,7 +195,9 @@ class Run:
     def _rank(self, rank: int) -> SimulatedRank:
         endpoint = self.endpoints[rank]
         store, locate = self.worlds.store, self.locate
-        return SimulatedRank(rank, self.world_size, endpoint, locate, store, store)
+        return SimulatedRank(
+            rank, self.world_size, endpoint, locate, store, store, check_nan=self.check_nan
+        )
 
     def _run(self, rank: int) -> None:
         raised = False
@@ -193,6 +211,7 @@ class Run:
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
                 self.baton.skip_time()
                 value = call()
+                self.ranks[rank].handles.finish()
                 self.baton.count_time(self._spender(rank))
                 self.results[rank] = self._pack_result(value)
         except Stopped:
