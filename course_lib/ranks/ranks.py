@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from course_lib.ranks.board.pages import MAX_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
 from course_lib.ranks.output.summary import html_table, one_line
 from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.engine import Processes
@@ -71,6 +72,8 @@ class Ranks:
             are.
         misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
             a buffer before ``wait()``: ``"warn"`` or ``"error"``.
+        isolated: whether simulated ranks are processes, which share nothing, and not threads,
+            which start faster and may be 1,024.
 
     Raises:
         ValueError: there is no such place, or it cannot hold these ranks.
@@ -94,10 +97,13 @@ class Ranks:
         computation: Computation | None = None,
         metered: bool = True,
         misuse: Misuse = "warn",
+        isolated: bool = False,
     ) -> None:
         self.world_size = world_size
         self.timeout = timeout
-        self._engine = _make_engine(world_size, on, network, device, computation, metered, misuse)
+        self._engine = _make_engine(
+            world_size, on, network, device, computation, metered, misuse, isolated
+        )
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
@@ -157,7 +163,7 @@ class Ranks:
         try:
             if not check_nan:
                 return self._engine.run(fn, args, kwargs, self.timeout)
-            if not isinstance(self._engine, Simulated):
+            if not isinstance(self._engine, (Simulated, IsolatedSimulated)):
                 raise ValueError('check_nan=True is for on="simulated"')
             return self._engine.run(fn, args, kwargs, self.timeout, check_nan=True)
         except KeyboardInterrupt as interrupt:
@@ -196,7 +202,12 @@ def _make_engine(
     computation: Computation | None,
     metered: bool,
     misuse: Misuse,
+    isolated: bool,
 ) -> Engine:
+    if isolated and (on != "simulated" or device is not None or computation is not None):
+        raise ValueError('isolated=True is for on="simulated", without device=… and computation=…')
+    if isolated:
+        return IsolatedSimulated(world_size, network, misuse)
     if on == "simulated":
         return Simulated(world_size, network, device, computation, misuse)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:

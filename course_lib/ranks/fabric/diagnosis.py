@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
+    MisuseError,
+    MisuseWarning,
     RanksError,
     RankState,
 )
@@ -146,6 +149,26 @@ def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
 
 def _noun(operation: Operation) -> str:
     return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
+
+
+def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
+    """Say what a call that went well did wrong with its handles.
+
+    Args:
+        found: the mistakes; there may be none.
+        policy: ``"warn"`` or ``"error"``.
+        states: one per rank.
+
+    Raises:
+        MisuseError: as the policy says.
+
+    """
+    text = explain_misuse(found)
+    if text and policy == "error":
+        raise MisuseError("Handles were misused.", states, text)
+    if text:
+        # At no line of the notebook, and every time: Python shows others once.
+        warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
 
 
 def explain_misuse(found: Sequence[Misuse]) -> str:

@@ -76,6 +76,14 @@ class FabricClient:
             self._ask(Type.TEST, operation)
         return operation.end is not None
 
+    def now(self) -> float:
+        """Return the rank's clock, in virtual seconds."""
+        return self.clock
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.spend(seconds)
+
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""
         self._advance += seconds

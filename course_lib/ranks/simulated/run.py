@@ -7,7 +7,6 @@ import queue
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,11 +16,11 @@ import torch
 from course_lib.ranks.calls import cell_sources, join_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.errors import MisuseError, MisuseWarning, RanksError
+from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.explain.failure import describe, rank_error, timed_out
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.explain.words import names
-from course_lib.ranks.fabric.diagnosis import explain_leftovers, explain_misuse, fabric_states
+from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states, report_misuse
 from course_lib.ranks.fabric.fabric import Fabric
 from course_lib.ranks.fabric.process_group import SimulatedRank
 from course_lib.ranks.fabric.torch_hooks import (
@@ -31,13 +30,13 @@ from course_lib.ranks.fabric.torch_hooks import (
     raise_in_thread,
     thread_worlds,
 )
+from course_lib.ranks.fabric.virtual_time import virtual_time
 from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.simulated.baton import Baton, Stopped
 from course_lib.ranks.simulated.endpoint import ThreadEndpoint
 from course_lib.ranks.simulated.parcel import Parcel, pack, unpack
 from course_lib.ranks.simulated.personal import Classes, PersonalState
 from course_lib.ranks.simulated.streams import RankStreams
-from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.simulated.worlds import Worlds, variables
 
 _PATIENCE = 1.0
@@ -127,16 +126,8 @@ class Run:
                 "says why. This is a fault of the simulation; please report what the call did.",
                 fabric_states(self.fabric),
             )
-        self._report_misuse()
-
-    def _report_misuse(self) -> None:
         found = [each for rank in self.ranks for each in rank.handles.found]
-        text = explain_misuse(found)
-        if text and self.misuse == "error":
-            raise MisuseError("Handles were misused.", fabric_states(self.fabric), text)
-        if text:
-            # At no line of the notebook, and every time: Python shows others once.
-            warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
+        report_misuse(found, self.misuse, fabric_states(self.fabric))
 
     def _listen(self, printer: Printer, timeout: float | None) -> None:
         """Pass on what the ranks print until all have ended."""
