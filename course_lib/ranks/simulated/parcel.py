@@ -1,15 +1,21 @@
 """What simulated ranks get and give back: copies, as if they had travelled between processes.
 
 Functions and classes of a notebook are pickled by value, so every rank has its own. The memory of
-tensors is not pickled: each rank gets a copy that PyTorch makes when one of them is written to, so
-that a large argument costs its size once, and not once per rank.
+tensors is not pickled. A large argument is copied once, for all ranks, and then by the operating
+system, page by page, when a rank writes to it. A large result is handed over as it is, unless the
+rank has kept it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import mmap
+import os
 import pickle
+import weakref
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +23,8 @@ import cloudpickle
 import torch
 from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
+
+from course_lib.ranks.board.memory import anonymous_file
 
 
 class _View(NamedTuple):
@@ -48,6 +56,8 @@ class Parcel:
     """What several of the tensors share, as bytes."""
     classes: list[str]
     """Those that the receiver has already, by the name that cloudpickle gives them."""
+    make: Callable[[], Callable[[torch.Tensor], torch.Tensor]]
+    """Called once for each unpacking; returns what gives the receiver's own for a tensor."""
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
@@ -114,6 +124,7 @@ class _Unpacker(pickle.Unpickler):
         self._parcel = parcel
         self._memory: dict[int, torch.UntypedStorage] = {}
         self._made: dict[int, torch.Tensor] = {}
+        self._own = parcel.make()
 
     def persistent_load(self, number: int) -> Any:
         if number < 0:
@@ -130,33 +141,19 @@ class _Unpacker(pickle.Unpickler):
         if isinstance(values, _View):
             memory = self._memory.get(values.memory)
             if memory is None:
-                memory = copy_of(self._parcel.memory[values.memory]).untyped_storage()
+                memory = self._own(self._parcel.memory[values.memory]).untyped_storage()
                 self._memory[values.memory] = memory
             tensor = torch.empty(0, dtype=values.dtype)
             tensor.set_(memory, values.offset, values.size, values.stride)
         else:
-            tensor = copy_of(values)
+            tensor = self._own(values)
         if is_parameter:
             return Parameter(tensor, requires_grad)
         return tensor.requires_grad_() if requires_grad else tensor
 
 
-_LAZY_FROM = 1 << 16
-"""Bytes: a smaller tensor is copied at once, which is as fast."""
-
-
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy: of a large tensor one that is made only when either is written to."""
-    if tensor.nbytes >= _LAZY_FROM:
-        try:
-            return torch._lazy_clone(tensor)
-        except (RuntimeError, AttributeError):
-            pass  # memory that is not PyTorch's own, or a PyTorch without copies on write
-    return tensor.clone()
-
-
 def pack(obj: Any, known: frozenset[str] = frozenset()) -> Parcel:
-    """Return an object, ready to be unpacked any number of times.
+    """Return an object that its owner does not write to any more; unpack it once.
 
     Args:
         obj: anything that cloudpickle can pickle.
@@ -166,21 +163,102 @@ def pack(obj: Any, known: frozenset[str] = frozenset()) -> Parcel:
     file = io.BytesIO()
     packer = _Packer(file, known)
     packer.dump(obj)
-    return Parcel(file.getvalue(), *packer.sent(), packer.classes)
+    return Parcel(file.getvalue(), *packer.sent(), packer.classes, _take)
 
 
 def pack_to_share(obj: Any) -> Parcel:
-    """Return an object, packed, whose owner may go on to write to its tensors."""
+    """Return an object that its owner may write to; unpack it any number of times."""
     parcel = pack(obj)
-    parcel.memory = [memory.clone() for memory in parcel.memory]
+    copies = Copies([*parcel.memory, *_values(parcel)])
+    parcel.memory = [copies.put(memory) for memory in parcel.memory]
     parcel.tensors = [
-        sent._replace(values=sent.values.clone()) if isinstance(sent.values, torch.Tensor) else sent
+        sent._replace(values=copies.put(sent.values)) if torch.is_tensor(sent.values) else sent
         for sent in parcel.tensors
     ]
+    parcel.make = copies.reader
     return parcel
 
 
 def unpack(parcel: Parcel) -> Any:
-    """Return a new copy of what was packed."""
+    """Return what was packed."""
     with torch.no_grad():
         return _Unpacker(parcel).load()
+
+
+def _values(parcel: Parcel) -> list[torch.Tensor]:
+    return [sent.values for sent in parcel.tensors if isinstance(sent.values, torch.Tensor)]
+
+
+def _take() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what gives a tensor itself if nobody else has its memory, else a copy."""
+
+    def give(tensor: torch.Tensor) -> torch.Tensor:
+        count = getattr(torch._C, "_storage_Use_Count", None)
+        # One is the tensor's, one that of the object that asks.
+        alone = count is not None and count(tensor.untyped_storage()._cdata) == 2
+        return tensor if alone else tensor.clone()
+
+    return give
+
+
+class Copies:
+    """Copies of large tensors in one file, which every rank maps: a page is its own once written.
+
+    Args:
+        tensors: what may be put there.
+
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        size = sum(_room(tensor) for tensor in tensors)
+        self._places: dict[int, int] = {}
+        """Tensor → where it is in the file. They live as long as the parcel."""
+        self._end = 0
+        self._file: Any = None
+        if size:
+            self._file = anonymous_file("arguments")
+            weakref.finalize(self, os.close, self._file)
+            os.ftruncate(self._file, size)
+            self._shared = mmap.mmap(self._file, size)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy, in the file if it is large."""
+        room = _room(tensor)
+        if not room:
+            return tensor.clone()
+        copy = _read(self._shared, tensor.dtype, self._end, tensor.shape)
+        copy.copy_(tensor)
+        self._places[id(copy)] = self._end
+        self._end += room
+        return copy
+
+    def reader(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what gives one rank its copies of what was put."""
+        mapped: Any = None
+        if self._file is not None:
+            # No descriptor left, perhaps, of a thousand ranks: then a copy at once.
+            with contextlib.suppress(OSError):
+                mapped = mmap.mmap(self._file, self._end, flags=mmap.MAP_PRIVATE)
+
+        def give(tensor: torch.Tensor) -> torch.Tensor:
+            place = self._places.get(id(tensor))
+            if place is None or mapped is None:
+                return tensor.clone()
+            return _read(mapped, tensor.dtype, place, tensor.shape)
+
+        return give
+
+
+_LARGE = 1 << 20
+"""Bytes from which on a tensor is mapped and not copied."""
+
+
+def _room(tensor: torch.Tensor) -> int:
+    """Return the bytes of whole pages that a tensor needs in the file; 0: it is not put there."""
+    if tensor.nbytes < _LARGE or not tensor.is_contiguous():
+        return 0
+    return -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _read(buffer: Any, dtype: torch.dtype, place: int, size: torch.Size) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=dtype, count=size.numel(), offset=place).reshape(size)
