@@ -63,7 +63,8 @@ class Collectives:
         entered = self._open.setdefault(key, {})
         entered[operation.rank] = operation
         first = next(iter(entered.values()))
-        if operation.signature() != first.signature() or operation.members != first.members:
+        same = operation is first or operation.members == first.members
+        if not same or operation.signature() != first.signature():
             raise Mismatch(list(entered.values()))
         if len(entered) < len(operation.members):
             return

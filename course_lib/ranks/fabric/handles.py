@@ -9,6 +9,7 @@ buffer is seen; what goes past PyTorch's operators (``numpy()``, ``tolist()``, `
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -70,7 +71,8 @@ class Handles:
         self.found: list[Misuse] = []
         self._locate = locate
         self._open: dict[int, Operation] = {}
-        self._memory: dict[int, list[_Buffer]] = {}
+        self._memory: dict[int, list[_Buffer]] | None = None
+        """Memory → its buffers; made when an operator comes, which is after few launches."""
         self._told: set[int] = set()
         self._mode = _Watch(self)
         self._ours = False
@@ -82,22 +84,14 @@ class Handles:
         if self._open:
             self._look_at_launch(operation)
         self._open[id(operation)] = operation
-        for tensor, gets in _buffers(operation):
-            span = _span(tensor)
-            if span is not None:
-                self._memory.setdefault(span[0], []).append(_Buffer(operation, *span[1:], gets))
+        self._memory = None
         watch_with(self._mode)
 
     def close(self, operation: Operation) -> None:
         """Note that an operation was waited for, or that its future was asked for."""
         if self._open.pop(id(operation), None) is None:
             return
-        for memory, buffers in list(self._memory.items()):
-            left = [each for each in buffers if each.operation is not operation]
-            if left:
-                self._memory[memory] = left
-            else:
-                del self._memory[memory]
+        self._memory = None
         if not self._open:
             remove_mode(self._mode)
 
@@ -111,7 +105,7 @@ class Handles:
         for operation in self._open.values():
             self._note(operation, "", "")
         self._open.clear()
-        self._memory.clear()
+        self._memory = None
         remove_mode(self._mode)
 
     @contextmanager
@@ -138,7 +132,7 @@ class Handles:
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what an operator touches."""
-        if self._ours or not self._memory or func.is_view or func.namespace != "aten":
+        if self._ours or not self._open or func.is_view or func.namespace != "aten":
             return
         if func._opname in _LOOK_ONLY_AT_SHAPES:
             return
@@ -158,9 +152,19 @@ class Handles:
         span = _span(tensor)
         if span is None:
             return []
+        if self._memory is None:
+            self._memory = self._map()
         memory, start, end = span
         buffers = self._memory.get(memory, ())
         return [each for each in buffers if each.start < end and start < each.end]
+
+    def _map(self) -> dict[int, list[_Buffer]]:
+        found: dict[int, list[_Buffer]] = {}
+        for operation in self._open.values():
+            for tensor, gets in _buffers(operation):
+                if (span := _span(tensor)) is not None:
+                    found.setdefault(span[0], []).append(_Buffer(operation, *span[1:], gets))
+        return found
 
     def _look_at_launch(self, operation: Operation) -> None:
         """Look whether a launch uses what others still fill, or fills what others still use."""
@@ -182,12 +186,19 @@ _THROUGH = (
 """Files whose functions hand on what someone else calls."""
 
 
+@functools.cache
+def _whose(name: str) -> str:
+    """Return whose a file is: ``"torch"``, ``"user"``, or ``""`` if it hands on calls."""
+    if is_ours(name) or name in _THROUGH:
+        return ""
+    return "torch" if name.startswith(OURS[1]) else "user"
+
+
 def _launched_by_torch() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not is_ours(name) and name not in _THROUGH:
-            return bool(name.startswith(OURS[1]))
+        if whose := _whose(frame.f_code.co_filename):
+            return whose == "torch"
         frame = frame.f_back
     return True
 

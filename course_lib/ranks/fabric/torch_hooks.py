@@ -197,6 +197,9 @@ def unseen() -> Any:
 
 def watch_with(mode: Any) -> None:
     """Put a dispatch mode below those of this thread, if it is not there: theirs come and go."""
+    if not torch._C._len_torch_dispatch_stack():  # as nearly always
+        torch._C._push_on_torch_dispatch_stack(mode)
+        return
     above = []
     while torch._C._len_torch_dispatch_stack():
         top = torch._C._pop_torch_dispatch_stack(None)
