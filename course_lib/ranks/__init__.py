@@ -22,6 +22,8 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
+    MisuseError,
+    MisuseWarning,
     RankError,
     RanksError,
     RankState,
@@ -36,6 +38,8 @@ __all__ = [
     "Device",
     "Event",
     "MismatchError",
+    "MisuseError",
+    "MisuseWarning",
     "Network",
     "RankError",
     "RankState",

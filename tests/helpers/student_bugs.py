@@ -422,7 +422,6 @@ a_lock_in_the_function = bug(
     "a result that cannot be sent",
     RankError,
     "raised TypeError: the result (generator) cannot be sent back",
-    differs="Simulated ranks are threads of the notebook's process: it gets the object itself.",
 )
 def returns_a_generator() -> Any:
     return (x for x in range(3))

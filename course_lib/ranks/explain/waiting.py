@@ -75,6 +75,7 @@ class Skipped:
     """Number of the first of them, from 1."""
     signature: str = ""
     where: str = ""
+    noun: str = "collective"
 
 
 def waits_in(
@@ -87,17 +88,21 @@ def waits_in(
     members: Sequence[int] = (),
     world_size: int = 0,
     group_name: str = "",
+    made: str = "",
 ) -> str:
-    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
+    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``.
+
+    `made`: the line on which its group was made, if it is not the default one.
+    """
     if kind in ("send", "recv"):
         other = "any rank" if peer is None else f"rank {peer}"
         what = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
         what += f" with tag {tag}" if tag else ""
     else:
         what = f"{kind} #{seq}"
-        if group_name or len(members) < world_size:
-            whose = [group_name] if group_name else []
-            what += f" of {', '.join([*whose, f'ranks {spans(members)}'])}"
+        if group_name or made or len(members) < world_size:
+            whose = [group_name, f"ranks {spans(members)}", f"made at {made}" if made else ""]
+            what += f" of {', '.join(filter(None, whose))}"
     return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
@@ -205,6 +210,8 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
         if each.kind == "new_group":
             what = f"in dist.new_group, which {who} never called: all ranks must make every group."
             line = ("is", "are", what)
+        elif each.kind == "store":
+            line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
             line = ("receives", "receive", f"from {who}, which ended without sending.")
         elif each.kind == "send":
@@ -260,7 +267,7 @@ def unfinished(
         return None
     lines = []
     for gap in skipped:
-        text = f"Rank {gap.rank} ended {counted(gap.count, 'collective')} short of "
+        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
         text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
         lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
     for left in unmatched:
@@ -287,6 +294,7 @@ def collective_mismatch(
     entered: Mapping[int, tuple[str, str]],
     members: Collection[int],
     states: Sequence[RankState],
+    noun: str = "collective",
 ) -> MismatchError:
     """Return the error for ranks that disagree about collective `seq` of a group.
 
@@ -299,6 +307,12 @@ def collective_mismatch(
         else:
             there = state.rank in members
             rows.append(RankState(state.rank, "has not entered it") if there else state)
+    if noun == "new_group":
+        return MismatchError(
+            f"The ranks disagree about new_group #{seq}.",
+            rows,
+            "Every rank must make every group, also those that it is not in, in the same order.",
+        )
     return MismatchError(
         f"The ranks disagree about collective #{seq} of their group.",
         rows,

@@ -10,10 +10,9 @@ import torch
 
 from course_lib.ranks.costs.computation import enter_rank
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
+from course_lib.ranks.fabric.operation import NEW_GROUP, Operation
+from course_lib.ranks.fabric.process_group import SimulatedRank
 from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds
-from course_lib.ranks.fabric.work import WorkQueue
 from course_lib.ranks.fabric_socket import frames
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post
@@ -36,12 +35,14 @@ class FabricClient:
 
     Attributes:
         clock: the rank's virtual time, in seconds.
+        context: what belongs to the rank, once it is one: its `handles` know what it misused.
 
     """
 
     def __init__(self, path: str, rank: int, secret: bytes) -> None:
         self.rank = rank
         self.clock = 0.0
+        self.context: SimulatedRank | None = None
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel.connect(path)
         self._advance = 0.0
@@ -52,6 +53,9 @@ class FabricClient:
 
     def post(self, operation: Operation) -> None:
         """Post an operation; its inputs leave now."""
+        if operation.kind == NEW_GROUP:  # what the members are, the first operation says
+            operation.end = self.clock
+            return
         number = self._groups.get(operation.group)
         if number is None:
             number = self._groups[operation.group] = len(self._groups)
@@ -71,6 +75,14 @@ class FabricClient:
         if operation.end is None:
             self._ask(Type.TEST, operation)
         return operation.end is not None
+
+    def now(self) -> float:
+        """Return the rank's clock, in virtual seconds."""
+        return self.clock
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.spend(seconds)
 
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""
@@ -155,10 +167,7 @@ def fabric_rank(
     """
     client = FabricClient(path, rank, secret)
     locate = locator({} if labels is None else labels)
-    works = WorkQueue()
-
-    def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
-        return SimulatedProcessGroup(rank, members, name, client, works, locate)
+    context = client.context = SimulatedRank(rank, world_size, client, locate)
 
     def spend(seconds: float, flops: float) -> None:
         if flops:
@@ -168,7 +177,7 @@ def fabric_rank(
     raised = True
     with thread_worlds():
         try:
-            join_world(rank, world_size, create)
+            join_world(context)
             enter_rank(spend, lambda: client.clock)
             yield client
             raised = False
