@@ -204,6 +204,7 @@ class MeteredProcessGroup(PythonGroup):
         try:
             inner = launch(tensors, self._members.index(peer), tag)
         except Exception:
+            me.board.take_back_message(me.rank, channel)  # refused, so never started
             me.add_pending(-1)
             raise
         emulated = self._link.carry_message(operation) if self._link else None
