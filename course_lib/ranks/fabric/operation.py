@@ -48,6 +48,8 @@ class Operation:
     """The rank's clock when it was posted, in virtual seconds."""
     end: float | None = None
     """When it ends, in virtual seconds; ``None`` while nobody knows."""
+    waited: bool = False
+    """Whether its rank waited for it, or asked whether it is over."""
     numel: int = field(init=False)
     """Elements that it puts in; for a receive and a scatter, that it gets."""
     nbytes: int = field(init=False)
@@ -136,4 +138,5 @@ def event_of(operation: Operation, end: float) -> Event:
         end,
         operation.where,
         operation.group_name,
+        operation.waited,
     )

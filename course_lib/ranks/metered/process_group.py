@@ -160,7 +160,7 @@ class MeteredProcessGroup(PythonGroup):
         work = MeteredWork(inner, operation, emulated=emulated)
         if getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
-            work.get_future()
+            work.watch()
         return work
 
     def _compare(self, seq: int, signature: str) -> None:
@@ -205,6 +205,7 @@ class MeteredProcessGroup(PythonGroup):
         try:
             inner = launch(tensors, self._members.index(peer), tag)
         except Exception:
+            me.board.take_back_message(me.rank, channel)  # refused, so never started
             me.add_pending(-1)
             raise
         emulated = self._link.carry_message(operation) if self._link else None
