@@ -8,6 +8,7 @@ to judge with. Read in this order:
 - `compare`: what a judge judges with
 - `report`: how it went, for the student and for the grader
 - `local`: `check`, on ranks of this machine
+- `program`: what of a check goes to the ranks
 - `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
 - `mutants`: wrong solutions, which must fail
 """
