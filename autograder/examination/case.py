@@ -106,11 +106,7 @@ class CaseRanks:
     def __exit__(self, *_: object) -> None:
         self._server.close()
         self._kept.close()
-        for rank in self._ranks:  # all begin to end, before the first is waited for
-            if rank.cell.status() is None:
-                rank.cell.end()
-        for rank in self._ranks:
-            rank.cell.close()
+        self._place.kill([rank.cell for rank in self._ranks])
 
     @property
     def trace(self) -> Trace:
@@ -220,7 +216,7 @@ class CaseRanks:
             return mismatch
         reason = exit_reason(status)
         if status == STOPPED:
-            reason = "it was stopped (signal SIGSTOP), and would never have gone on"
+            reason = "it killed or stopped itself"
         elif over := self._place.over_memory():
             reason = over
         states = [

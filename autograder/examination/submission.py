@@ -115,7 +115,9 @@ class Submission:
             status = cell.status(wait=2.0)
             over = self._place.over_memory()
             self._end_notebook()
-            why = over or ("it was stopped" if status == STOPPED else exit_reason(status))
+            why = over or (
+                "it killed or stopped itself" if status == STOPPED else exit_reason(status)
+            )
             raise _NotebookEnded(f"the cell ended the Python process that ran it: {why}") from None
         except BaseException:
             self._end_notebook()

@@ -1,37 +1,29 @@
 """A cell: one process of a student's, alone with its files, its processes and its network.
 
-The sandbox's fork server runs our code only. What runs a student's code is forked from it in three
-steps, each of which gives something up:
+The sandbox's fork server runs our code only. What runs a student's code is forked from it into
+namespaces of its own, in which it sees no other process, has its own ``/tmp``, ``/dev/shm`` and
+loopback, and no right to change any of it. So ranks and notebook cannot see, signal or write to one
+another. It is process 1 of its cell: with it, all that it started dies.
 
-    keeper   the fork server's child: waits, and takes the cell down when it is told to, or dies
-    init     process 1 of the cell: own pids, mounts (/tmp, /dev/shm, /proc), loopback, IPC
-    student  without rights, with limits and a seccomp filter, as a user of the cell's own
-
-So ranks and notebook cannot see, signal or write to one another, and with `init` all that they
-started dies. This file needs Linux and the standard library only.
+This file needs Linux and the standard library only.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import ctypes
 import fcntl
 import importlib
 import os
 import resource
-import select
 import signal
 import socket
 import struct
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-STOPPED = 128 + signal.SIGSTOP
-"""Exit status of a cell whose student process was stopped: it would never have gone on."""
-
-_PDEATHSIG, _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _NO_NEW_PRIVILEGES = 1, 4, 22, 24, 38
+_DUMPABLE, _SECCOMP, _BOUNDING_DROP, _NO_NEW_PRIVILEGES = 4, 22, 24, 38
 _NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
     *(0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000),
 )
@@ -48,62 +40,54 @@ def _call(name: str, *arguments: Any) -> int:
     return result
 
 
-def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Run ``config["run"]``, ``module:function``, in a cell; in the fork server's child.
+class Forker:
+    """Forks children that are process 1 of a pid namespace of their own; called as `os.fork` is."""
 
-    `config` has also: ``uid``, the user to become where we are root; ``limits``, of
+    def __init__(self) -> None:
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __call__(self) -> int:
+        _call("unshare", _NEW_PIDS)  # of the children, not ours
+        try:
+            pid = os.fork()
+        except OSError:
+            _call("setns", self._own, _NEW_PIDS)
+            raise
+        if pid:
+            _call("setns", self._own, _NEW_PIDS)
+        else:
+            os.close(self._own)
+        return pid
+
+
+def serve(fds: list[int], config: dict[str, Any]) -> None:
+    """Run ``config["run"]``, ``module:function``, in a cell; in a child that `Forker` forked.
+
+    `config` has also: ``uid``, the user to become; whether we are ``root``; ``limits``, of
     `resource.setrlimit`; ``tmp`` and ``shm``, bytes; ``seccomp``, the filter in Base64.
     """
-    alone = _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_PIDS
-    _call("unshare", alone | (0 if config.get("shared_network") else _NEW_NET))
-    alive, keeper = os.pipe()
-    init = os.fork()
-    if init == 0:
-        try:
-            os.close(keeper)
-            _be_init(alive, fds, config)
-        except BaseException as error:
-            print(f"a cell did not start: {error}", file=sys.stderr, flush=True)
-        os._exit(125)
-    for fd in (*fds, alive):
-        os.close(fd)
-    _keep(init)
-
-
-def _keep(init: int) -> NoReturn:
-    """Wait for the end of the cell, and end as its student process did. SIGTERM takes it down."""
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGKILL))
-    status = os.waitstatus_to_exitcode(os.waitpid(init, 0)[1])
-    number = -status if status < 0 else status - 128
-    if number in set(signal.Signals) and number != signal.SIGSTOP:
-        signal.signal(number, signal.SIG_DFL) if number not in (9, 19) else None
-        os.kill(os.getpid(), number)
-    os._exit(status & 0xFF)
-
-
-# Process 1 ------------------------------------------------------------------------------------
-
-
-def _be_init(alive: int, fds: list[int], config: dict[str, Any]) -> NoReturn:
-    _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if select.select([alive], [], [], 0)[0]:  # the keeper ended before we asked
-        os._exit(1)
-    os.close(alive)
-    _mount_own_files(config)
-    if not config.get("shared_network"):
+    try:
+        _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
+        _mount_own_files(config)
         _loopback_up()
-    student = os.fork()
-    if student == 0:
-        _be_student(fds, config)
-    os.closerange(3, max(fds, default=3) + 1)
-    while True:
-        pid, status = os.waitpid(-1, os.WUNTRACED)
-        if pid != student:
-            continue
-        if os.WIFSTOPPED(status):
-            os._exit(STOPPED)
-        code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code >= 0 else 128 - code)
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _give_up_everything(config)
+    except BaseException as error:
+        print(f"a cell did not start: {error!r}", file=sys.stderr, flush=True)
+        os._exit(125)
+    status = 1
+    try:
+        module, function = config["run"].split(":")
+        getattr(importlib.import_module(module), function)(fds, config)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+    except BaseException as error:
+        print(f"a student's process ended: {error!r}"[:2000], file=sys.stderr, flush=True)
+    finally:
+        # No interpreter shutdown: student code could hang in it.
+        os._exit(status & 0xFF)
 
 
 def _mount_own_files(config: dict[str, Any]) -> None:
@@ -124,37 +108,16 @@ def _loopback_up() -> None:
         fcntl.ioctl(any_socket, set_flags, struct.pack("16sH14x", b"lo", flags | up))
 
 
-# The student's process ------------------------------------------------------------------------
-
-
-def _be_student(fds: list[int], config: dict[str, Any]) -> NoReturn:
-    status = 1
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        _give_up_everything(config)
-        module, function = config["run"].split(":")
-        getattr(importlib.import_module(module), function)(fds, config)
-        status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else 1
-    except BaseException as error:
-        print(f"a student's process ended: {error!r}"[:2000], file=sys.stderr, flush=True)
-    finally:
-        # No interpreter shutdown: student code could hang in it.
-        os._exit(status & 0xFF)
-
-
 def _give_up_everything(config: dict[str, Any]) -> None:
-    uid, root = config["uid"], os.geteuid() == 0
+    uid = config["uid"]
     _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # or its own /proc entries are root's
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory runs out
-    if not root:  # an ordinary user opened the sandbox: no other uid is to be had
-        _own_user_namespace()
+    if not config["root"]:  # an ordinary user opened the sandbox: no other uid is to be had
+        _own_user_namespace(uid)
     for capability in range(64):
         if _libc.prctl(_BOUNDING_DROP, capability, 0, 0, 0) < 0:
             break
-    if root:
+    if config["root"]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -170,17 +133,13 @@ def _give_up_everything(config: dict[str, Any]) -> None:
     _make_sure()
 
 
-def _own_user_namespace() -> None:
-    """Enter one: it counts its own processes (Linux 5.14), and owns none of the other namespaces.
-
-    Where a site allows no further one, the limit on processes is one for all cells.
-    """
+def _own_user_namespace(uid: int) -> None:
+    """Enter one as `uid`: it counts its own processes (Linux 5.14), and owns no other namespace."""
     me, mine = os.geteuid(), os.getegid()
-    with contextlib.suppress(OSError):
-        _call("unshare", _NEW_USER)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{me} {me} 1")
-        Path("/proc/self/gid_map").write_text(f"{mine} {mine} 1")
+    _call("unshare", _NEW_USER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {me} 1")
+    Path("/proc/self/gid_map").write_text(f"{uid} {mine} 1")
 
 
 def _drop_capabilities() -> None:
@@ -206,5 +165,5 @@ def _make_sure() -> None:
     for name, value in wanted.items():
         if int(told[name].strip(), 16) != value:
             raise RuntimeError(f"{name} is {told[name]}")
-    if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
-        raise RuntimeError(f"the user is {os.getresuid()}, groups {os.getgroups()}")
+    if 0 in (*os.getresuid(), *os.getresgid()):
+        raise RuntimeError(f"the user is {os.getresuid()}, of group {os.getresgid()}")

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from autograder.inside import handover
+from autograder.inside import cell, handover
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.wire import decode, encode
 from course_lib.ranks.calls import cell_sources, install_sources
@@ -230,6 +230,7 @@ def _silence() -> None:
 def main() -> None:
     """Serve the examiner over the socket whose number is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forker = cell.Forker()
     pr_set_dumpable = 4
     ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -237,11 +238,11 @@ def main() -> None:
     # Children find this file's functions under its own name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
-    for name in ("autograder.inside.cell", *WIDE):
+    for name in WIDE:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    fork_server.serve(control)
+    fork_server.serve(control, fork_process=forker)
 
 
 if __name__ == "__main__":

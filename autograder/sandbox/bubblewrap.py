@@ -208,7 +208,7 @@ def _isolation(
         *(part for item in env.items() for part in ("--setenv", *item)),
     ]
     if cells:
-        arguments += [*rights_to_make_cells(uid), *tree("", mounts, limits.tmp, file_of)]
+        arguments += [*rights_to_make_cells(), *tree("", mounts, limits.tmp, file_of)]
         return [*arguments, "--chdir", "/tmp", "--"]
     if is_root():
         arguments += [*programs(""), *tree(_JAIL, mounts, limits.tmp, file_of)]

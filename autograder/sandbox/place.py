@@ -23,7 +23,7 @@ from autograder.sandbox.bubblewrap import Limits, Sandbox
 from autograder.sandbox.memory import MemoryGroup, descendants, private_memory
 from autograder.sandbox.mounts import Mount, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
-from autograder.sandbox.user import own_uid
+from autograder.sandbox.user import is_root, own_uid
 from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
 
 _ENVIRONMENT = {
@@ -37,9 +37,8 @@ _ENVIRONMENT = {
 }
 _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
-_END_SECONDS = 10.0
-STOPPED = 128 + signal.SIGSTOP
-"""Exit status of a cell whose process was stopped, which would never have gone on."""
+STOPPED = -signal.SIGSYS
+"""Exit status of a process that killed or stopped itself, or made a call of another architecture."""
 
 
 @dataclass
@@ -54,16 +53,9 @@ class Cell:
         """Return its exit status (negative: the signal), None while it runs."""
         return self.server.exit_status(self.pid, wait)
 
-    def end(self) -> None:
-        """Begin to take it down; `close` waits until it is."""
-        self.server.signal([self.pid], signal.SIGTERM)
-
     def close(self) -> None:
         """End it and everything that it started, and wait until all of that is gone."""
-        if self.status() is None:
-            self.end()
-            if self.status(_END_SECONDS) is None:
-                self.server.kill([self.pid])
+        self.server.kill([self.pid])
         self._kept.close()
 
     def __enter__(self) -> Cell:
@@ -113,16 +105,24 @@ class SandboxedPlace:
                 try:
                     pid = server.fork("autograder.inside.cell:serve", cell, fds)
                 except ForkServerError:
-                    self.close()
+                    error = self.broken("the sandbox has ended")
                     if attempt == 2:
-                        raise
+                        raise error from None
                     continue
                 return Cell(server, pid, kept.pop_all())
         raise AssertionError  # the second attempt has returned or raised
 
+    def kill(self, cells: Sequence[Cell]) -> None:
+        """End these cells, all at once."""
+        if cells:
+            cells[0].server.kill([cell.pid for cell in cells])
+        for cell in cells:
+            cell.close()
+
     @property
     def _given(self) -> dict[str, Any]:
         return {
+            "root": is_root(),
             "limits": self._limits.of_a_cell(),
             "tmp": self._limits.tmp,
             "shm": self._limits.shm,

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import errno
 import platform
+import signal
 import struct
 
 # Offsets in struct seccomp_data.
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # arguments have 8 bytes
 
 _LOAD, _AND = 0x20, 0x54  # BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND|BPF_K
 _EQUAL, _AT_LEAST, _RETURN = 0x15, 0x35, 0x06  # BPF_JMP|BPF_JEQ, BPF_JMP|BPF_JGE, BPF_RET
@@ -82,6 +83,8 @@ NAMESPACES = {
     "mount_setattr": (442, 442),
     "open_tree_attr": (467, 467),
 }
+_KILL_CALL = {"kill": (62, 129)}
+_TGKILL = {"tgkill": (234, 131)}
 _CLONE = {"clone": (56, 220)}
 _CLONE3 = {"clone3": (435, 435)}
 
@@ -121,6 +124,8 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
     for numbers in refused.values():
         code += [_instruction(_EQUAL, numbers[column], no=1), _refuse(errno.EPERM)]
     if not namespaces:
+        for call, which in ((_KILL_CALL["kill"], 24), (_TGKILL["tgkill"], 32)):
+            code += _ends_itself(call[column], which)
         code += [_instruction(_EQUAL, _CLONE3["clone3"][column], no=1), _refuse(errno.ENOSYS)]
         code += [
             _instruction(_EQUAL, _CLONE["clone"][column], no=4),
@@ -130,6 +135,25 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
             _refuse(errno.EPERM),
         ]
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def _ends_itself(number: int, signal_at: int) -> list[bytes]:
+    """Return what ends a process that sends process 1 of its cell SIGKILL or SIGSTOP.
+
+    Process 1 of a pid namespace gets neither from inside: a student's process that killed or
+    stopped itself would go on.
+    """
+    return [
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_EQUAL, number, no=6),
+        _instruction(_LOAD, _FIRST_ARGUMENT),
+        _instruction(_EQUAL, 1, no=4),
+        _instruction(_LOAD, signal_at),
+        _instruction(_EQUAL, signal.SIGKILL, yes=1),
+        _instruction(_EQUAL, signal.SIGSTOP, no=1),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
 
 
 def _instruction(operation: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:

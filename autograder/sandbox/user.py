@@ -49,7 +49,7 @@ def user_namespace(uid: int) -> list[str]:
     return ["--unshare-user", "--uid", str(uid), "--gid", str(uid)]
 
 
-def rights_to_make_cells(uid: int) -> list[str]:
+def rights_to_make_cells() -> list[str]:
     """Return bubblewrap's options for a command that gives each of its children namespaces.
 
     Such a command is ours, and runs no student's code. Opened by an ordinary user, its rights end
@@ -59,7 +59,10 @@ def rights_to_make_cells(uid: int) -> list[str]:
     rights = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"]
     if is_root():
         rights += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_RESOURCE"]
-    options = [] if is_root() else user_namespace(uid)
+    else:
+        rights += ["CAP_SETFCAP"]  # Linux 5.12 asks for it where this namespace's 0 is mapped
+    # As 0, or bubblewrap enters a second user namespace, which does not own its pid namespace.
+    options = [] if is_root() else user_namespace(0)
     return [*options, "--cap-drop", "ALL", *(p for right in rights for p in ("--cap-add", right))]
 
 
