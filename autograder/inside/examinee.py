@@ -20,7 +20,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
@@ -199,14 +198,20 @@ def _network(fd: int, config: dict[str, Any], labels: dict[str, str]) -> Iterato
 def _described(error: BaseException, labels: dict[str, str]) -> Failure:
     """Return the exception as text, whatever its class does when it is asked for it."""
     try:
-        failure = describe(error, labels)
-        frames = traceback.extract_tb(error.__traceback__)
-        if any(frame.filename in labels or frame.filename.startswith("/tmp/") for frame in frames):
-            return failure
+        theirs = error.__traceback__
+        while theirs is not None and not _is_theirs(theirs.tb_frame.f_code.co_filename, labels):
+            theirs = theirs.tb_next
+        if theirs is not None:
+            return describe(error.with_traceback(theirs), labels)
         # None of the student's lines: ours would say nothing to them.
-        return replace(failure, where="", trace=f"{failure.kind}: {failure.message}")
+        failure = describe(error.with_traceback(None), labels)
+        return replace(failure, where="") if not isinstance(error, SyntaxError) else failure
     except BaseException:
         return Failure(type(error).__name__, "its message cannot be shown", "", "", False, None)
+
+
+def _is_theirs(name: str, labels: dict[str, str]) -> bool:
+    return name in labels or name.startswith("/tmp/")
 
 
 def _texts(failure: Failure) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from autograder.examination.verdict import (
     verdict_path,
     versions,
 )
+from autograder.passes import vet
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
 from autograder.sandbox.place import SandboxedPlace
 from course_lib import READING_ORDER
@@ -79,7 +80,7 @@ class Examine(NbGraderPreprocessor):
             self.seed or secrets.token_hex(8),
             source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"]),
             versions=versions(),
-            notes=list(nb.metadata.get("rebuild", ())),
+            notes=[*vet.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
         )
         limits = Limits(
             cell=self.cell_seconds, case=self.case_seconds, submission=self.submission_seconds

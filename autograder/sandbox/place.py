@@ -38,7 +38,7 @@ _ENVIRONMENT = {
 _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
 STOPPED = -signal.SIGSYS
-"""Exit status of a process that killed or stopped itself, or made a call of another architecture."""
+"""Exit status of a process that killed or stopped itself, or called the kernel in another ABI."""
 
 
 @dataclass
