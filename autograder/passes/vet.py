@@ -1,9 +1,9 @@
 """Before anything of a submission is copied or read: what lies in its folder, and is it a notebook.
 
-nbgrader copies whatever it finds, follows links, opens pipes, and stops at a timestamp or a notebook
-that it cannot read. So what no student needs to hand in is moved out of the way, to ``set_aside/``
-beside ``submitted/``, and a notebook that is damaged is replaced by what can be read of it. Nothing
-is lost, nothing is fatal, and `notes` tells what was done.
+nbgrader copies whatever it finds, follows links, opens pipes, and stops at a timestamp or a
+notebook that it cannot read. So what no student needs to hand in is moved out of the way, to
+``set_aside/`` beside ``submitted/``, and a notebook that is damaged is replaced by what can be read
+of it. Nothing is lost, nothing is fatal, and `notes` tells what was done.
 """
 
 from __future__ import annotations
