@@ -27,7 +27,7 @@ Names = dict[str, Any]
 # Parts that other parts call, and people do not.
 INSIDE = {
     *("ddp.reducer", "ddp.backward_hooks", "ddp.bucket_memory", "ddp.communication_stream"),
-    *("ddp.errors", "peer_memory.shared_pages"),
+    *("ddp.errors", "ddp.uses", "ddp.around_forward", "peer_memory.shared_pages"),
 }
 GPU = "course_lib.peer_memory.symmetric_memory"
 
@@ -162,6 +162,13 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     ),
     "peer_memory.shared_memory": sum_everywhere,
     "peer_memory.process_group": wrapped_by("course_lib.ddp"),
+    "compression.one_bit": lambda first, _: first["nbytes"] == 4 + 1,
+    "compression.block_scaled": lambda first, _: first["nbytes"] == 7 + 4,
+    "compression.qsgd": lambda first, _: first["nbytes"] == 4 + 4,
+    "compression.all_reduce": lambda first, second: torch.equal(
+        first["gradient"], second["gradient"]
+    ),
+    "compression.hook": wrapped_by("course_lib.ddp"),
 }
 
 
