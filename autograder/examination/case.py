@@ -83,7 +83,7 @@ class CaseRanks:
             pairs = (socket.socketpair(), socket.socketpair())
             (ours, theirs), (our_end, their_end) = pairs
             ends.append(our_end)
-            config = {"rank": rank, "world_size": self._k, "on": "fabric"}
+            config = {"rank": rank, "world_size": self._k}
             with theirs, their_end:
                 try:
                     fds = [theirs.fileno(), their_end.fileno()]

@@ -20,8 +20,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
 from course_lib.ranks.processes import fork_server
 from course_lib.ranks.processes.fork_client import WIDE
-from course_lib.ranks.processes.worker import join, redirect_output
+from course_lib.ranks.processes.worker import redirect_output
 
 MAX_TEXT = 64 * 1024
 
@@ -144,7 +144,9 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     while Frame.INPUT not in packed:
         kind, packed[kind] = recv_frame(channel)
     labels: dict[str, str] = {}
-    with suppress(FabricStopped), _network(fds[1], config, labels):
+    network = socket.socket(fileno=fds[1])
+    rank, world_size = config["rank"], config["world_size"]
+    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels):
         try:
             function, sources = handover.unpack(packed[Frame.FUNCTION])
             install_sources(sources)
@@ -176,20 +178,6 @@ def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -
             "the process group was destroyed or replaced: it belongs to the caller, who needs it"
         )
     return output
-
-
-@contextmanager
-def _network(fd: int, config: dict[str, Any], labels: dict[str, str]) -> Iterator[None]:
-    """Be a rank: inside the block ``torch.distributed`` works."""
-    if config["on"] == "fabric":
-        with (
-            socket.socket(fileno=fd) as network,
-            fabric_rank(network, config["rank"], config["world_size"], labels=labels),
-        ):
-            yield
-    else:
-        join(fd, config, labels)
-        yield
 
 
 # Texts --------------------------------------------------------------------------------------
