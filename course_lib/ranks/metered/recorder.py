@@ -126,6 +126,8 @@ class MeteredOperation:
     seq: int
     channel: Channel | None = None
     start: float = field(default_factory=time.monotonic)
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
     _blocked_since: float = 0.0
 
     def block(self) -> None:
@@ -145,6 +147,7 @@ class MeteredOperation:
                 nbytes=self.bytes,
                 members=self.members,
                 world_size=self.recorder.board.world_size,
+                group_name=self.group_name,
             ),
             where=self.where,
         )
@@ -168,6 +171,7 @@ class MeteredOperation:
                 self.start,
                 time.monotonic() if end is None else end,
                 self.where,
+                self.group_name,
             )
         )
         self.recorder.add_pending(-1)
