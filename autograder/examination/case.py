@@ -230,8 +230,8 @@ class CaseRanks:
 def _failure(told: Any) -> Failure:
     """Return what a rank told of its exception: texts, and never an object."""
     told = told if isinstance(told, dict) else {}
-    texts = {
-        key: value if isinstance(value := told.get(key), str) else ""
+    kind, message, where, trace = (
+        value if isinstance(value := told.get(key), str) else ""
         for key in ("kind", "message", "where", "trace")
-    }
-    return Failure(**texts, mismatch=told.get("mismatch") is True, pickled=None)
+    )
+    return Failure(kind, message, where, trace, told.get("mismatch") is True, pickled=None)
