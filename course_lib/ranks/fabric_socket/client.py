@@ -29,9 +29,9 @@ class FabricClient:
     """The endpoint of one rank: posts operations, waits for answers.
 
     Args:
-        path: of the server's socket.
+        server: the path of its socket; or a connection to it, over which it knows whose it is.
         rank: which rank this is.
-        secret: the 16 bytes that the server expects of it.
+        secret: the 16 bytes that the server expects of it; not over a connection that it knows.
 
     Attributes:
         clock: the rank's virtual time, in seconds.
@@ -39,20 +39,31 @@ class FabricClient:
 
     """
 
-    def __init__(self, path: str, rank: int, secret: bytes) -> None:
+    def __init__(self, server: str | socket.socket, rank: int, secret: bytes = b"") -> None:
         self.rank = rank
         self.clock = 0.0
         self.context: SimulatedRank | None = None
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._channel.connect(path)
+        if isinstance(server, socket.socket):
+            self._channel = server
+        else:
+            self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._channel.connect(server)
         self._advance = 0.0
         self._numbers: dict[int, int] = {}
         self._groups: dict[str, int] = {}
         self._posted = 0
-        self._channel.sendall(frames.hello(rank, secret))
+        if secret:
+            self._channel.sendall(frames.hello(rank, secret))
 
     def post(self, operation: Operation) -> None:
-        """Post an operation; its inputs leave now."""
+        """Post an operation; its inputs leave now.
+
+        Raises:
+            ValueError: a message to or from the rank itself.
+
+        """
+        if operation.kind in ("send", "recv") and operation.peer == self.rank:
+            raise ValueError(f"{operation.kind}: rank {self.rank} cannot be its own partner")
         if operation.kind == NEW_GROUP:  # what the members are, the first operation says
             operation.end = self.clock
             return
@@ -153,19 +164,23 @@ class FabricClient:
 
 @contextmanager
 def fabric_rank(
-    path: str, rank: int, world_size: int, secret: bytes, labels: Mapping[str, str] | None = None
+    server: str | socket.socket,
+    rank: int,
+    world_size: int,
+    secret: bytes = b"",
+    labels: Mapping[str, str] | None = None,
 ) -> Iterator[FabricClient]:
     """Be rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
 
     Args:
-        path: of the server's socket.
+        server: the path of its socket; or a connection to it, over which it knows whose it is.
         rank: which rank this is.
         world_size: K.
-        secret: the 16 bytes that the server expects of this rank.
+        secret: the 16 bytes that the server expects of this rank; not over such a connection.
         labels: file name → how a person calls it; it may grow later.
 
     """
-    client = FabricClient(path, rank, secret)
+    client = FabricClient(server, rank, secret)
     locate = locator({} if labels is None else labels)
     context = client.context = SimulatedRank(rank, world_size, client, locate)
 
