@@ -14,6 +14,7 @@ order:
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
 - `predictions`: a guess, locked before a run shows the number
+- `program`: what of a check goes to the ranks
 - `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
 - `mutants`, `variation`: wrong solutions, which must fail, and arguments, which must vary
 """

@@ -128,6 +128,8 @@ class MeteredOperation:
     channel: Channel | None = None
     _waited: bool = False
     start: float = field(default_factory=time.monotonic)
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
     _blocked_since: float = 0.0
     _noted: tuple[int, Event] | None = None
 
@@ -148,6 +150,7 @@ class MeteredOperation:
                 nbytes=self.bytes,
                 members=self.members,
                 world_size=self.recorder.board.world_size,
+                group_name=self.group_name,
             ),
             where=self.where,
         )
@@ -170,6 +173,7 @@ class MeteredOperation:
             self.start,
             time.monotonic() if end is None else end,
             self.where,
+            self.group_name,
             self._waited,
         )
         self._noted = self.recorder.note(event), event
