@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-All numbers are such that no sum of them is rounded, in whatever order it is taken. So every answer
-must be exact, in every dtype.
+The numbers, and the mistakes that are named, stand in `course_lib.checking.sums`: no sum of these
+numbers is rounded, so every answer must be exact. A program gets only its rank's input.
 """
 
 import torch
@@ -17,21 +17,17 @@ from course_lib.checking import (
     task,
     time_within,
 )
+from course_lib.checking.sums import (
+    EXACT,
+    equals_chunk_of_sum,
+    equals_sum,
+    exact_numbers,
+    numel,
+    tensor_inputs,
+    total,
+)
 from course_lib.ranks import Network
 from course_lib.ranks.explain.words import counted
-
-EXACT = dict.fromkeys(("float32", "float64", "bfloat16", "int64"), 0.0)
-
-
-def exact_numbers(case, generator, shape):
-    """Draw multiples of a power of two: the dtype holds them, and their sums over many ranks."""
-    bits, unit = {"bfloat16": (4, 1), "float32": (16, 2**-8)}.get(case.form.dtype, (40, 2**-20))
-    numbers = torch.randint(-(2**bits), 2**bits, shape, generator=generator).double()
-    return numbers if case.form.dtype == "int64" else numbers * unit
-
-
-def numel(case):
-    return torch.Size(case.parameters["shape"]).numel()
 
 
 def longest(n, k):
@@ -41,15 +37,11 @@ def longest(n, k):
 # What the ranks have, and what they call -------------------------------------------------------
 
 
-def tensors(case, generator):
-    shape = case.parameters["shape"]
-    return [{"tensor": exact_numbers(case, generator, shape)} for _ in range(case.world_size)]
-
-
 def with_source(case, generator):
     roots = [case.members(r)[case.parameters["root"]] for r in range(case.world_size)]
     return [
-        {**own, "src": root} for own, root in zip(tensors(case, generator), roots, strict=True)
+        {**own, "src": root}
+        for own, root in zip(tensor_inputs(case, generator), roots, strict=True)
     ]
 
 
@@ -66,7 +58,7 @@ def with_nodes(case, generator):
     size, k = case.network.node_size, case.world_size
     nodes = [list(range(first, first + size)) for first in range(0, k, size)]
     across = [list(range(place, k, size)) for place in range(size)]
-    return [{**own, "nodes": nodes, "across": across} for own in tensors(case, generator)]
+    return [{**own, "nodes": nodes, "across": across} for own in tensor_inputs(case, generator)]
 
 
 def run_broadcast(tree_broadcast, mine, given):
@@ -96,64 +88,17 @@ def run_two_levels(two_level_all_reduce, mine, given):
 # What is right, and what people get instead ----------------------------------------------------
 
 
-def total(inputs):
-    return sum(each["tensor"] for each in inputs)
-
-
-def chunk_of(tensor, inputs, number):
-    return tensor.flatten().tensor_split(len(inputs))[number % len(inputs)]
-
-
 def gathered(inputs, first=0):
     pieces = [each["chunk"] for each in inputs]
     return {"tensor": torch.cat(pieces[first:] + pieces[:first])}
 
 
-def the_tensor(of):
-    return lambda case, inputs, me: {"tensor": of(inputs, me)}
-
-
-def the_chunk(of):
-    return lambda case, inputs, me: {"chunk": of(inputs, me)}
+def held_by(number):
+    return lambda case, inputs, me: {"tensor": inputs[number(me)]["tensor"]}
 
 
 def the_source(of):
     return lambda case, inputs, me: {"tensor": of(inputs[case.parameters["root"]]["tensor"])}
-
-
-SUM_MISTAKES = {
-    "what this rank had before: nothing was written into it": lambda ins, me: ins[me]["tensor"],
-    "K times what this rank had: what arrives is never used": lambda ins, me: (
-        len(ins) * ins[me]["tensor"]
-    ),
-    "this rank's and its left neighbour's alone": lambda ins, me: (
-        ins[me]["tensor"] + ins[me - 1]["tensor"]
-    ),
-    "the mean: nobody asked to divide": lambda ins, me: (
-        (total(ins) / len(ins)).to(total(ins).dtype)
-    ),
-    "twice the sum": lambda ins, me: 2 * total(ins),
-    "the right sum, rounded to float32: keep the tensor's dtype": lambda ins, me: (
-        sum(each["tensor"].float() for each in ins).to(total(ins).dtype)
-    ),
-}
-
-CHUNK_MISTAKES = {
-    "chunk r + 1 of the sum: rank r keeps chunk r": lambda ins, me: (
-        chunk_of(total(ins), ins, me + 1)
-    ),
-    "chunk r - 1 of the sum: rank r keeps chunk r": lambda ins, me: (
-        chunk_of(total(ins), ins, me - 1)
-    ),
-    **{
-        name: lambda ins, me, of=of: chunk_of(of(ins, me), ins, me)
-        for name, of in SUM_MISTAKES.items()
-    },
-}
-
-
-def all_equal_the_sum(case, inputs, me):
-    return {"tensor": total(inputs)}
 
 
 def node_sum(case, inputs, me):
@@ -232,7 +177,7 @@ def in_nodes(nodes, size, shape):
 def shaped(*cases):
     """Return cases of (name, ranks, shape, root) in many forms, integers among them."""
     parameters = ("shape", "root")
-    made = [Case(name, k, dict(zip(parameters, rest))) for name, k, *rest in cases]
+    made = [Case(name, k, dict(zip(parameters, rest, strict=False))) for name, k, *rest in cases]
     return in_many_forms(*made, dtypes=tuple(EXACT))
 
 
@@ -257,12 +202,8 @@ CHECKS = {
             equals(
                 the_source(lambda tensor: tensor),
                 {
-                    "what this rank had before: nothing arrived": the_tensor(
-                        lambda inputs, me: inputs[me]["tensor"]
-                    ),
-                    "the tensor of the group's first rank: src is another": the_tensor(
-                        lambda inputs, me: inputs[0]["tensor"]
-                    ),
+                    "what this rank had before: nothing arrived": held_by(lambda me: me),
+                    "the tensor of the group's first rank: src is another": held_by(lambda me: 0),
                     "the right tensor, rounded to float32: keep its dtype": the_source(
                         lambda tensor: tensor.float().to(tensor.dtype)
                     ),
@@ -280,7 +221,9 @@ CHECKS = {
                 "The tensor reaches every other rank once.",
                 recv=lambda case, rank: int(case.members(rank)[case.parameters["root"]] != rank),
             ),
-            time_within(tree_time, rel=0.25, hint="Those that have the tensor send at the same time."),
+            time_within(
+                tree_time, rel=0.25, hint="Those that have the tensor send at the same time."
+            ),
         ],
         worth={"values": 2, "communication": 1},
         cases=shaped(
@@ -295,15 +238,9 @@ CHECKS = {
     ),
     "ring_reduce_scatter": task(
         "ring_reduce_scatter",
-        inputs=tensors,
+        inputs=tensor_inputs,
         program=run_reduce_scatter,
-        judges=[
-            equals(
-                the_chunk(lambda inputs, me: chunk_of(total(inputs), inputs, me)),
-                {name: the_chunk(of) for name, of in CHUNK_MISTAKES.items()},
-                tolerance=EXACT,
-            )
-        ],
+        judges=[equals_chunk_of_sum()],
         expects=in_half_rings(1),
         worth={"values": 2, "communication": 2},
         cases=RINGS,
@@ -329,16 +266,10 @@ CHECKS = {
     ),
     "ring_all_reduce": task(
         "ring_all_reduce",
-        inputs=tensors,
+        inputs=tensor_inputs,
         program=run_all_reduce,
         may_change=["tensor"],
-        judges=[
-            equals(
-                all_equal_the_sum,
-                {name: the_tensor(of) for name, of in SUM_MISTAKES.items()},
-                tolerance=EXACT,
-            )
-        ],
+        judges=[equals_sum()],
         expects=in_half_rings(2),
         worth={"values": 2, "communication": 2},
         cases=RINGS,
@@ -349,14 +280,11 @@ CHECKS = {
         program=run_two_levels,
         may_change=["tensor"],
         judges=[
-            equals(
-                all_equal_the_sum,
+            equals_sum(
                 {
                     "the sum over the ranks of this node only": node_sum,
                     "the sum over the ranks of this place in all nodes only": place_sum,
-                    **{name: the_tensor(of) for name, of in SUM_MISTAKES.items()},
-                },
-                tolerance=EXACT,
+                }
             )
         ],
         expects=[

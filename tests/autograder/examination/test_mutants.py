@@ -23,6 +23,7 @@ MUTANTS = [
     (folder, mutant)
     for folder in ASSIGNMENTS
     for mutant in mutants_of(load_module(folder / "mutants.py"))
+    if "grader" in mutant.where
 ]
 
 
