@@ -99,7 +99,7 @@ def _shell() -> InteractiveShell:
             history.input_hist_raw.append(source if raw is None else raw)
 
         # Its own starts a thread to write them down, where a cell may have left room for none.
-        history.store_inputs = keep  # type: ignore[method-assign]
+        history.store_inputs = keep
     # The error is told apart from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
     _forgive_magics(shell)
