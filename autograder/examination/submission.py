@@ -20,7 +20,7 @@ from course_lib.checking.frames import Frame
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain, WireError, decode, encode
-from course_lib.ranks.explain.errors import RankTimeout
+from course_lib.ranks.explain.errors import RanksError, RankTimeout
 from course_lib.ranks.explain.failure import exit_reason
 
 
@@ -173,13 +173,13 @@ class Submission:
             with self.budget:
                 function = self._take(check.function)
                 seconds = self.budget.of(min(check.seconds, limits.case))
-                try:
-                    with CaseRanks(self._place, case, program, function, case.network) as ranks:
-                        outputs = ranks.run(inputs, seconds)
-                        return Observed(outputs, ranks.trace, case.network)
-                except RankTimeout:
-                    timeouts += 1
-                    raise
+                with CaseRanks(self._place, case, program, function, case.network) as ranks:
+                    try:
+                        return Observed(ranks.run(inputs, seconds), ranks.trace, case.network)
+                    except RanksError as error:
+                        timeouts += isinstance(error, RankTimeout)
+                        error.trace = ranks.trace  # type: ignore[attr-defined]
+                        raise
 
         return run
 
