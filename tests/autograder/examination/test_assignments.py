@@ -42,7 +42,6 @@ def points(notebook: Path, source: Path) -> tuple[float, float]:
             examined = examine(
                 name, checks[task], submission, seed="tests", hidden=hidden.HIDDEN[task]
             )
-            print(examined.report)
             earned += role["points"] * examined.report.fraction
             most += role["points"]
     return earned, most
