@@ -17,7 +17,7 @@ from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.diagnosis import DeadlockWatch, board_states, find_mismatch
 from course_lib.ranks.board.failures import out_of_step, process_ended, some_raised
-from course_lib.ranks.board.views import State
+from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.explain.errors import RankError, RanksError
 from course_lib.ranks.explain.failure import Failure, timed_out
 from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
@@ -103,7 +103,7 @@ class CaseRanks:
                 failures = self._failures()
                 if failures:
                     failed_at = failed_at or now
-                    waits = (State.BLOCKED, State.FINISHED, State.RAISED)
+                    waits = (RankPhase.BLOCKED, RankPhase.FINISHED, RankPhase.RAISED)
                     stuck = all(view.state in waits for view in views)
                     mismatch = any(failure.mismatch for failure in failures.values())
                     if mismatch or now - failed_at > (_GRACE if stuck else 5 * _GRACE):

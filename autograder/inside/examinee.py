@@ -28,7 +28,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.local import load_checks
 from course_lib.checking.wire import decode, encode
-from course_lib.ranks.board.views import State
+from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.processes import fork_server
@@ -115,10 +115,10 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     labels: dict[str, str] = {}
     recorder = join(fds[1], config, labels)
     board, rank = recorder.board, recorder.rank
-    board.set_state(rank, State.IDLE)
+    board.set_state(rank, RankPhase.IDLE)
     send_frame(channel, Frame.READY, b"")
     _, payload = recv_frame(channel)
-    board.set_state(rank, State.RUNNING)
+    board.set_state(rank, RankPhase.RUNNING)
     try:
         function, sources = cloudpickle.loads(Path(config["function"]).read_bytes())
         install_sources(sources)
@@ -128,11 +128,11 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         with redirect_stdout(printed), redirect_stderr(printed):
             output = program(function, decode(payload))
         reply = (Frame.OUTPUT, encode(output))
-        board.set_state(rank, State.FINISHED)
+        board.set_state(rank, RankPhase.FINISHED)
     except BaseException as error:
         failure = describe(error, labels)
         reply = (Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch}))
-        board.set_state(rank, State.RAISED)
+        board.set_state(rank, RankPhase.RAISED)
     with suppress(OSError):
         send_frame(channel, *reply)
         # Stay: leaving would close connections that other ranks may still use.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from course_lib.ranks.board.pages import MAX_RANKS
+from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.output.summary import html_table, one_line
@@ -185,8 +185,8 @@ def _make_engine(
 ) -> Engine:
     if on == "simulated":
         return Simulated(world_size, network, device, computation)
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
-        raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
+    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
+        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:
         raise ValueError('device=… and computation=… are for on="simulated"')
     if network is not None:

@@ -70,6 +70,7 @@ class RankError(RanksError):
     Attributes:
         rank: the rank that failed first.
         original: the exception as it was raised, where it could be sent back; else ``None``.
+        frames: rank → the frames in which it failed, with their variables, as text.
 
     """
 
@@ -85,6 +86,7 @@ class RankError(RanksError):
         super().__init__(summary, states, detail)
         self.rank = rank
         self.original = original
+        self.frames: dict[int, str] = {}
 
 
 class DeadlockError(RanksError):

@@ -12,6 +12,7 @@ import cloudpickle
 
 from course_lib.ranks.explain.errors import CollectiveMismatch, RankError, RankState, RankTimeout
 from course_lib.ranks.explain.lines import innermost, is_ours, named
+from course_lib.ranks.explain.post_mortem import describe_frames
 from course_lib.ranks.explain.words import names, one_or_many
 
 
@@ -30,6 +31,8 @@ class Failure:
     """Whether it is a `CollectiveMismatch`, which the ranks together explain better."""
     pickled: bytes | None
     """The exception itself, where it can be sent."""
+    frames: str = ""
+    """The user's own frames, innermost first: each line of code, and its local variables."""
 
     def original(self) -> BaseException | None:
         """Return the exception as it was raised, where it could be sent; else ``None``."""
@@ -62,6 +65,7 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
         trace=with_labels(text, labels).rstrip(),
         mismatch=isinstance(error, CollectiveMismatch),
         pickled=pickled,
+        frames=describe_frames(error, labels),
     )
 
 
@@ -97,6 +101,7 @@ def rank_error(
         original=original,
     )
     error.__cause__ = original
+    error.frames = {rank: each.frames for rank, each in failures.items()}
     return error
 
 

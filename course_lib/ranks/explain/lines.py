@@ -85,6 +85,11 @@ def innermost_function(dump: str) -> str:
     return frames[0][2] if frames else ""
 
 
+def is_installed(name: str) -> bool:
+    """Return whether a file is this package's, PyTorch's, Python's or that of an installed one."""
+    return name.startswith(_INSTALLED)
+
+
 def is_ours(name: str) -> bool:
     """Return whether a file belongs to this package, whose lines no report shows."""
     return name.startswith(_RANKS)
