@@ -111,7 +111,10 @@ def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], optio
     if isinstance(inner, dist.ProcessGroupGloo):
         if collective.method == "reduce_scatter_single":
             output, whole = arguments
-            return _reduce_scatter(inner, output, whole, options)
+            return _reduce_scatter(inner, output, [whole], output, options)
+        if collective.method == "reduce_scatter":
+            (output,), (inputs,) = arguments
+            return _reduce_scatter(inner, output, inputs, arguments[0], options)
         if collective.method == "alltoall" and _uneven(inner, *arguments):
             return _all_to_all(inner, *arguments)
     method = getattr(inner, collective.method, None) or getattr(inner, collective.old_method)
@@ -119,17 +122,17 @@ def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], optio
 
 
 def _reduce_scatter(
-    inner: Any, output: torch.Tensor, whole: torch.Tensor, options: Any
+    inner: Any, output: torch.Tensor, inputs: Sequence[torch.Tensor], result: Any, options: Any
 ) -> ComposedWork:
-    """Reduce everything everywhere and keep a piece, as gloo does; its own work has no future."""
-    everything = whole.detach().clone(memory_format=torch.contiguous_format)
+    """Reduce everything everywhere and keep a piece, as gloo does; its own work never ends."""
+    everything = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
     reduce = dist.AllreduceOptions()
     reduce.reduceOp = options.reduceOp
     piece = everything.view(inner.size(), -1)[inner.rank()]
     return ComposedWork(
         [inner.allreduce([everything], reduce)],
         lambda: output.copy_(piece.view(output.shape)),
-        output,
+        result,
     )
 
 
