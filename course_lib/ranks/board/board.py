@@ -91,6 +91,8 @@ class Board(Pages):
         """Give `rank` a place for a process group and return its number."""
         for slot in range(MAX_GROUPS):
             word = self._group(rank, slot) // 8
+            if self._words[word] == key:  # of an earlier call that is not over
+                return slot
             if self._words[word] == 0:
                 self._words[word + 1] = sum(1 << member for member in members)
                 self._words[word] = key

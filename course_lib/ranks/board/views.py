@@ -85,7 +85,7 @@ class Message:
 
     numel: int
     dtype: str
-    """As PyTorch writes it: ``torch.float32``."""
+    """For example ``float32``."""
 
     def word(self) -> int:
         """Return it as one 64-bit word."""
@@ -100,9 +100,9 @@ class Message:
 
 
 _DTYPES = (
-    *("torch.float32", "torch.float64", "torch.float16", "torch.bfloat16"),
-    *("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64", "torch.bool"),
-    *("torch.complex64", "torch.complex128", "torch.uint16", "torch.uint32", "torch.uint64"),
+    *("float32", "float64", "float16", "bfloat16"),
+    *("uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("complex64", "complex128", "uint16", "uint32", "uint64"),
 )
 
 

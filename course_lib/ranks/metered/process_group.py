@@ -148,7 +148,7 @@ class MeteredProcessGroup(PythonGroup):
             return self._from_anyone(tensors, tag)
         channel = Channel(sends, peer, tag, self.key)
         other_end = channel.other_end(me.rank)
-        what = Message(sum(tensor.numel() for tensor in tensors), str(tensors[0].dtype))
+        what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
         seq = me.board.start_message(me.rank, channel, what)
         self._compare_message(seq, channel, what)
         me.add_pending(1)

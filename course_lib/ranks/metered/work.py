@@ -101,7 +101,8 @@ class MeteredWork(dist.Work):
                 return
             except RuntimeError:  # of gloo, or merely that the slice is over
                 if self._inner.is_completed():
-                    raise
+                    self._inner.wait()  # says which
+                    return
 
     def get_future(self) -> Any:
         # DDP's reducer waits for the future, in C++, and never calls wait().

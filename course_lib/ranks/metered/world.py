@@ -22,6 +22,7 @@ import inspect
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -73,7 +74,7 @@ def _create(options: Any, _: Any) -> MeteredProcessGroup:
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name, store, timeout = options.group_id, options.store, options.timeout
     if _world is not None:
-        return _world.create(members, name, store, timeout)
+        return _world.create(members, name, timeout)
     rank = members.index(recorder.rank)
     group = MeteredProcessGroup(
         members, name, recorder, link, lambda: connect(store, rank, len(members), timeout)
@@ -129,6 +130,8 @@ class World:
         self._given_up: list[Any] = []  # gloo would wait for what they still wait for
         self._looked_at = _FEW_GROUPS
         self._new_groups = -1, -1
+        self._local: Counter[str] = Counter()
+        self._local_name = ""
         install(recorder, link)
         self._init = c10d.init_process_group
         self._stand_in("init_process_group", self._join_again)
@@ -184,6 +187,7 @@ class World:
                 self._given_up.append(group._inner)
                 group.connect()
         self._call, self._destroyed = call, 0
+        self._local.clear()
         if not dist.is_initialized():
             self._join()
         c10d._world.group_count = call * _NAMES_PER_CALL
@@ -194,7 +198,7 @@ class World:
     # Groups -------------------------------------------------------------------------------------
 
     def create(
-        self, members: tuple[int, ...], name: str, store: Any, timeout: timedelta
+        self, members: tuple[int, ...], name: str, timeout: timedelta
     ) -> MeteredProcessGroup:
         """Return a new group; or, of all ranks, the one that was there before."""
         everyone = self._everyone
@@ -202,11 +206,12 @@ class World:
             return everyone
         rank = members.index(self.recorder.rank)
 
-        made_in = f"call {self._call}, world {self._destroyed}"
+        name = self._local_name or name
+        made_in = f"{name} of call {self._call}, world {self._destroyed}"
 
         def inner() -> Any:
             prefix = f"{made_in}, generation {self._generation}"
-            apart = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+            apart = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
             return connect(apart, rank, len(members), timeout)
 
         group = MeteredProcessGroup(members, name, self.recorder, self._link, inner)
@@ -224,9 +229,18 @@ class World:
         def counted(*given: Any, **named: Any) -> Any:
             bound = signature.bind(*given, **named)
             bound.arguments["backend"] = None  # gloo too: the default, which is metered
+            ranks = bound.arguments.get("ranks")
             if not bound.arguments.get("use_local_synchronization"):
-                self._count_new_group(bound.arguments.get("ranks"))
-            return new_group(*bound.args, **bound.kwargs)
+                self._count_new_group(ranks)
+            elif ranks is not None and self.recorder.rank in ranks:
+                # PyTorch's own name counts groups that the other members may not have.
+                members = spans(sorted(ranks))
+                self._local[members] += 1
+                self._local_name = f"ranks {members}, number {self._local[members]}"
+            try:
+                return new_group(*bound.args, **bound.kwargs)
+            finally:
+                self._local_name = ""
 
         return counted
 
@@ -251,7 +265,9 @@ class World:
         recorder, world = self.recorder, c10d._world
         works = [*recorder.open_collectives, *recorder.open_messages]
         busy = {work.group for work in works}
-        for group in list(world.pg_map):
+        groups = list(world.pg_map)
+        while groups:
+            group = groups.pop()
             name = world.pg_names.get(group)
             if group is self._everyone or name in named or getattr(group, "key", 0) in busy:
                 continue

@@ -31,12 +31,14 @@ def become_main() -> None:
 def _find(name: str) -> Any:
     """Return what the notebook's code that is running calls `name`."""
     if not name.startswith("__"):
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            names = frame.f_globals
-            if names.get("__name__") == "__main__" and name in names:
-                return names[name]
-            frame = frame.f_back
+        # A pool pickles in a thread of its own, for the main thread that waits in the cell.
+        for stack in (sys._getframe(1), *sys._current_frames().values()):
+            frame: types.FrameType | None = stack
+            while frame is not None:
+                names = frame.f_globals
+                if names.get("__name__") == "__main__" and name in names:
+                    return names[name]
+                frame = frame.f_back
         for known in reversed(list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)):
             if known.__module__ == "__main__" and known.__qualname__ == name:
                 return known

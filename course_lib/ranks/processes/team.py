@@ -170,9 +170,11 @@ class Team:
         # All ranks have answered; if they also left the group in step, they are as good as new.
         views = self.board.views()
         wrong = out_of_step(views)
-        self.reusable = wrong is None or self._give_up()
+        failures = self.watch.failures()
+        left = wrong is not None or (failures and self.board.pending())
+        self.reusable = not left or self._give_up()
         self.reusable &= all(member.joined for member in self.members)
-        if failures := self.watch.failures():
+        if failures:
             raise some_raised(failures, views)
         if wrong is not None:
             raise wrong
