@@ -26,7 +26,7 @@ PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope
 test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
-test-all: .venv/ready  ## and those that need gigabytes of memory
+test-all: .venv/ready  ## and those that need gigabytes of memory, or minutes
 	@$(PYTEST) -m '' $(ARGS)
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.

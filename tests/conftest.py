@@ -21,6 +21,7 @@ settings.load_profile("course")
 LONG = (
     "test_submission.py",
     "test_demo.py",
+    "test_nbgrader_config.py",
     "test_main.py",
     "test_lectures.py",
     "test_notebook.py",
@@ -31,12 +32,6 @@ LONG = (
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        place = {name: number for number, name in enumerate(LONG)}
-        items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -93,7 +88,10 @@ def orphans(mark: str, ancestor: int) -> dict[int, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked gpu where there is none."""
+    """Let workers begin with what takes longest; skip what is marked gpu where there is none."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
     if any("gpu" in item.keywords for item in items):
         import torch
 

@@ -34,7 +34,7 @@ Kind = tuple[torch.dtype, torch.device]
 
 def assign_buckets(
     tensors: Sequence[Tensor],
-    bucket_cap_mb: float = 25,
+    bucket_cap_mb: float | Sequence[float] = 25,
     first_bucket_mb: float = 1,
     order: Sequence[int] | None = None,
 ) -> list[list[int]]:
@@ -44,37 +44,41 @@ def assign_buckets(
     bucket of its dtype and device; where it would make that larger than its cap, the bucket is
     closed and a new one opened. The first bucket of each kind has the cap `first_bucket_mb`, if
     that is smaller. So no bucket exceeds its cap, unless it holds a single tensor that does: cap 0
-    gives each tensor its own. (PyTorch closes a bucket *after* the cap has been passed.)
+    gives each tensor its own. (PyTorch closes a bucket *after* the cap has been passed.) Several
+    caps are those of the first bucket of each kind, the second and so on; the last is for all that
+    follow.
 
     Every index of `order` occurs once, and within a bucket the order is kept. A bucket is complete
     when its last tensor is there; the buckets are sorted by that. Nothing is allocated: only the
     tensors' sizes, dtypes and devices count.
 
-    Raises ValueError if a cap is negative.
+    Raises ValueError if a cap is negative, or there is none.
     """
-    if bucket_cap_mb < 0 or first_bucket_mb < 0:
+    several = isinstance(bucket_cap_mb, Sequence)
+    caps = list(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else [bucket_cap_mb]
+    if not caps or min(*caps, first_bucket_mb) < 0:
         raise ValueError(
             f"bucket_cap_mb={bucket_cap_mb} and first_bucket_mb={first_bucket_mb} are sizes in "
             "MiB, 0 or more"
         )
     if order is None:
         order = range(len(tensors) - 1, -1, -1)
-    cap = bucket_cap_mb * MEGABYTE
-    first_cap = min(cap, first_bucket_mb * MEGABYTE)
-    # kind -> (bucket, its bytes, its cap)
-    still_open: dict[Kind, tuple[list[int], int, float]] = {}
+    if not several:
+        caps = [min(*caps, first_bucket_mb), *caps]
+    # kind -> (bucket, its bytes, its number)
+    still_open: dict[Kind, tuple[list[int], int, int]] = {}
     buckets: list[list[int]] = []
     for index in order:
         tensor = tensors[index]
         kind = (tensor.dtype, tensor.device)
         nbytes = tensor.numel() * tensor.element_size()
-        bucket, filled, limit = still_open.get(kind, ([], 0, first_cap))
-        if bucket and filled + nbytes > limit:
-            bucket, filled, limit = [], 0, cap
+        bucket, filled, number = still_open.get(kind, ([], 0, 0))
+        if bucket and filled + nbytes > caps[min(number, len(caps) - 1)] * MEGABYTE:
+            bucket, filled, number = [], 0, number + 1
         if not bucket:
             buckets.append(bucket)
         bucket.append(index)
-        still_open[kind] = (bucket, filled + nbytes, limit)
+        still_open[kind] = (bucket, filled + nbytes, number)
     when = {index: position for position, index in enumerate(order)}
     return sorted(buckets, key=lambda bucket: when[bucket[-1]])
 

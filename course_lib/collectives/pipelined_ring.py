@@ -21,7 +21,7 @@ The sums are taken in the same order as in the plain ring, and have the same bit
 than about a megabyte do harm: a message costs its sender and its receiver work, which then
 outweighs what is hidden.
 
-P. Patarasu and X. Yuan, 2009 (see `ring`); NCCL and gloo pipeline their rings likewise.
+P. Patarasuk and X. Yuan, 2009 (see `ring`); NCCL and gloo pipeline their rings likewise.
 """
 
 from torch import Tensor

@@ -22,7 +22,7 @@ tensors and large K.
 
 Every chunk is added up once, on one path, and then copied: the ranks end with the same bits.
 
-P. Patarasu and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 J. Parallel Distrib. Comput. 2009; A. Gibiansky, "Bringing HPC Techniques to Deep Learning", 2017.
 """
 

@@ -10,9 +10,12 @@ Read in this order:
 - `communication_stream`: a GPU stream beside the one that computes
 - `bucket_memory`: where the gradients of all buckets lie
 - `backward_hooks`: when a gradient is ready, and when backward is over
+- `uses`: how often backward adds to a gradient before it is ready
 - `errors`, `reducer`: buckets that leave during backward
+- `buffers`: what no gradient keeps equal
 - `uneven_inputs`: ranks that run out of batches
-- `wrapper`: the class
+- `around_forward`: these together, before and after each forward
+- `pytorch_arguments`, `wrapper`: the class, with PyTorch's names
 """
 
 from course_lib.ddp.comm_hooks import CommHook, GradBucket, all_reduce_hook

@@ -12,7 +12,8 @@ weakly, and go when it goes.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -69,6 +70,15 @@ def _remove(handles: Sequence[torch.utils.hooks.RemovableHandle]) -> None:
         handle.remove()
 
 
+def tensors_in(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples, dicts and dataclasses."""
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors_in([getattr(leaf, field.name) for field in fields(leaf)])
+
+
 class EndOfBackward:
     """Calls the bound method `then`, if its object is still there, when a backward is over.
 
@@ -81,9 +91,9 @@ class EndOfBackward:
 
     def watch(self, outputs: Any) -> None:
         """Ask for the end of the backward that will begin at one of the tensors in `outputs`."""
-        for output in tree_leaves(outputs):
+        for output in tensors_in(outputs):
             # On a leaf (a parameter, an input) the hook would stay beyond this graph.
-            if isinstance(output, Tensor) and output.grad_fn is not None:
+            if output.grad_fn is not None:
                 output.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def ask(self) -> None:

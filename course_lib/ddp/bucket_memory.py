@@ -66,7 +66,7 @@ class GradientBuckets:
     def __init__(
         self,
         params: Sequence[Tensor],
-        bucket_cap_mb: float,
+        bucket_cap_mb: float | Sequence[float],
         first_bucket_mb: float,
         allocate: Allocate,
     ) -> None:

@@ -1,7 +1,8 @@
 """What the reducer says when backward did something that would leave the replicas different.
 
 Each function returns a RuntimeError, for the caller to raise. The message names the rank and, where
-it is about one, the parameter, and ends with what to do about it.
+it is about one, the parameter, and says what to do about it. It ends with what PyTorch's DDP says
+of the same mistake: that is the sentence others have asked about.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 _SHOWN = 8
+
+
+def nothing_to_train() -> RuntimeError:
+    """Return the error for a module without a parameter that needs a gradient."""
+    return _error(
+        "no parameter of this module needs a gradient, so there is nothing to synchronise",
+        "Use the module without a wrapper.",
+        "DistributedDataParallel is not needed when a module doesn't have any parameter that "
+        "requires a gradient.",
+    )
 
 
 def unfinished_backward() -> RuntimeError:
@@ -26,7 +37,10 @@ def second_backward(name: str) -> RuntimeError:
         f"backward() reached '{name}' a second time after one forward, when its gradient had been "
         "averaged already",
         "Call the wrapped model before each backward(), and not its .module. To add up gradients, "
-        "put all but the last forward and backward in `with model.no_sync():`.",
+        "put all but the last forward and backward in `with model.no_sync():`. Where reentrant "
+        "checkpointing goes through shared weights several times, and alike in every step, wrap "
+        "the model with static_graph=True.",
+        "Expected to mark a variable ready only once.",
     )
 
 
@@ -73,8 +87,40 @@ def unused_parameters(names: Sequence[str]) -> RuntimeError:
         "If the loss is not to depend on them, wrap the model with find_unused_parameters=True "
         "(zeros are averaged in their place), or freeze them before wrapping it. If several "
         "backward() follow one forward, add up the losses and call it once.",
+        "Expected to have finished reduction in the prior iteration before starting a new one.",
     )
 
 
-def _error(what: str, advice: str) -> RuntimeError:
-    return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}")
+def changed_graph(name: str, seldom: bool) -> RuntimeError:
+    """Return the error for more or (`seldom`) fewer additions to a gradient than in step one."""
+    return _error(
+        f"backward() added to the gradient of '{name}' {'less' if seldom else 'more'} often than "
+        "in the first step, but the model is wrapped with static_graph=True",
+        "Wrap it with find_unused_parameters=True instead, if the loss depends on other parameters "
+        "in every step.",
+        "Your training graph has changed in this iteration",
+    )
+
+
+def verify_gradient(name: str, param: Tensor, strides: Sequence[int], view: Tensor) -> None:
+    """Raise the error for a gradient of `param` that cannot go where it belongs, in `view`.
+
+    `strides` are those that the parameter had when it was wrapped.
+    """
+    gradient = param.grad
+    assert gradient is not None
+    if gradient.is_sparse:
+        raise sparse_gradient(name)
+    if gradient.dtype != view.dtype or gradient.shape != view.shape:
+        raise changed_parameter(name, gradient, view)
+    now = param.stride()
+    # How far apart the elements of a dimension with one of them are says nothing.
+    if now != tuple(strides) and any(
+        a != b for a, b, size in zip(now, strides, view.shape, strict=True) if size > 1
+    ):
+        raise changed_layout(name, now, strides)
+
+
+def _error(what: str, advice: str, pytorch: str = "") -> RuntimeError:
+    other = f' (PyTorch: "{pytorch}")' if pytorch else ""
+    return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}{other}")

@@ -14,7 +14,7 @@ summed, the backend would crash, hang, or mix up numbers; `verify_same_model` na
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -48,26 +48,55 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group =
             member.copy_(piece.view(member.shape))
 
 
-def broadcast_module_states(module: nn.Module, source: int = 0, group: Group = None) -> None:
+def named_parameters(
+    module: nn.Module, ignored: Collection[str] = ()
+) -> list[tuple[str, nn.Parameter]]:
+    """Return pairs of name and parameter, without those whose names are all in `ignored`.
+
+    Each once, under its first name that is not ignored: a tied parameter is one parameter.
+    """
+    found: dict[nn.Parameter, str] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        if name not in ignored:
+            found.setdefault(param, name)
+    return [(name, param) for param, name in found.items()]
+
+
+def named_buffers(module: nn.Module, ignored: Collection[str] = ()) -> list[tuple[str, Tensor]]:
+    """Return pairs of name and buffer, as `named_parameters`."""
+    found: dict[Tensor, str] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        if name not in ignored:
+            found.setdefault(buffer, name)
+    return [(name, buffer) for buffer, name in found.items()]
+
+
+def broadcast_module_states(
+    module: nn.Module, source: int = 0, group: Group = None, ignored: Collection[str] = ()
+) -> None:
     """Give all ranks the parameters and buffers of the module on rank `source` of `group`.
 
     In place, as `broadcast_tensors`. `verify_same_model` checks before that the modules are alike.
+    Those named in `ignored` stay what they are.
     """
-    tensors = [*module.parameters(), *module.buffers()]
-    broadcast_tensors([tensor for tensor in tensors if tensor.numel()], source, group)
+    named = [*named_parameters(module, ignored), *named_buffers(module, ignored)]
+    broadcast_tensors([tensor for _, tensor in named if tensor.numel()], source, group)
 
 
-def verify_same_model(module: nn.Module, group: Group = None) -> None:
+def verify_same_model(
+    module: nn.Module, group: Group = None, ignored: Collection[str] = ()
+) -> None:
     """Check that the ranks have the same parameters and buffers: by name, shape, dtype and order.
 
-    A parameter must also be frozen on all ranks or on none. All must call. Costs one small
-    all-gather, of a digest; the descriptions follow only if those differ. Raises RuntimeError on
-    every rank, naming the first tensor that differs; ValueError if this rank is not in `group`.
+    A parameter must also be frozen on all ranks or on none; those named in `ignored` do not count.
+    All must call. Costs one small all-gather, of a digest; the descriptions follow only if those
+    differ. Raises RuntimeError on every rank, naming the first tensor that differs; ValueError if
+    this rank is not in `group`.
     """
     _, world_size = place_in(group)
     if world_size == 1:
         return
-    mine = _description(module)
+    mine = _description(module, ignored)
     digest = hashlib.sha256(repr(mine).encode()).digest()
     device = next((param.device for param in module.parameters()), torch.device("cpu"))
     # Seven of its bytes are an int64 on every platform, and enough.
@@ -82,13 +111,13 @@ def verify_same_model(module: nn.Module, group: Group = None) -> None:
     raise RuntimeError(_difference(descriptions, other, dist.get_process_group_ranks(_all(group))))
 
 
-def _description(module: nn.Module) -> dict[str, str]:
+def _description(module: nn.Module, ignored: Collection[str]) -> dict[str, str]:
     """Return name → what must be equal, in the order of the module."""
     described = {}
-    for name, param in module.named_parameters():
+    for name, param in named_parameters(module, ignored):
         state = "" if param.requires_grad else ", frozen"
         described[f"parameter '{name}'"] = f"{tuple(param.shape)} {param.dtype}{state}"
-    for name, buffer in module.named_buffers():
+    for name, buffer in named_buffers(module, ignored):
         described[f"buffer '{name}'"] = f"{tuple(buffer.shape)} {buffer.dtype}"
     return described
 
@@ -102,7 +131,10 @@ def _difference(descriptions: Sequence[dict[str, str]], other: int, ranks: Seque
         found = f"{what} is {here} on rank {ranks[0]} and {there} on rank {ranks[other]}"
     else:
         found = f"ranks {ranks[0]} and {ranks[other]} have the same tensors in different orders"
-    return f"the ranks have different models: {found}. Build the same model on every rank."
+    return (
+        f"the ranks have different models: {found}. Build the same model on every rank. "
+        "(DDP expects same model across all ranks.)"
+    )
 
 
 def _all(group: Group) -> dist.ProcessGroup | None:

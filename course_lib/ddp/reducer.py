@@ -34,15 +34,15 @@ from course_lib.ddp.bucket_memory import Allocate, GradientBuckets
 from course_lib.ddp.comm_hooks import CommHook, GradBucket, launch
 from course_lib.ddp.communication_stream import CommunicationStream
 from course_lib.ddp.errors import (
-    changed_layout,
-    changed_parameter,
+    changed_graph,
     second_backward,
-    sparse_gradient,
     unfinished_backward,
     unused_parameters,
+    verify_gradient,
     wrapped_anew,
 )
 from course_lib.ddp.module_states import broadcast_tensors
+from course_lib.ddp.uses import Uses
 from course_lib.gradient_sync import copy_scaled
 
 
@@ -65,10 +65,11 @@ class Reducer:
     def __init__(
         self,
         named_params: Sequence[tuple[str, Tensor]],
-        bucket_cap_mb: float,
+        group: Group,
+        bucket_cap_mb: float | Sequence[float],
         first_bucket_mb: float,
         find_unused: bool,
-        group: Group,
+        static_graph: bool,
         allocate: Allocate,
     ) -> None:
         self.names = [name for name, _ in named_params]
@@ -77,16 +78,20 @@ class Reducer:
         _, self.world_size = place_in(group)
         self.divisor = self.world_size
         self.find_unused = find_unused
+        self._static_graph = static_graph
         self.hook: tuple[Any, CommHook] | None = None
         self._stream = CommunicationStream(self.params[0].device)
         self._state = State.LOCAL
         self._in_backward = False
         self._synchronised = False  # ever
         self._order: dict[int, None] = {}  # indices, as their gradients became ready
+        self._uses = Uses(len(self.params), learn=static_graph)
+        self._users = [1] * len(self.params)  # see _count_users
         # With unused parameters the order says little, and differs from step to step.
         self._rebuild_pending = not find_unused
         self._gradients = GradientBuckets(self.params, bucket_cap_mb, first_bucket_mb, allocate)
         self._waits: list[Callable[[], object]] = []  # one for each bucket that has left
+        self.other_waits: list[Callable[[], object]] = []  # for what must be over with them
         self._strides = [param.stride() for param in self.params]
         self._end = EndOfBackward(self._backward_is_over)
         self.hooked = hook_gradients(self, self.params)
@@ -109,6 +114,7 @@ class Reducer:
             self._rebuild_pending = False
             self._rebuild()
         self._order.clear()
+        self._uses.begin()
         self._waits.clear()
         self._gradients.expect_all()
         self._state = State.EXPECTING
@@ -131,49 +137,45 @@ class Reducer:
         seen = list(self._order) if len(self._order) == len(self.params) else default
         order = torch.tensor(seen, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
-        indices = order.tolist()
-        if indices != default:
+        if order.tolist() != default:
             for param in self.params:  # what was not cleared lies where others will be
                 param.grad = None if param.grad is None else param.grad.clone()
-            self._gradients.use(indices)
+            self._gradients.use(order.tolist())
 
     # --- during backward --------------------------------------------------------------------------
 
     def on_gradient(self, index: int) -> None:
-        """Take over the gradient of parameter `index`, which is ready."""
+        """Take over the gradient of parameter `index`, if nothing more will be added to it."""
         if self._state is State.LOCAL:
             return
-        if self._state is State.DONE or index in self._order:
-            raise second_backward(self.names[index])
-        self._in_backward = True
+        self._uses.add(index)
+        if self._state is State.DONE or self._uses.surplus(index):
+            name = self.names[index]
+            raise changed_graph(name, False) if self._static_graph else second_backward(name)
+        if not self._in_backward:
+            self._in_backward = True
+            for unused in self._uses.never:
+                self._take(unused)
         self._end.ask()
-        self._take(index)
-        self._launch_complete()
+        if self._uses.ready(index):
+            self._take(index)
+            self._launch_complete()
+        else:
+            self._order.pop(index, None)
+            self._order[index] = None
 
     def _take(self, index: int) -> None:
         """Copy the gradient into its bucket, which it is from now on a view of."""
         param, (bucket, view) = self.params[index], self._gradients.place[index]
         gradient = param.grad
         if gradient is not None:
-            self._check(index, gradient, view)
+            verify_gradient(self.names[index], param, self._strides[index], view)
             gradient = gradient.detach()
         copy_scaled(gradient, 1.0 if self.hook else 1 / self.divisor, view)
         if gradient is not None:
             param.grad = view
         self._order[index] = None
         bucket.pending -= 1
-
-    def _check(self, index: int, gradient: Tensor, view: Tensor) -> None:
-        if gradient.is_sparse:
-            raise sparse_gradient(self.names[index])
-        if gradient.dtype != view.dtype or gradient.shape != view.shape:
-            raise changed_parameter(self.names[index], gradient, view)
-        now, then = self.params[index].stride(), self._strides[index]
-        # How far apart the elements of a dimension with one of them are says nothing.
-        if now != then and any(
-            a != b for a, b, size in zip(now, then, view.shape, strict=True) if size > 1
-        ):
-            raise changed_layout(self.names[index], now, then)
 
     def _launch_complete(self) -> None:
         """Launch the buckets that are complete, as far as none before them is missing."""
@@ -208,17 +210,25 @@ class Reducer:
         """
         if self._state is not State.EXPECTING:
             return
-        missing = [index for index in range(len(self.params)) if index not in self._order]
-        if missing and not self.find_unused:
-            raise unused_parameters([self.names[index] for index in missing])
-        for index in missing:
-            self._take(index)
+        self._verify_uses()
+        taken = set() if self._uses.learning else set(self._order)
+        for index in dict.fromkeys([*self._order, *range(len(self.params))]):
+            if index not in taken:
+                self._take(index)
+        self._uses.learn()
         # One that has a gradient from a backward that stayed local is used.
-        unused = {index for index in missing if self.params[index].grad is None}
-        users = self._launch_rest_and_wait(unused)
+        unused = {index for index, param in enumerate(self.params) if param.grad is None}
+        self._launch_rest_and_wait(unused)
         for index in unused:
-            if users[index]:
+            if self._users[index]:
                 self.params[index].grad = self._gradients.place[index][1]
+
+    def _verify_uses(self) -> None:
+        missing = [self.names[index] for index in self._uses.missing()]
+        if missing and self._static_graph:
+            raise changed_graph(missing[0], True)
+        if missing and not self.find_unused:
+            raise unused_parameters(missing)
 
     def contribute_zeros(self) -> None:
         """Take part in one synchronisation of the others, without a gradient of one's own."""
@@ -228,24 +238,27 @@ class Reducer:
             bucket.pending = 0
         self._launch_rest_and_wait(set(range(len(self.params))))
 
-    def _launch_rest_and_wait(self, unused: set[int]) -> list[int]:
-        """Return, for `find_unused`, how many ranks have a gradient of each parameter.
-
-        A parameter that no rank used must not get a gradient of zeros: an optimizer with momentum
-        or weight decay would move it.
-        """
+    def _launch_rest_and_wait(self, unused: set[int]) -> None:
         self._launch_complete()
-        users = [int(index not in unused) for index in range(len(self.params))]
         with self._stream.after_current():
-            if self.find_unused:  # after all buckets, where it has the same place on every rank
-                counts = torch.tensor(users, device=self.params[0].device)
-                dist.all_reduce(counts, group=self.group)
-                if unused:  # reading it makes the host wait for the GPU
-                    users = counts.tolist()
-            for wait in self._waits:
+            if not self._synchronised if self._static_graph else self.find_unused:
+                self._count_users(unused)  # after all buckets: its place on every rank
+            for wait in (*self._waits, *self.other_waits):
                 wait()
+        self.other_waits.clear()
         self._stream.join_current()
         self._in_backward = False
         self._state = State.DONE
         self._synchronised = True
-        return users
+
+    def _count_users(self, unused: set[int]) -> None:
+        """Learn how many ranks have a gradient of each parameter.
+
+        A parameter that no rank used must not get a gradient of zeros: an optimizer with momentum
+        or weight decay would move it.
+        """
+        counts = [int(index not in unused) for index in range(len(self.params))]
+        users = torch.tensor(counts, device=self.params[0].device)
+        dist.all_reduce(users, group=self.group)
+        if unused or self._static_graph:  # reading it makes the host wait for the GPU
+            self._users = users.tolist()

@@ -14,6 +14,7 @@ all are done. Its replica has stood still meanwhile, so at the end it gets the w
 was active to the last.
 
 Before every forward the ranks tell one another who is still active: one all-reduce of K numbers.
+Whoever would rather stop than go on with fewer says `join(throw_on_early_termination=True)`.
 
 `torch.distributed.algorithms.join` is PyTorch's form of it.
 """
@@ -27,8 +28,8 @@ from course_lib.collectives import Group, place_in
 class Activity:
     """Who still has inputs, as of the last forward.
 
-    The ranks of `group` tell each other with tensors on `device`. Raises ValueError if this rank is
-    not one of them.
+    The ranks of `group` tell each other with tensors on `device`. With `throw_early` the first one
+    that is done ends it for all. Raises ValueError if this rank is not one of them.
 
     Attributes:
         active: the ranks (numbers in the group) that ran a forward in the last round in which any
@@ -36,17 +37,19 @@ class Activity:
 
     """
 
-    def __init__(self, group: Group, device: torch.device) -> None:
+    def __init__(self, group: Group, device: torch.device, throw_early: bool = False) -> None:
         self.group = group
         self.rank, world_size = place_in(group)
         self.active = list(range(world_size))
         self._device = device
+        self._throw_early = throw_early
         self._world_size = world_size
 
     def announce(self, active: bool) -> bool:
         """Say whether this rank runs another forward; return whether any rank does.
 
         All ranks must call, once per round. One all-reduce of K int32, which the host waits for.
+        Raises RuntimeError, on all ranks at once, if it is to and some run one and others do not.
         """
         flags = torch.zeros(self._world_size, dtype=torch.int32, device=self._device)
         flags[self.rank] = int(active)
@@ -54,6 +57,13 @@ class Activity:
         now = [rank for rank, flag in enumerate(flags.tolist()) if flag]
         if now:
             self.active = now
+        if self._throw_early and now and len(now) < self._world_size:
+            if active:
+                raise RuntimeError(
+                    "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
+                    f"Still with inputs: {now} of {self._world_size} ranks."
+                )
+            raise RuntimeError(f"Rank {self.rank} exhausted all inputs, before others did.")
         return bool(now)
 
     @property

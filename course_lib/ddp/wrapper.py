@@ -18,23 +18,27 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
+from course_lib.ddp.around_forward import AroundForward
 from course_lib.ddp.bucket_memory import Allocate, allocate_empty
+from course_lib.ddp.buffers import BufferHook
 from course_lib.ddp.comm_hooks import CommHook
+from course_lib.ddp.errors import nothing_to_train
 from course_lib.ddp.module_states import (
     broadcast_module_states,
-    broadcast_tensors,
+    named_parameters,
     verify_same_model,
 )
-from course_lib.ddp.reducer import Reducer
-from course_lib.ddp.uneven_inputs import Activity
+from course_lib.ddp.pytorch_arguments import translate
 
 
 class DistributedDataParallel(nn.Module):
@@ -43,7 +47,8 @@ class DistributedDataParallel(nn.Module):
     All ranks must construct it, with modules of the same structure; parameters and buffers are
     broadcast from the group's first rank. Gradients are views into flat buckets: clear them with
     `zero_grad()`, and do not keep them beyond the next backward. Keep the wrapper, though: when it
-    is gone, its module is an ordinary one again, and nothing is synchronised.
+    is gone, its module is an ordinary one again, and nothing is synchronised. PyTorch's other names
+    of arguments, as `process_group`, are understood or refused: see `pytorch_arguments`.
 
     Args:
         module: any module with parameters on one device, which is also that of the collectives.
@@ -56,85 +61,97 @@ class DistributedDataParallel(nn.Module):
             are averaged with zeros for the ranks that did not use them, and keep the gradient None
             where no rank did. Costs one more all-reduce per step. If False, such a parameter is an
             error, named at the end of backward.
+        static_graph: promise that every backward is like the first: then unused parameters cost
+            nothing more, and one may be used several times by reentrant checkpointing (`uses`).
         broadcast_buffers: broadcast the first rank's buffers (BatchNorm's statistics) not only at
             the start, but also before each forward that follows a synchronised one; so all ranks
             must run that one, even if it only evaluates.
+        init_sync: check at the start that the models are alike, and make them equal. Without it
+            that is left to the caller.
+        ignored: names of parameters and buffers that are left alone: not averaged, not broadcast.
+            What PyTorch's `_set_params_and_buffers_to_ignore_for_model` has noted counts as well.
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
             dtype and device lie, for kinds that collectives work on directly: `empty` of a
             `peer_memory.SharedMemory`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.
+        require_backward_grad_sync: False stands for `no_sync`.
 
     Raises:
         RuntimeError: no parameter needs a gradient, or the ranks' models differ; later, in forward
             or backward, whatever would leave the replicas different. The message names the
             parameter and the rank.
         ValueError: there is no process group, this rank is not in it, or a size is negative.
+        TypeError, NotImplementedError: an argument is unknown, or only PyTorch's DDP can do that.
 
     """
 
     def __init__(
         self,
         module: nn.Module,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float | None = 25,
         first_bucket_mb: float = 1,
         group: Group = None,
         comm_hook: CommHook | tuple[Any, CommHook] | None = None,
         *,
         find_unused_parameters: bool = False,
-        broadcast_buffers: bool = True,
+        static_graph: bool = False,
+        broadcast_buffers: bool | None = True,
+        init_sync: bool = True,
+        ignored: Collection[str] = (),
         allocate: Allocate = allocate_empty,
+        **pytorch: Any,
     ) -> None:
         super().__init__()
-        place_in(group)
-        verify_same_model(module, group)
-        if not any(param.requires_grad for param in module.parameters()):
-            raise RuntimeError(
-                "no parameter of this module needs a gradient, so there is nothing to synchronise: "
-                "use the module without DistributedDataParallel"
-            )
+        said = translate(module, group, bucket_cap_mb, broadcast_buffers, pytorch)
+        self.group, self.device_mesh, self._device = said.group, said.mesh, said.device
+        place_in(self.group)
+        self._ignored = {*ignored, *getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+        if init_sync:
+            verify_same_model(module, self.group, self._ignored)
+        if not any(param.requires_grad for _, param in named_parameters(module, self._ignored)):
+            raise nothing_to_train()
         if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
             raise RuntimeError("part of this module is wrapped already: wrap the plain module")
-        broadcast_module_states(module, 0, group)
+        if init_sync:
+            broadcast_module_states(module, 0, self.group, self._ignored)
         self.module = module
-        self.group = group
-        self.broadcast_buffers = broadcast_buffers
-        self._modules_inside = list(module.modules())
-        self._options = (bucket_cap_mb, first_bucket_mb, find_unused_parameters)
+        self.broadcast_buffers = said.sync_buffers
+        self.require_backward_grad_sync = True
+        self._options = (said.caps, first_bucket_mb, find_unused_parameters, static_graph)
         self._hook_in(allocate)
         if comm_hook is not None:
-            pair = comm_hook if isinstance(comm_hook, tuple) else (group, comm_hook)
+            pair = comm_hook if isinstance(comm_hook, tuple) else (self.group, comm_hook)
             self.register_comm_hook(*pair)
-        self._sync = True
-        self._buffers_may_differ = True
-        self._activity: Activity | None = None
-        self._divide_by_active = False
 
     def _hook_in(self, allocate: Allocate) -> None:
-        # Each once, under its first name: a tied parameter is one parameter.
-        named = list(self.module.named_parameters())
-        trained = [(name, param) for name, param in named if param.requires_grad]
-        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
-        # A copy may be frozen as a whole.
-        self._reducer = Reducer(trained or named, *self._options, self.group, allocate)
+        options = (*self._options, allocate)
+        self._around = AroundForward(self.module, self._ignored, self.group, options)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group, also where that is the one of all ranks; hooks written for PyTorch ask it."""
+        return dist.group.WORLD if self.group is None else self.group
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle takes along: not the comm hook, nor special memory.
+        """Return what a copy or a pickle takes along: not the hooks, nor special memory.
 
         A deep copy stays in its group; where a pickle is loaded, the group is that of all ranks.
         """
-        state = {**self.__dict__, "_sync": True, "_activity": None, "_divide_by_active": False}
-        del state["_reducer"], state["_frozen"], state["group"]
+        state = {**self.__dict__, "require_backward_grad_sync": True}
+        for name in ("_around", "group", "device_mesh"):
+            del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"group": None, **state})  # type: ignore[no-untyped-call]
+        super().__setstate__({"group": None, "device_mesh": None, **state})  # type: ignore[no-untyped-call]
         self._hook_in(allocate_empty)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedDataParallel":
         twin = memo[id(self)] = type(self).__new__(type(self))
-        twin.__setstate__({**copy.deepcopy(self.__getstate__(), memo), "group": self.group})
+        place = {"group": self.group, "device_mesh": self.device_mesh}
+        twin.__setstate__({**copy.deepcopy(self.__getstate__(), memo), **place})
         return twin
 
     def __copy__(self) -> "DistributedDataParallel":
@@ -143,11 +160,28 @@ class DistributedDataParallel(nn.Module):
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` do what is done with a bucket. Once, on every rank.
 
-        Raises RuntimeError if there is a hook already.
+        Raises TypeError if it cannot be called, RuntimeError if there is a hook already.
         """
-        if self._reducer.hook is not None:
-            raise RuntimeError("there is a comm hook already: it can be registered only once")
-        self._reducer.hook = (state, hook)
+        if not callable(hook):
+            raise TypeError(f"a communication hook must be callable, not {hook!r}")
+        if self._around.reducer.hook is not None:
+            raise RuntimeError(
+                'there is a comm hook already. (PyTorch: "register_comm_hook or '
+                'register_builtin_comm_hook can only be called once.")'
+            )
+        self._around.reducer.hook = (state, hook)
+
+    def register_buffer_hook(
+        self, state: Any, hook: BufferHook, after_forward: bool = True
+    ) -> None:
+        """Let `hook(state, named_buffers)` make buffers equal, in place of a broadcast.
+
+        On every rank; after each synchronised forward, or before it. See `buffers`. Raises
+        TypeError if it cannot be called.
+        """
+        if not callable(hook):
+            raise TypeError(f"a buffer hook must be callable, not {hook!r}")
+        self._around.buffers.hook = (state, hook, after_forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and expect a backward (where gradients are on, and not in `no_sync`).
@@ -155,45 +189,17 @@ class DistributedDataParallel(nn.Module):
         Raises RuntimeError if the last backward did not end, or a parameter that was frozen when it
         was wrapped is not any more.
         """
-        synchronised = torch.is_grad_enabled() and self._sync
-        if synchronised and self._activity is not None:
-            self._activity.announce(active=True)
-        self._before_forward(synchronised)
-        if synchronised:
-            self._check_frozen()
-            self._reducer.prepare()
-        elif torch.is_grad_enabled():
-            self._reducer.stay_local()
+        if self._device is not None:
+            args, kwargs = tree_map_only(Tensor, self._move, (args, kwargs))
+        synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self._around.before(synchronised, self.broadcast_buffers)
         outputs = self.module(*args, **kwargs)
         if synchronised:
-            self._reducer.watch(outputs)
+            self._around.after(outputs, self.broadcast_buffers)
         return outputs
 
-    def _before_forward(self, synchronised: bool) -> None:
-        """Make buffers equal, where the last forward may have made them different."""
-        source = 0
-        if self._activity is not None:
-            if not synchronised:
-                return  # ranks without inputs do not hear of this forward
-            source = self._activity.authority
-            active = len(self._activity.active)
-            self._reducer.divisor = active if self._divide_by_active else self._reducer.world_size
-        if self._buffers_may_differ and self.broadcast_buffers:
-            broadcast_tensors(self._current_buffers(), source, self.group)
-        self._buffers_may_differ = synchronised
-
-    def _current_buffers(self) -> list[Tensor]:
-        """Return the buffers, looked up anew: a module may have replaced one by another tensor."""
-        found = [b for m in self._modules_inside for b in m._buffers.values() if b is not None]
-        return [b for b in dict.fromkeys(found) if b.numel()]
-
-    def _check_frozen(self) -> None:
-        for name, param in self._frozen:
-            if param.requires_grad:
-                raise RuntimeError(
-                    f"'{name}' was frozen when it was wrapped and is not any more, so its gradient "
-                    "would stay different on every rank: wrap the model again"
-                )
+    def _move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
 
     def finish_gradient_synchronization(self) -> None:
         """Wait until the gradients are averaged. Backward does this itself when it ends.
@@ -203,7 +209,7 @@ class DistributedDataParallel(nn.Module):
         `find_unused_parameters`): there backward reaches nothing that could tell. Without that
         option it raises RuntimeError, naming the parameters.
         """
-        self._reducer.finish()
+        self._around.reducer.finish()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -212,28 +218,28 @@ class DistributedDataParallel(nn.Module):
         The next forward and backward outside average all that has been added up. To accumulate M
         micro-batches, put the first M - 1 inside: one synchronisation instead of M.
         """
-        before, self._sync = self._sync, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
         finally:
-            self._sync = before
+            self.require_backward_grad_sync = before
 
-    @contextmanager
-    def join(self, divide_by_initial_world_size: bool = True) -> Iterator[None]:
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[None]:
         """Train with different numbers of batches per rank: `with model.join(): for x in …`.
 
         A rank that leaves the loop averages zeros until the last one leaves it; then all take over
         the state of one of the last. See `uneven_inputs`. With `divide_by_initial_world_size=False`
         the mean is over the ranks that still have batches, not over K.
+
+        `enable=False` switches it off, for inputs known to be even. `throw_on_early_termination`:
+        when the first rank leaves the loop, raise RuntimeError on all of them.
         """
-        self._activity = Activity(self.group, self._reducer.params[0].device)
-        self._divide_by_active = not divide_by_initial_world_size
-        try:
-            yield
-            while self._activity.announce(active=False):
-                self._before_forward(synchronised=True)
-                self._reducer.contribute_zeros()
-            broadcast_module_states(self.module, self._activity.authority, self.group)
-        finally:
-            self._activity = None
-            self._reducer.divisor = self._reducer.world_size
+        if not enable:
+            return nullcontext()
+        by_initial, throw = divide_by_initial_world_size, throw_on_early_termination
+        return self._around.join(by_initial, throw, self.broadcast_buffers)

@@ -27,7 +27,7 @@ Names = dict[str, Any]
 # Parts that other parts call, and people do not.
 INSIDE = {
     *("ddp.reducer", "ddp.backward_hooks", "ddp.bucket_memory", "ddp.communication_stream"),
-    *("ddp.errors", "peer_memory.shared_pages"),
+    *("ddp.errors", "ddp.uses", "ddp.around_forward", "peer_memory.shared_pages"),
 }
 GPU = "course_lib.peer_memory.symmetric_memory"
 

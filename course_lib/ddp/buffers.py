@@ -1,0 +1,82 @@
+"""Buffers: BatchNorm's statistics and the like, which no gradient keeps equal.
+
+Every rank computes them from its own batches. So they are made equal again before the forward that
+follows: the first rank's are broadcast. What else may be right (a sum of counters, a mean of
+statistics) says a *buffer hook*:
+
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> def largest(group, named_buffers):
+    ...     for buffer in named_buffers.values():
+    ...         dist.all_reduce(buffer, dist.ReduceOp.MAX, group=group)
+    >>> model = DistributedDataParallel(model)
+    >>> model.register_buffer_hook(None, largest)
+
+A hook gets all buffers, by name, after each synchronised forward, or before it. It may return
+futures, which are waited for at the end of backward.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import Tensor, nn
+
+from course_lib.collectives import Group
+from course_lib.ddp.module_states import broadcast_tensors
+
+BufferHook = Callable[[Any, dict[str, Tensor]], Any]
+"""`hook(state, named_buffers)` → None, or a list of futures."""
+
+Wait = Callable[[], object]
+
+
+class Buffers:
+    """The buffers of `module`, but for those named in `ignored`, among the ranks of `group`.
+
+    Attributes:
+        hook: what is done in place of a broadcast: `(state, hook, after_forward)`.
+
+    """
+
+    def __init__(self, module: nn.Module, ignored: Collection[str], group: Group) -> None:
+        # Not the buffers: a module may replace one by another tensor.
+        self._owners = list(module.named_modules(remove_duplicate=False))
+        self._ignored = ignored
+        self._group = group
+        self._may_differ = True
+        self.hook: tuple[Any, BufferHook, bool] | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """Return name → buffer, as they are now; each once, and no empty one."""
+        found: dict[Tensor, str] = {}
+        for prefix, owner in self._owners:
+            for name, buffer in owner._buffers.items():
+                full_name = f"{prefix}.{name}" if prefix else name
+                if buffer is not None and buffer.numel() and full_name not in self._ignored:
+                    found.setdefault(buffer, full_name)
+        return {name: buffer for buffer, name in found.items()}
+
+    def before_forward(self, source: int, synchronised: bool) -> list[Wait]:
+        """Make them equal, where the last forward may have made them different.
+
+        Without a hook they are then those of rank `source` of the group. Returns the waits for a
+        hook's futures.
+        """
+        if self.hook is not None:
+            return self._call(after=False) if synchronised else []
+        if self._may_differ:
+            broadcast_tensors(list(self.named().values()), source, self._group)
+        self._may_differ = synchronised
+        return []
+
+    def after_forward(self) -> list[Wait]:
+        """Call the hook, if that is its time; return the waits for its futures."""
+        return self._call(after=True) if self.hook is not None else []
+
+    def _call(self, after: bool) -> list[Wait]:
+        assert self.hook is not None
+        state, hook, after_forward = self.hook
+        if after != after_forward:
+            return []
+        # .data, as in `broadcast_tensors`: a backward that is still to come may have saved them.
+        buffers = {name: buffer.data for name, buffer in self.named().items()}
+        return [future.wait for future in hook(state, buffers) or []]

@@ -1,0 +1,58 @@
+"""Uses: how often backward adds to a gradient before it is ready.
+
+Once, where one forward is followed by one backward: autograd adds up all that is due to a parameter
+before it calls the hook. More often, where several backwards run inside one (reentrant activation
+checkpointing of a block that shares weights), and never, where the loss does not depend on it.
+
+Who promises a *static graph*, the same in every step, lets the first backward count. Later ones
+then know which gradients are still to come, and which never will: nothing has to be exchanged, and
+buckets with unused parameters leave in time.
+"""
+
+
+class Uses:
+    """Counts, for each of `count` parameters; learnt from the first backward if `learn`."""
+
+    def __init__(self, count: int, learn: bool) -> None:
+        self._expected = None if learn else [1] * count
+        self._seen = [0] * count
+
+    @property
+    def learning(self) -> bool:
+        """Whether the backward that comes is the one that counts."""
+        return self._expected is None
+
+    @property
+    def never(self) -> list[int]:
+        """The parameters known to be unused; none while `learning`."""
+        return [] if self._expected is None else [i for i, n in enumerate(self._expected) if not n]
+
+    def begin(self) -> None:
+        """Count anew, for the next backward."""
+        self._seen = [0] * len(self._seen)
+
+    def add(self, index: int) -> None:
+        """Count one addition to the gradient of parameter `index`."""
+        self._seen[index] += 1
+
+    def ready(self, index: int) -> bool:
+        """Return whether that was the last one."""
+        return self._expected is not None and self._seen[index] == self._expected[index]
+
+    def surplus(self, index: int) -> bool:
+        """Return whether that was one too many."""
+        return self._expected is not None and self._seen[index] > self._expected[index]
+
+    def missing(self) -> list[int]:
+        """Return the parameters with fewer additions than expected; none while `learning`."""
+        expected = self._seen if self._expected is None else self._expected
+        return [
+            index
+            for index, (seen, due) in enumerate(zip(self._seen, expected, strict=True))
+            if seen < due
+        ]
+
+    def learn(self) -> None:
+        """Expect from now on what was counted, if that was to be learnt."""
+        if self._expected is None:
+            self._expected = list(self._seen)

@@ -1,0 +1,169 @@
+"""Around a forward: buffer hooks, names to leave alone, joins that end early or do nothing."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHookLocation as Location
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import RankError
+from tests.helpers.ddp_scenarios import BOTH, FEW, gradients, mlp, random
+
+# --- buffer hooks ---------------------------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    """Counts, on every rank, something of its own; and holds a buffer in a submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 2).double()
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
+        self.norm = nn.BatchNorm1d(2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += dist.get_rank() + 1
+        return self.norm(self.layer(x))
+
+
+def hooked(ddp: type, futures: bool, after: bool) -> list[list[Tensor]]:
+    net = Counter()
+    wrapped = ddp(net)
+    names = []
+
+    def sum_up(state: str, buffers: dict[str, Tensor]) -> list[torch.futures.Future] | None:
+        names.append((state, *buffers))
+        work = [dist.all_reduce(buffer, async_op=True) for buffer in buffers.values()]
+        if futures:
+            return [handle.get_future() for handle in work]
+        return [handle.wait() for handle in work] and None
+
+    if ddp is TorchDDP:
+        where = Location.POST_FORWARD if after else Location.PRE_FORWARD
+        wrapped._register_buffer_comm_hook("state", sum_up, where)
+    else:
+        wrapped.register_buffer_hook("state", sum_up, after_forward=after)
+    seen = []
+    for step in range(3):
+        loss = wrapped(random(4, 6, seed=step)).square().sum()
+        loss.backward()
+        seen.append([buffer.clone() for buffer in net.buffers()])
+    assert names == [("state", *dict(net.named_buffers()))] * 3
+    return seen
+
+
+@pytest.mark.parametrize(("futures", "after"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_a_buffer_hook_in_place_of_the_broadcast(ranks_of, on, k, futures, after):
+    ours = ranks_of(on, k).run(hooked, DistributedDataParallel, futures, after)
+    theirs = ranks_of("cpu", k).run(hooked, TorchDDP, futures, after)
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def not_callable() -> None:
+    DistributedDataParallel(mlp()).register_buffer_hook(None, "sum")
+
+
+def test_a_buffer_hook_that_cannot_be_called(ranks_of):
+    with pytest.raises(RankError, match="a buffer hook must be callable, not 'sum'"):
+        ranks_of("simulated", 1).run(not_callable)
+
+
+# --- names to leave alone -------------------------------------------------------------------------
+
+
+def ignoring(by: str) -> dict[str, Tensor]:
+    net = Counter()
+    net.seen += dist.get_rank()
+    net.layer.bias.data += dist.get_rank()
+    net.tied = net.layer.weight  # a second name, which is not ignored
+    names = ["seen", "layer.bias", "layer.weight"]
+    if by == "ours":
+        wrapped = DistributedDataParallel(net, ignored=names)
+    else:
+        TorchDDP._set_params_and_buffers_to_ignore_for_model(net, names)
+        wrapped = {"theirs, with ours": DistributedDataParallel, "theirs": TorchDDP}[by](net)
+    wrapped(random(4, 6)).square().sum().backward()
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    grads = {f"grad of {name}": p.grad for name, p in net.named_parameters()}
+    return {name: tensor.detach() for name, tensor in (tensors | grads).items()}
+
+
+@pytest.mark.parametrize("by", ["ours", "theirs, with ours"])
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_ignored_names_stay_each_rank_s_own(ranks_of, on, k, by):
+    replicas = ranks_of(on, k).run(ignoring, by)
+    own = {name for name in replicas[0] if not torch.equal(replicas[0][name], replicas[1][name])}
+    expected = {"seen", "layer.bias", "grad of layer.bias"}
+    statistics = {name for name in replicas[0] if name.startswith("norm.running")}
+    assert own - statistics == expected
+    assert "grad of tied" in replicas[0] or "grad of layer.weight" in replicas[0]
+
+
+def all_ignored() -> None:
+    DistributedDataParallel(nn.Linear(2, 2), ignored=["weight", "bias"])
+
+
+def test_ignoring_everything_is_an_error_in_pytorch_s_words(ranks_of):
+    with pytest.raises(RankError, match="DistributedDataParallel is not needed when a module"):
+        ranks_of("simulated", 2).run(all_ignored)
+
+
+def without_init_sync() -> Tensor:
+    net = mlp(seed=dist.get_rank())
+    DistributedDataParallel(net, init_sync=False)
+    return next(net.parameters()).detach()
+
+
+def test_without_init_sync_nothing_is_sent(ranks_of):
+    ranks = ranks_of("simulated", 2)
+    one, other = ranks.run(without_init_sync)
+    assert not torch.equal(one, other)
+    assert not ranks.trace.calls(0)
+
+
+# --- join -----------------------------------------------------------------------------------------
+
+
+def ending_early(ddp: type, counts: list[int]) -> tuple[int, str]:
+    net = mlp(seed=0)
+    wrapped = ddp(net)
+    steps = 0
+    try:
+        with wrapped.join(throw_on_early_termination=True):
+            for step in range(counts[dist.get_rank()]):
+                wrapped(random(4, 6, seed=step)).sum().backward()
+                steps += 1
+    except RuntimeError as error:
+        wrapped(random(4, 6)).sum().backward()  # and then it goes on as before
+        return steps, str(error)
+    return steps, "no error"
+
+
+@pytest.mark.parametrize("counts", [[2, 4, 2], [3, 3], [5, 1]])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_the_first_rank_that_is_done_may_end_it_for_all(ranks_of, on, counts):
+    ours, theirs = (
+        ranks_of(where, len(counts)).run(ending_early, ddp, counts)
+        for where, ddp in zip((on, "cpu"), BOTH, strict=True)
+    )
+    for (steps, said), (their_steps, they_said) in zip(ours, theirs, strict=True):
+        assert steps == their_steps
+        assert said.startswith(they_said.rstrip("."))
+
+
+def disabled(ddp: type) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = ddp(net)
+    with wrapped.join(enable=False):
+        wrapped(random(4, 6)).sum().backward()
+    return gradients(net)
+
+
+def test_a_join_that_is_switched_off_sends_nothing_more(ranks_of):
+    ranks = ranks_of("simulated", 3)
+    ranks.run(disabled, DistributedDataParallel)
+    assert ranks.trace.calls(0)["all_reduce"] == 1

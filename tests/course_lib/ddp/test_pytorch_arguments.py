@@ -1,0 +1,185 @@
+"""Scripts written for PyTorch's DDP: its names mean the same, or are refused with the reason."""
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib.bucketing import assign_buckets
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ddp.pytorch_arguments import ACCEPTED, REFUSED
+from course_lib.ranks import RankError
+from tests.helpers import ROOT
+from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, random, sgd, state_of
+
+# --- accepted -------------------------------------------------------------------------------------
+
+
+def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
+    net = mlp(seed=dist.get_rank())
+    wrapped = ddp(net, **options)
+    optimizer = sgd(net)
+    for x, y in own_shards():
+        optimizer.zero_grad()
+        mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 0},
+        {"gradient_as_bucket_view": True, "batched_grad_copy": True},
+        {"bucket_cap_mb_list": [0.0001, 0.0004], "forward_sync_buffers": False},
+        {"mixed_precision": None, "delay_all_reduce_named_params": None},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
+    compare(ranks_of(on, k), train_with, options)
+
+
+def in_a_group(by: str) -> list[Tensor]:
+    if by == "device_mesh":
+        group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "replica"))["replica"]
+    else:
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        group = groups[dist.get_rank() // 2]
+    net = mlp(seed=dist.get_rank())
+    wrapped = DistributedDataParallel(net, **{by: group})
+    wrapped(random(4, 6)).sum().backward()
+    assert dist.get_process_group_ranks(wrapped.process_group) == [
+        dist.get_rank() // 2 * 2,
+        dist.get_rank() // 2 * 2 + 1,
+    ]
+    return [*state_of(net), *(p.grad for p in net.parameters())]
+
+
+@pytest.mark.parametrize("by", ["group", "process_group", "device_mesh"])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_a_group_by_three_names(ranks_of, on, by):
+    replicas = ranks_of(on, 4).run(in_a_group, by)
+    for one, other in ((0, 1), (2, 3)):
+        assert all(map(torch.equal, replicas[one], replicas[other]))
+    assert not torch.equal(replicas[0][0], replicas[2][0])
+
+
+def the_attribute(ddp: type) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = ddp(net)
+    for last in (False, False, True):
+        wrapped.require_backward_grad_sync = last
+        wrapped(random(4, 6, seed=int(last))).square().sum().backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_accumulation_by_attribute(ranks_of, on, k):
+    compare(ranks_of(on, k), the_attribute)
+
+
+def test_caps_in_a_list():
+    quarter = [torch.empty(1 << 16)] * 6  # of a MiB
+    assert assign_buckets(quarter, [0.25, 0.5]) == [[5], [4, 3], [2, 1], [0]]
+    assert assign_buckets(quarter, [1]) == [[5, 4, 3, 2], [1, 0]]
+    assert assign_buckets(quarter, [0.25, 0.5]) == assign_buckets(quarter, 0.5, 0.25)
+    for caps in ([], [1, -1]):
+        with pytest.raises(ValueError, match="sizes in MiB"):
+            assign_buckets(quarter, caps)
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+def construct(options: dict[str, Any], twice: bool = False) -> None:
+    if twice:
+        options = {"process_group": dist.group.WORLD, "group": dist.group.WORLD}
+    DistributedDataParallel(mlp(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({name: [1]}, rf"NotImplementedError: .*\({name}=") for name in REFUSED),
+        ({"dim": 1}, "a rank has one"),
+        ({"buckets": 3}, "unexpected keyword argument 'buckets'"),
+        ({"bucket_cap_mb": [0]}, "PyTorch's second argument is device_ids"),
+        ({"device_ids": [0]}, r"device_ids=\[0\] .* but that is cpu"),
+        ({"device_ids": [0, 1]}, "can only be None or contain a single element"),
+        ({"output_device": "cuda:0"}, "output_device=cuda:0"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_is_refused_by_name(ranks_of, options, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 1).run(construct, options)
+
+
+def test_a_group_said_twice_is_refused(ranks_of):
+    with pytest.raises(RankError, match="Cannot specify both process_group and device_mesh"):
+        ranks_of("simulated", 2).run(construct, {}, twice=True)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def table(heading: str) -> dict[str, str]:
+    """Return name → verdict, the first two columns of the table under a heading."""
+    text = (ROOT / "docs/ddp_beside_pytorch.md").read_text()
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (\w[\w ]*?) \|", section, re.MULTILINE)
+    assert len({name for name, _ in rows}) == len(rows)
+    return dict(rows)
+
+
+def names(function: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - {"self"}
+
+
+def test_the_table_has_all_arguments_of_both():
+    """And says of none that it is accepted which is refused, or the other way round."""
+    rows = table("Arguments of the constructor")
+    theirs, ours = names(TorchDDP.__init__), names(DistributedDataParallel.__init__)
+    assert rows.keys() == theirs | ours
+    assert theirs - ours == ACCEPTED.keys() | REFUSED.keys()
+    for name, verdict in rows.items():
+        assert (verdict == "not there") == (name in REFUSED), name
+        assert (verdict == "ours only") == (name not in theirs), name
+
+
+def test_the_defaults_are_pytorch_s():
+    theirs = inspect.signature(TorchDDP.__init__).parameters
+    assert {name: theirs[name].default for name in ACCEPTED} == {
+        name: ACCEPTED[name] for name in ACCEPTED
+    }
+
+
+def public(cls: type) -> set[str]:
+    return {name for name in vars(cls) if not name.startswith("_")} - {"forward"}
+
+
+def test_the_table_has_all_methods_of_both():
+    rows = table("Methods and attributes")
+    for name, verdict in rows.items():
+        there, theirs = hasattr(DistributedDataParallel, name), hasattr(TorchDDP, name)
+        if verdict == "not there":
+            assert not there and theirs, name
+        elif verdict == "ours only":
+            assert there and not theirs, name
+    assert public(TorchDDP) | public(DistributedDataParallel) <= rows.keys()
+
+
+def test_join_has_pytorch_s_signature():
+    ours = inspect.signature(DistributedDataParallel.join).parameters.values()
+    theirs = inspect.signature(TorchDDP.join).parameters.values()
+    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]

@@ -1,0 +1,198 @@
+"""`static_graph=True`: the first backward is counted, the later ones are like it.
+
+Against PyTorch's `static_graph` and against one machine, with different data on every rank.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import RankError
+from tests.helpers.ddp_scenarios import BOTH, FEW, SMALL_CAP, gradients, mlp, random, sgd, state_of
+
+WITH_JOIN = [("simulated", [4, 0, 2]), ("simulated", [0, 3]), ("cpu", [1, 3])]
+
+
+class Branches(nn.Module):
+    """One layer in use everywhere, one on ranks above 0, one nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.by_some, self.by_none = (nn.Linear(6, 6).double() for _ in range(3))
+
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        x = self.used(x)
+        if dist.get_rank() > 0 or other:
+            x = self.by_some(x.tanh())
+        return self.by_none(x) if other else x
+
+
+def train_branches(ddp: type, counts: list[int] | None = None) -> list[Tensor]:
+    net = Branches()
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP, static_graph=True)
+    optimizer = sgd(net)
+    seen = []
+    for step in range(counts[dist.get_rank()] if counts else 4):
+        optimizer.zero_grad()
+        wrapped(random(4, 6, seed=step)).square().sum().backward()
+        seen += gradients(net)
+        optimizer.step()
+    return [*seen, *state_of(net)]
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_unused_parameters_as_with_pytorch(ranks_of, on, k):
+    ours = ranks_of(on, k).run(train_branches, DistributedDataParallel)
+    theirs = ranks_of("cpu", k).run(train_branches, BOTH[1])
+    for replica, other in zip(ours, theirs, strict=True):
+        for tensor, expected in zip(replica, other, strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_unused_parameters_are_told_once_and_their_buckets_leave_in_backward(ranks_of):
+    ranks = ranks_of("simulated", 3)
+    ranks.run(train_branches, DistributedDataParallel)
+    buckets = len([call for call in ranks.trace.events if call.kind == "all_reduce"]) // 3
+    assert (buckets - 1) % 4 == 0  # of four steps; and one all-reduce for who uses what
+
+
+def train_uneven(static: bool, counts: list[int]) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = DistributedDataParallel(net, SMALL_CAP, static_graph=static)
+    optimizer = sgd(net)
+    for rounds in range(2):  # the second time, who had no input the first time learns later
+        mine = counts if rounds == 0 else counts[::-1]
+        with wrapped.join():
+            for step in range(mine[dist.get_rank()]):
+                optimizer.zero_grad()
+                wrapped(random(4, 6, seed=step)).square().mean().backward()
+                optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize(("on", "counts"), WITH_JOIN)
+def test_with_uneven_inputs(ranks_of, on, counts):
+    ranks = ranks_of(on, len(counts))
+    static, plain = (ranks.run(train_uneven, choice, counts) for choice in (True, False))
+    for replica, expected in zip(static, plain, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(replica, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(replica, static[0], strict=True))
+
+
+class Shared(nn.Module):
+    """A layer that two reentrant segments go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.shared = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(lambda y: self.shared(y).tanh(), x, use_reentrant=True)
+        return x
+
+
+def train_shared(ddp: type, static: bool) -> list[Tensor]:
+    net = Shared()
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP, static_graph=static) if ddp else net
+    seen = []
+    for step in range(3):
+        net.zero_grad()
+        wrapped(random(4, 6, seed=step)).square().sum().backward()
+        seen += gradients(net)
+    return seen
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_a_block_with_shared_weights_under_reentrant_checkpointing(ranks_of, on, k):
+    ours = ranks_of(on, k).run(train_shared, DistributedDataParallel, True)
+    alone = ranks_of(on, k).run(train_shared, None, False)
+    for number, tensors in enumerate(zip(*alone, strict=True)):
+        for replica in ours:
+            torch.testing.assert_close(replica[number], sum(tensors) / k, rtol=1e-11, atol=1e-12)
+
+
+def test_without_the_promise_that_is_an_error_which_says_so(ranks_of):
+    with pytest.raises(RankError, match=r"'shared.*a second time .*static_graph=True") as error:
+        ranks_of("simulated", 2).run(train_shared, DistributedDataParallel, False)
+    assert "Expected to mark a variable ready only once" in str(error.value)
+
+
+def several_forwards(ddp: type) -> list[Tensor]:
+    net = mlp(seed=0)
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP, static_graph=True)
+    seen = []
+    for step in range(3):
+        net.zero_grad()
+        losses = [wrapped(random(4, 6, seed=2 * step + part)).square().sum() for part in range(2)]
+        (losses[0] + losses[1]).backward()
+        seen += gradients(net)
+    return seen
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_two_forwards_for_one_backward(ranks_of, on, k):
+    ours = ranks_of(on, k).run(several_forwards, DistributedDataParallel)
+    theirs = ranks_of("cpu", k).run(several_forwards, BOTH[1])
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def changed(more: bool) -> None:
+    wrapped = DistributedDataParallel(Branches(), static_graph=True)
+    for other in (not more, more):
+        wrapped(random(4, 6), other).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(True, "'by_none.* more often than in the first step"), (False, "'by_.* less often")],
+)
+def test_a_graph_that_changes_is_an_error(ranks_of, more, message):
+    with pytest.raises(RankError, match=message) as error:
+        ranks_of("simulated", 2).run(changed, more)
+    assert "Your training graph has changed in this iteration" in str(error.value)
+
+
+@dataclass
+class Output:
+    """What a model may return."""
+
+    logits: Tensor
+    parts: dict[str, list[Tensor]]
+    note: str
+
+
+class InDataclass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+    def forward(self, x: Tensor) -> Output:
+        x = self.first(x)
+        y = checkpoint(lambda z: self.second(z).tanh(), x, use_reentrant=True)
+        return Output(y, {"detached": [x.detach()]}, "nested")
+
+
+def train_dataclass(wrap: bool) -> list[Tensor]:
+    net = InDataclass()
+    wrapped = DistributedDataParallel(net, SMALL_CAP) if wrap else net
+    wrapped(random(4, 6)).logits.square().sum().backward()
+    return gradients(net)
+
+
+@pytest.mark.parametrize(("on", "k"), FEW)
+def test_outputs_in_a_dataclass_and_some_without_a_gradient(ranks_of, on, k):
+    """The inner backward ends first, and must not be taken for the end of all."""
+    ours, alone = (ranks_of(on, k).run(train_dataclass, wrap) for wrap in (True, False))
+    for number, tensors in enumerate(zip(*alone, strict=True)):
+        for replica in ours:
+            torch.testing.assert_close(replica[number], sum(tensors) / k, rtol=1e-11, atol=1e-12)

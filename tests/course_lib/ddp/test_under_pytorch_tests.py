@@ -1,0 +1,145 @@
+"""PyTorch's own tests of DDP, with our class in place of PyTorch's, on plain gloo.
+
+`python -m tests.helpers.pytorch_ddp_tests` runs all of them and says why one fails.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT, pytorch_source
+
+QUICK = [
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_ddp_hook_parity_powerSGD",
+    "test_ddp_join_model_equivalence",
+    "test_ddp_uneven_input_join_disable",
+    "test_static_graph_multi_forward",
+    "test_ddp_buffer_hook_allreduce_return_future",
+    "test_ddp_ignore_params_arg",
+]
+"""One for each of: training, comm hooks, joins, static graphs, buffers, ignored parameters."""
+
+PASSED = [
+    "test_DistributedDataParallelCPU",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_DistributedDataParallel_requires_grad",
+    "test_DistributedDataParallel_with_amp_and_grad_is_view",
+    "test_accumulate_gradients_no_sync",
+    "test_accumulate_gradients_no_sync_allreduce_hook",
+    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+    "test_accumulate_gradients_no_sync_grad_is_view",
+    "test_compute_bucket_assignment_by_size_sparse_error_without_logger",
+    "test_ddp_broadcast_buffer",
+    "test_ddp_broadcast_buffer_via_hook",
+    "test_ddp_buffer_hook_allreduce",
+    "test_ddp_buffer_hook_allreduce_return_future",
+    "test_ddp_compile_static_graph",
+    "test_ddp_create_graph",
+    "test_ddp_device_mesh_initialization",
+    "test_ddp_forward_backward_hook",
+    "test_ddp_grad_div_uneven_inputs",
+    "test_ddp_hook_parity_allreduce",
+    "test_ddp_hook_parity_allreduce_process_group",
+    "test_ddp_hook_parity_post_localSGD",
+    "test_ddp_hook_parity_powerSGD",
+    "test_ddp_ignore_params_arg",
+    "test_ddp_inference",
+    "test_ddp_init_sync_buffers_with_forward_sync_buffers_false",
+    "test_ddp_join_model_equivalence",
+    "test_ddp_join_respects_forward_sync_buffers_false",
+    "test_ddp_model_diff_num_params_across_ranks",
+    "test_ddp_namedtuple",
+    "test_ddp_new_tensor_in_fwd",
+    "test_ddp_new_tensor_in_fwd_static_graph",
+    "test_ddp_python_error_logged",
+    "test_ddp_returns_tensor_with_no_grad",
+    "test_ddp_shared_grad_acc_unused_params",
+    "test_ddp_sync_module_states",
+    "test_ddp_uneven_input_exception",
+    "test_ddp_uneven_input_join_disable",
+    "test_ddp_zero_output_features",
+    "test_get_data_parallel_params",
+    "test_grads_same_across_ranks_with_no_sync",
+    "test_output_unused_in_loss_dict_module",
+    "test_output_unused_in_loss_tuple_module",
+    "test_post_localSGD_optimizer_parity",
+    "test_post_localSGD_optimizer_parity_grad_is_view",
+    "test_post_localSGD_optimizer_parity_with_hierarchical_sgd",
+    "test_post_localSGD_optimizer_parity_with_hierarchical_sgd_grad_is_view",
+    "test_post_localSGD_optimizer_step_reload",
+    "test_static_graph_multi_forward",
+    "test_undefined_grad_parity_unused_parameters",
+    "test_verify_model_across_rank_with_logger",
+    "test_verify_model_across_rank_without_logger",
+]
+
+DIFFERENT = {
+    "test_ddp_comm_hook_logging": "no log of timings",
+    "test_ddp_logging_data_cpu": "no log of timings",
+    "test_different_graph_across_ranks": "no log of timings",
+    "test_ddp_profiling_torch_profiler": "no search of the graph to profile",
+    "test_ddp_native_mixed_precision_ignored_params": "mixed_precision is refused",
+    "test_skip_all_reduce_unused_parameters": "skip_all_reduce_unused_params is refused",
+    "test_ddp_bucket_cap_mb_list": "asks a private attribute for the caps",
+    "test_static_graph_api_cpu": "a static graph is an argument, and cannot be set later",
+    "test_detect_ddp_is_actually_static": "asks the reducer",
+    "test_ddp_control_flow_same_across_ranks": "asks the reducer",
+    "test_ddp_control_flow_different_across_ranks": "asks the reducer",
+    "test_invalid_static_graph": "the error comes in backward",
+    "test_ddp_unused_params_rebuild_buckets_exception": "the error comes in backward",
+    "test_ddp_multiple_nested_unused_params_error": "the error comes in backward",
+    "test_ddp_multiple_nested_unused_params_err_ignore_params": "the error comes in backward",
+    "test_ddp_build_debug_param_to_name_mapping": "a private method",
+    "test_ddp_build_debug_param_to_name_mapping_requires_grad": "a private method",
+    "test_ddp_static_graph_nested_types": "wraps a wrapper",
+    "test_ddp_remove_autograd_hooks": "a private method; hooks go with the wrapper",
+    "test_ddp_broadcast_buffers_deprecation_warning": "broadcast_buffers is not deprecated here",
+    "test_ddp_sink_noclone": "no copy of the outputs that could be left out",
+}
+"""What passes on a CPU with PyTorch's class and not with ours, and why.
+
+Where it is the error that comes in backward: with PyTorch it comes in the next forward.
+"""
+
+
+def verdicts(tmp_path, *options: str) -> dict[str, str]:
+    command = [sys.executable, "-m", "tests.helpers.pytorch_ddp_tests", "--json", tmp_path / "out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True)
+    found: dict[str, str] = json.loads((tmp_path / "out").read_text())
+    return found
+
+
+def failed(found: dict[str, str], names: list[str]) -> dict[str, str]:
+    return {name: found[name] for name in names if found[name] != "passed"}
+
+
+@pytest.mark.timeout(300)
+def test_a_few_of_pytorch_s_tests(tmp_path):
+    assert not failed(verdicts(tmp_path, *QUICK), QUICK)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_those_of_pytorch_s_tests_that_are_to_pass(tmp_path):
+    assert not failed(verdicts(tmp_path), PASSED)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_what_is_different_is_what_only_pytorch_s_class_passes(tmp_path):
+    """And so the reasons are about all of them, and about no test that no one could pass."""
+    found = verdicts(tmp_path, "--ddp", "pytorch")
+    assert not failed(found, list(DIFFERENT))
+    assert {name for name, said in found.items() if said == "passed"} <= {*PASSED, *DIFFERENT}
+
+
+def test_the_runner_rewrites_the_tests_and_does_not_lose_any():
+    about_ddp, others = pytorch_source.test_names()
+    assert {*PASSED, *DIFFERENT, *QUICK} <= set(about_ddp)
+    assert not set(PASSED) & DIFFERENT.keys()
+    assert "test_all_reduce_sum" in others

@@ -1,0 +1,48 @@
+"""Our DDP under private names, by which PyTorch's tests reach what ours has public ones for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from course_lib.bucketing import MEGABYTE
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ddp.module_states import BROADCAST_MB, broadcast_tensors
+
+
+class WithPrivateNames(DistributedDataParallel):
+    """Adds names only."""
+
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(
+        TorchDDP._set_params_and_buffers_to_ignore_for_model
+    )
+    _get_data_parallel_params = staticmethod(TorchDDP._get_data_parallel_params)
+    broadcast_bucket_size = BROADCAST_MB * MEGABYTE
+
+    @property
+    def parameters_to_ignore(self) -> set[str]:
+        return self._ignored
+
+    @property
+    def forward_sync_buffers(self) -> bool:
+        return self.broadcast_buffers
+
+    def _default_broadcast_coalesced(self, tensors: list[Tensor]) -> None:
+        broadcast_tensors(tensors, 0, self.group)
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Any, location: Any = _BufferCommHookLocation.POST_FORWARD
+    ) -> None:
+        self.register_buffer_hook(state, hook, location == _BufferCommHookLocation.POST_FORWARD)
+
+    @contextmanager
+    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._join_config = SimpleNamespace(enable=kwargs.get("enable", True))
+        with super().join(*args, **kwargs):
+            activity = self._around._activity
+            yield
+        self._authoritative_rank = activity.authority if activity else None
