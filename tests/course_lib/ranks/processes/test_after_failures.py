@@ -118,7 +118,7 @@ def test_ranks_that_cannot_be_ended_are_replaced(ranks: Ranks) -> None:
     def stubborn() -> None:
         raise_on_one()
         while True:
-            try:
+            try:  # noqa: SIM105
                 time.sleep(10)
             except BaseException:
                 pass
@@ -147,7 +147,7 @@ def test_the_trace_has_what_ranks_that_hang_had_finished(ranks: Ranks) -> None:
 def test_the_variables_of_the_rank_that_failed(ranks: Ranks) -> None:
     def program(scale: int) -> None:
         rank = dist.get_rank()
-        data = torch.arange(8.0) * rank
+        data = torch.arange(8.0) * rank  # noqa: F841
         if rank == 1:
             text = "x" * 10_000
             raise KeyError(len(text) * scale)
