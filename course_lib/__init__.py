@@ -10,6 +10,7 @@
 - `gradient_sync`: averaging per parameter, flat, in buckets
 - `ddp`: DistributedDataParallel, with buckets that leave during backward
 - `peer_memory`: all-reduce without messages, on one machine
+- `compression`: gradients in fewer bytes, and what that costs
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` draws.
@@ -21,7 +22,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory"),
+    *("ddp", "peer_memory", "compression"),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

@@ -162,6 +162,13 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     ),
     "peer_memory.shared_memory": sum_everywhere,
     "peer_memory.process_group": wrapped_by("course_lib.ddp"),
+    "compression.one_bit": lambda first, _: first["nbytes"] == 4 + 1,
+    "compression.block_scaled": lambda first, _: first["nbytes"] == 7 + 4,
+    "compression.qsgd": lambda first, _: first["nbytes"] == 4 + 4,
+    "compression.all_reduce": lambda first, second: torch.equal(
+        first["gradient"], second["gradient"]
+    ),
+    "compression.hook": wrapped_by("course_lib.ddp"),
 }
 
 

@@ -1,0 +1,46 @@
+"""Lossy compression: gradients that take fewer bytes, and are not quite the same.
+
+    >>> from course_lib.compression import ErrorFeedback, TopK
+    >>> compressor = ErrorFeedback(TopK(0.01))
+    >>> payload = compressor.encode(gradient)  # payload.nbytes are sent
+
+Read in this order:
+
+- `payload`: what is on the wire, and what a compressor is
+- `bits`: several numbers to a byte
+- `one_bit`: signs
+- `block_scaled`: eight bits, to the nearest or at random
+- `qsgd`: a few levels, right on average
+- `top_k`, `random_k`: a few elements
+- `power_sgd`: a few directions
+- `error_feedback`: nothing is lost, only late
+- `all_reduce`: the sum of compressed tensors, in two phases
+- `hook`: in DistributedDataParallel
+"""
+
+from course_lib.compression.all_reduce import compressed_all_reduce
+from course_lib.compression.block_scaled import Float8, Uniform8Bit
+from course_lib.compression.error_feedback import ErrorFeedback
+from course_lib.compression.hook import CompressionState, compression_hook
+from course_lib.compression.one_bit import OneBit
+from course_lib.compression.payload import Compressor, Payload
+from course_lib.compression.power_sgd import PowerSGD
+from course_lib.compression.qsgd import QSGD
+from course_lib.compression.random_k import RandomK
+from course_lib.compression.top_k import TopK
+
+__all__ = [
+    "QSGD",
+    "CompressionState",
+    "Compressor",
+    "ErrorFeedback",
+    "Float8",
+    "OneBit",
+    "Payload",
+    "PowerSGD",
+    "RandomK",
+    "TopK",
+    "Uniform8Bit",
+    "compressed_all_reduce",
+    "compression_hook",
+]

@@ -1,0 +1,67 @@
+"""Bits: small whole numbers, several to a byte.
+
+    >>> from course_lib.compression.bits import pack_bits, unpack_bits
+    >>> packed = pack_bits(torch.tensor([1, 0, 3, 2, 1]), width=2)  # four in a byte
+    >>> packed.tolist(), unpack_bits(packed, width=2, length=5).tolist()
+    ([177, 1], [1, 0, 3, 2, 1])
+
+The smallest element of a tensor is a byte. A sign needs one bit of it, a number up to three needs
+two. Element i of the codes lies in byte i // m, m = 8 / width, at bit width · (i mod m): the lowest
+bits first. The last byte is filled up with zeros.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WIDTHS = (1, 2, 4, 8)
+
+
+def packed_bytes(length: int, width: int) -> int:
+    """Return how many bytes `length` codes of `width` bits take."""
+    return -(-length * width // 8)
+
+
+def width_for(values: int) -> int:
+    """Return the bits for a code with that many possible values: 1, 2, 4 or 8.
+
+    Raises ValueError for more than 256.
+    """
+    for width in WIDTHS:
+        if values <= 1 << width:
+            return width
+    raise ValueError(f"a byte has 256 values, not {values}")
+
+
+def pack_bits(codes: Tensor, width: int) -> Tensor:
+    """Return `codes`, shape (length,), bool or uint8 below 2**width, as packed bytes, uint8."""
+    if width == 8:
+        return codes.to(torch.uint8)
+    if width == 1 and codes.device.type == "cpu":  # one instruction for 8 numbers, and 10 x faster
+        return torch.from_numpy(np.packbits(codes.numpy(), bitorder="little"))
+    per_byte = 8 // width
+    padding = -codes.numel() % per_byte
+    rows = torch.nn.functional.pad(codes.to(torch.uint8), (0, padding)).view(-1, per_byte)
+    packed = torch.zeros_like(rows[:, 0])
+    for place in range(per_byte):
+        packed |= rows[:, place] << (place * width)
+    return packed
+
+
+def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
+    """Return the first `length` codes in `packed`, uint8, shape (length,)."""
+    if width == 8:
+        return packed[:length]
+    if width == 1 and packed.device.type == "cpu":
+        bits = np.unpackbits(packed.numpy(), bitorder="little", count=length)
+        return torch.from_numpy(bits)
+    places = torch.arange(0, 8, width, device=packed.device, dtype=torch.uint8)
+    codes = (packed[:, None] >> places) & ((1 << width) - 1)
+    return codes.reshape(-1)[:length]
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    """Return a bit for each element of the vector `x`, 1 where it is negative, packed."""
+    if x.device.type == "cpu":  # ten times as fast as PyTorch's signbit
+        return pack_bits(torch.from_numpy(np.signbit(x.numpy())), 1)
+    return pack_bits(x.signbit(), 1)

@@ -1,0 +1,98 @@
+"""Error feedback: what a compressor left out of this step is added to the next.
+
+    >>> from course_lib.compression import ErrorFeedback, TopK
+    >>> compressor = ErrorFeedback(TopK(0.01))
+    >>> payload = compressor.encode(gradient, key="bucket 0")
+
+    p_t = x_t + e_t           what should be sent by now
+    send C(p_t)
+    e_{t+1} = p_t - C(p_t)    what was not
+
+So Σ C(p_t) = Σ x_t - e_{T+1}: everything is sent in the end, only later, and the error of the sum
+is the error of *one* step, however many there were. With a contraction, ‖C(x) - x‖² ≤ (1 - δ)‖x‖²
+with δ > 0, the residual e stays bounded and SGD converges as fast as without compression, once
+there are enough steps; biased compressors (top-k, one bit) need not converge at all without it.
+
+An unbiased compressor that enlarges x, such as random-k scaled by n/k, is *no* contraction: its
+residual grows without bound. Use it without scaling here.
+
+The residual has the size of the gradients, in float32: memory, as for a momentum.
+
+S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018;
+S. P. Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019.
+"""
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from course_lib.compression.payload import Compressor, Payload, Shape, as_vector, forget
+
+
+class ErrorFeedback(Compressor):
+    """`compressor`, with a memory for each key.
+
+    Attributes:
+        compressor: what compresses.
+        residuals: by key, what has not been sent yet: float32 vectors.
+
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        self.compressor = compressor
+        self.linear = compressor.linear
+        self.residuals: dict[Hashable, Tensor] = {}
+
+    def nbytes(self, shape: Shape) -> int:
+        """As the compressor's: the residual stays at home."""
+        return self.compressor.nbytes(shape)
+
+    def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
+        """Return `tensor` and the residual of `key`, compressed; keep what that left out.
+
+        Raises ValueError if the tensors of `key` had another length before.
+        """
+        x = as_vector(tensor)
+        residual = self.residual(key, x)
+        payload = self.compressor.encode_with_residual(x, residual, key)
+        return Payload(payload.wire, tensor.shape, tensor.dtype, payload.agreed)
+
+    def decode(self, payload: Payload) -> Tensor:
+        """As the compressor's."""
+        return self.compressor.decode(payload)
+
+    def sum_over(
+        self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
+    ) -> tuple[Tensor, Tensor]:
+        """As the compressor's, of what should have been sent by now."""
+        residual = self.residual(key, as_vector(tensor)).view(tensor.shape)
+        residual += tensor
+        total, mine = self.compressor.sum_over(residual, key, all_reduce)
+        residual -= mine
+        return total, mine
+
+    def forget(self, key: Hashable) -> None:
+        """Drop the residuals of `key`."""
+        forget(self.residuals, key)
+        self.compressor.forget(key)
+
+    def residual(self, key: Hashable, x: Tensor) -> Tensor:
+        """Return the residual for vectors like `x`; zeros at first."""
+        if key not in self.residuals:
+            self.residuals[key] = torch.zeros_like(x)
+        residual = self.residuals[key]
+        if residual.numel() != x.numel():
+            raise ValueError(
+                f"the tensors of {key!r} had {residual.numel()} elements, this one has "
+                f"{x.numel()}: give every stream of tensors a key of its own"
+            )
+        return residual
+
+    def state_dict(self) -> dict[Hashable, Tensor]:
+        """Return the residuals, for a checkpoint: without them a resumed run is another one."""
+        return dict(self.residuals)
+
+    def load_state_dict(self, state: dict[Hashable, Tensor]) -> None:
+        """Take residuals as `state_dict` gave them."""
+        self.residuals = {key: residual.clone() for key, residual in state.items()}

@@ -1,0 +1,143 @@
+"""Payloads: what a compressed tensor is on the wire, byte for byte.
+
+    >>> from course_lib.compression import OneBit
+    >>> payload = OneBit().encode(gradient)  # payload.nbytes are sent, not gradient.nbytes
+    >>> result = OneBit().decode(payload)
+
+A paper counts bits; a network carries bytes, in one piece. So a payload *is* one vector of bytes,
+`wire`, and `nbytes` is its length: there is no second place where indices, scales or signs could
+hide uncounted. Its length depends only on how many elements the tensor has, never on their values;
+the receiver can therefore make room for it without asking, and no rank waits for a size.
+
+Compressors calculate in float32, whatever the gradients' dtype, and give back that dtype.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Shape = int | Sequence[int]
+"""A tensor's shape, or the length of a vector."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A compressed tensor.
+
+    Attributes:
+        wire: all that is sent, shape (nbytes,), uint8.
+        shape: of the tensor it stands for. The receiver knows it: gradients have the same shape on
+            all ranks, in every step.
+        dtype: likewise.
+        agreed: what sender and receiver derive alike without a message, such as a random draw from
+            a shared seed; None for most compressors.
+
+    """
+
+    wire: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+    agreed: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are sent."""
+        return self.wire.numel()
+
+
+class Compressor(ABC):
+    """Makes a tensor small, and a tensor of the old size again: C(x) = decode(encode(x)).
+
+    `key` names the stream of tensors to which one belongs, such as a bucket of a model, or a shard
+    of it: some compressors remember something between the steps, apart for each stream. Those
+    that remember nothing ignore it.
+    """
+
+    linear = False
+    """Whether payloads can be summed on the way, so that `sum_over` exists."""
+
+    @abstractmethod
+    def nbytes(self, shape: Shape) -> int:
+        """Return the length of the payload of a tensor of this shape."""
+
+    @abstractmethod
+    def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
+        """Return `tensor`, of any shape and floating dtype, compressed. It is left as it is."""
+
+    @abstractmethod
+    def decode(self, payload: Payload) -> Tensor:
+        """Return a new tensor of the payload's shape and dtype."""
+
+    def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
+        """Return x + residual, float32 vectors, compressed; `residual` becomes what that left out.
+
+        This plain version passes over memory five times. Compressors that work block by block do
+        all of it while a block is in the cache.
+        """
+        residual += x
+        payload = self.encode(residual, key)
+        residual -= self.decode(payload)
+        return payload
+
+    def sum_over(
+        self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
+    ) -> tuple[Tensor, Tensor]:
+        """Return C(Σ x) over all ranks, and this rank's part in it: float32, of `tensor`'s shape.
+
+        Only if `linear`: then C(Σ x) = Σ C(x). `all_reduce` sums a tensor over the ranks, in place.
+        """
+        raise NotImplementedError(f"what {type(self).__name__} sends cannot be summed on the way")
+
+    def forget(self, key: Hashable) -> None:  # noqa: B027  # most remember nothing
+        """Drop what is remembered for `key`, and for tuples that begin with it."""
+
+
+def elements(shape: Shape) -> int:
+    """Return how many elements a tensor of this shape has."""
+    return shape if isinstance(shape, int) else prod(shape)
+
+
+def as_vector(tensor: Tensor) -> Tensor:
+    """Return the elements of `tensor` in order, as a float32 vector: a view where that is possible.
+
+    Raises TypeError for complex, integer or sparse tensors, which are no gradients we can compress.
+    """
+    if tensor.is_sparse or not tensor.is_floating_point():
+        kind = "sparse" if tensor.is_sparse else str(tensor.dtype)
+        raise TypeError(f"only dense floating-point tensors can be compressed, not {kind}")
+    return tensor.detach().reshape(-1).to(torch.float32)
+
+
+def section(wire: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Return bytes `start` to `stop` of a wire as elements of `dtype`: a view where aligned.
+
+    A payload that was received among others may begin at any byte; memory of four-byte numbers
+    cannot.
+    """
+    piece = wire[start:stop]
+    if piece.storage_offset() % dtype.itemsize:
+        piece = piece.clone()
+    return piece.view(dtype)
+
+
+def in_cache(x: Tensor) -> Iterator[slice]:
+    """Yield the pieces of a vector to be worked on one after the other: of 256 KiB on a CPU.
+
+    Several passes over a piece that stays in the cache take as long as one over memory. On a GPU
+    every pass is a kernel, so there the vector is one piece.
+    """
+    at_once = 1 << 16 if x.device.type == "cpu" else max(x.numel(), 1)
+    for start in range(0, x.numel(), at_once):
+        yield slice(start, min(start + at_once, x.numel()))
+
+
+def forget(memory: dict[Hashable, Any], key: Hashable) -> None:
+    """Remove from `memory` what belongs to `key`, or to a tuple that begins with it."""
+    for each in list(memory):
+        if each == key or (isinstance(each, tuple) and each[:1] == (key,)):
+            del memory[each]

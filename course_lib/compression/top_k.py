@@ -1,0 +1,149 @@
+"""Top-k: only the k largest elements, with where they were.
+
+    >>> from course_lib.compression import TopK
+    >>> payload = TopK(0.01).encode(gradient)  # one element in a hundred
+
+    C(x)_i = x_i if |x_i| is among the k largest, else 0        ‖C(x) - x‖² ≤ (1 - k/n) ‖x‖²
+
+Biased: small elements are never sent, unless `ErrorFeedback` adds them up until they are large.
+
+A value takes 4 bytes, and so does its index: what is sent is not k/n of the tensor but twice that.
+Where more than one element in 32 is sent, a *bitmap*, one bit for every element, is the smaller
+list of indices. `TopK` takes the smaller one:
+
+    4 k + min(4 k, ⌈n/8⌉) bytes
+
+Finding them takes longer than anything else. `torch.topk` sorts; on a CPU the same elements are
+found ten times as fast with a guess: in a sample, take a value that somewhat more than k elements
+should exceed; collect those; choose among them. If there were too few, guess lower. So the result
+is exact, and only the time depends on luck. On a GPU `torch.topk` is fast, and never waits for the
+host.
+
+S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018; Y. Lin et al., "Deep Gradient
+Compression", ICLR 2018 (which samples for its threshold, too).
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits
+from course_lib.compression.payload import (
+    Compressor,
+    Payload,
+    Shape,
+    as_vector,
+    elements,
+    in_cache,
+    section,
+)
+
+SAMPLE = 1 << 16
+"""Elements from which the threshold is guessed."""
+
+
+class TopK(Compressor):
+    """The largest elements by absolute value, and their places.
+
+    Args:
+        density: k/n, above 0 and up to 1. At least one element is sent: k = max(1, round(k/n · n)).
+
+    """
+
+    def __init__(self, density: float) -> None:
+        if not 0 < density <= 1:
+            raise ValueError(f"density is the part sent, above 0 and up to 1, not {density}")
+        self.density = density
+
+    def count(self, numel: int) -> int:
+        """Return k."""
+        return min(numel, max(1, round(self.density * numel)))
+
+    def nbytes(self, shape: Shape) -> int:
+        """4 k for the values, and 4 k or ⌈numel/8⌉ for their places."""
+        numel = elements(shape)
+        return 4 * self.count(numel) + self._index_bytes(numel)
+
+    def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
+        """Return values and places. Not-a-number counts as larger than any number."""
+        x = as_vector(tensor)
+        k = self.count(x.numel())
+        indices = largest(x, k)
+        wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
+        wire[: 4 * k] = x[indices].view(torch.uint8)
+        if self._as_bitmap(x.numel()):
+            chosen = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
+            wire[4 * k :] = pack_bits(chosen.index_fill_(0, indices, True), 1)
+        else:
+            wire[4 * k :] = indices.to(torch.int32).view(torch.uint8)
+        return Payload(wire, tensor.shape, tensor.dtype)
+
+    def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
+        """As `Compressor.encode_with_residual`: what was sent leaves nothing behind."""
+        residual += x
+        payload = self.encode(residual)
+        residual.index_fill_(0, self._indices(payload), 0)
+        return payload
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Return zeros, with the values in their places."""
+        numel = payload.shape.numel()
+        values = section(payload.wire, 0, 4 * self.count(numel), torch.float32)
+        result = torch.zeros(numel, device=payload.wire.device)
+        result.index_copy_(0, self._indices(payload), values)
+        return result.view(payload.shape).to(payload.dtype)
+
+    def _indices(self, payload: Payload) -> Tensor:
+        """Return where the values belong, shape (k,), in order."""
+        numel = payload.shape.numel()
+        k = self.count(numel)
+        if not self._as_bitmap(numel):
+            return section(payload.wire, 4 * k, payload.nbytes, torch.int32).long()
+        chosen = unpack_bits(payload.wire[4 * k :], 1, numel)
+        # We know how many there are, so that a GPU need not ask.
+        return torch.nonzero_static(chosen, size=k).view(-1)
+
+    def _as_bitmap(self, numel: int) -> bool:
+        return packed_bytes(numel, 1) < 4 * self.count(numel)
+
+    def _index_bytes(self, numel: int) -> int:
+        return min(4 * self.count(numel), packed_bytes(numel, 1))
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Return the indices of the k largest |x_i|, in order, shape (k,), int64.
+
+    Among equal elements it is open which are taken.
+    """
+    if x.device.type != "cpu" or x.numel() < 4 * SAMPLE or k > x.numel() // 8:
+        return _by_sorting(x, k)
+    sample = x[:: x.numel() // SAMPLE].abs()
+    expected = k / x.numel() * sample.numel()
+    # So many more that too few would be a rare accident: four standard deviations of the count.
+    above = min(sample.numel(), int(expected + 4 * expected**0.5) + 1)
+    candidates = _not_below(x, float(sample.topk(above).values[-1]))
+    if len(candidates) < k:  # the sample misled
+        return _by_sorting(x, k)
+    values = np.abs(x.numpy()[candidates])
+    kth = np.partition(values, len(values) - k)[len(values) - k]
+    chosen = ~(values <= kth)  # NaN is larger than any number
+    ties = np.flatnonzero(values == kth)[: k - np.count_nonzero(chosen)]
+    chosen[ties] = True
+    return torch.from_numpy(candidates[chosen][:k])
+
+
+def _by_sorting(x: Tensor, k: int) -> Tensor:
+    return x.abs().topk(k, sorted=False).indices.sort().values
+
+
+def _not_below(x: Tensor, threshold: float) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Return the indices of the elements whose absolute value is not below `threshold`."""
+    work = torch.empty(1 << 16)
+    found = []
+    for at in in_cache(x):
+        piece = torch.abs(x[at], out=work[: at.stop - at.start]).numpy()
+        found.append(np.flatnonzero(~(piece < threshold)) + at.start)  # NaN is not smaller
+    return np.concatenate(found)

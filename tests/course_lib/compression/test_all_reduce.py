@@ -1,0 +1,204 @@
+"""C(Σ C(g)) on ranks: the bits that one process computes, the bytes that the formula says."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import ring_all_reduce
+from course_lib.compression import (
+    Compressor,
+    ErrorFeedback,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    TopK,
+    Uniform8Bit,
+    compressed_all_reduce,
+)
+from course_lib.sharding import shard, shard_bounds
+from tests.helpers.compressors import EVERY, PLAIN
+
+WORLDS = [("simulated", k) for k in (1, 2, 3, 4, 5)] + [("cpu", k) for k in (1, 2, 3, 4)]
+LENGTHS = (0, 1, 2, 3, 7, 8, 64, 1001)
+LINEAR = {"random-k", "random-k, scaled", "PowerSGD"}
+STEPS = 3
+
+
+def gradient(rank: int, length: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * length + rank)
+    return torch.randn(length, generator=generator)
+
+
+def steps(make: Callable[[], Compressor], dtype: torch.dtype = torch.float32) -> list[list[Tensor]]:
+    """Return, by length and step, what this rank holds afterwards."""
+    compressor = ErrorFeedback(make())
+    results = []
+    for length in LENGTHS:
+        for step in range(STEPS):
+            mine = gradient(dist.get_rank(), length, step).to(dtype)
+            compressed_all_reduce(mine, compressor, key=length, all_reduce=ring_all_reduce)
+            results.append(mine)
+    return [results]
+
+
+def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
+    """The same from its definition, with every rank's residual."""
+    results = []
+    for length in LENGTHS:
+        senders = [ErrorFeedback(make()) for _ in range(k)]
+        summers = [ErrorFeedback(make()) for _ in range(k)]
+        for step in range(STEPS):
+            gradients = [gradient(rank, length, step) for rank in range(k)]
+            parts = []
+            for owner in range(k):
+                total = torch.zeros(shard(gradients[0], k, owner).numel())
+                for sender, mine in zip(senders, gradients, strict=True):
+                    payload = sender.encode(shard(mine, k, owner), owner)
+                    total += sender.decode(payload)
+                parts.append(summers[owner].decode(summers[owner].encode(total)))
+            results.append(torch.cat(parts))
+    return results
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("name", sorted(set(PLAIN) - LINEAR))
+def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
+    expected = in_one_process(PLAIN[name], k)
+    for (results,) in ranks_of(on, k).run(steps, PLAIN[name]):
+        for result, want in zip(results, expected, strict=True):
+            assert torch.equal(result, want)
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("name", sorted(LINEAR))
+def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name: str) -> None:
+    """As one process would that had the sum of the gradients, residuals included."""
+    whole = ErrorFeedback(EVERY[name]())
+    expected = []
+    for length in LENGTHS:
+        for step in range(STEPS):
+            total = sum((gradient(rank, length, step) for rank in range(k)), torch.zeros(length))
+            expected.append(whole.decode(whole.encode(total, length)))
+    results = [each for (each,) in ranks_of(on, k).run(steps, EVERY[name])]
+    for rank in range(k):
+        for result, want, same in zip(results[rank], expected, results[0], strict=True):
+            torch.testing.assert_close(result, want, rtol=1e-3, atol=1e-4)
+            assert torch.equal(result, same)
+
+
+def one_step(name: str, length: int, feedback: bool) -> Tensor:
+    compressor = EVERY[name]()
+    mine = gradient(dist.get_rank(), length, 0)
+    compressed_all_reduce(
+        mine, ErrorFeedback(compressor) if feedback else compressor, all_reduce=ring_all_reduce
+    )
+    return mine
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("length", [0, 1, 13, 1000])
+def test_the_network_carries_what_the_formula_says(
+    ranks_of, k: int, name: str, length: int
+) -> None:
+    ranks = ranks_of("simulated", k)
+    results = ranks.run(one_step, name, length, False)
+    assert all(torch.equal(result, results[0]) for result in results)
+    compressor = EVERY[name]()
+    shards = [stop - start for start, stop in (shard_bounds(length, k, r) for r in range(k))]
+    for rank in range(k):
+        sent = ranks.trace.bytes_sent(rank)
+        if name in LINEAR:
+            # The ring passes on every chunk but one, in each of its two halves.
+            parts = [compressor.nbytes(length)] if name != "PowerSGD" else halves(length)
+            assert sent == sum(ring_bytes(part, k, rank) for part in parts)
+        else:
+            to_others = sum(compressor.nbytes(n) for r, n in enumerate(shards) if r != rank)
+            assert sent == to_others + (k - 1) * compressor.nbytes(shards[rank])
+
+
+def halves(length: int) -> list[int]:
+    """Bytes of P and of Q for a vector, with two columns."""
+    rows = int(length**0.5)
+    columns = -(-length // rows) if rows else 0
+    rank = min(2, rows, columns)
+    return [4 * rows * rank, 4 * columns * rank]
+
+
+def ring_bytes(nbytes: int, k: int, rank: int) -> int:
+    chunks = [4 * (b - a) for a, b in (shard_bounds(nbytes // 4, k, r) for r in range(k))]
+    # Reduce-scatter sends all chunks but this rank's own, all-gather all but its right neighbour's.
+    return 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % k] if k > 1 else 0
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
+def test_other_dtypes(ranks_of, on: str, k: int, dtype: torch.dtype, name: str) -> None:
+    results = [each for (each,) in ranks_of(on, k).run(steps, PLAIN[name], dtype)]
+    for tensors in zip(*results, strict=True):
+        assert all(tensor.dtype == dtype and torch.equal(tensor, tensors[0]) for tensor in tensors)
+
+
+def in_groups() -> tuple[Tensor, Tensor]:
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+    mine = gradient(rank, 50, 0).view(5, 10).T  # not contiguous
+    compressed_all_reduce(mine, Uniform8Bit(), pairs[rank in (1, 2)])
+    return mine, gradient(rank, 50, 0)
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_in_a_group_and_with_strides(ranks_of, on: str) -> None:
+    results = ranks_of(on, 4).run(in_groups)
+    for pair in ((0, 3), (1, 2)):
+        exact = sum(results[rank][1] for rank in pair).view(5, 10).T
+        for rank in pair:
+            torch.testing.assert_close(results[rank][0], exact, rtol=0, atol=0.1)
+            assert torch.equal(results[rank][0], results[pair[0]][0])
+
+
+def refused() -> str:
+    group = dist.new_group([0, 1])
+    try:
+        compressed_all_reduce(torch.ones(3), OneBit(), group)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_outside_the_group(ranks_of) -> None:
+    inside, also, outside = ranks_of("simulated", 3).run(refused)
+    assert (inside, also) == ("", "")
+    assert "not a member" in outside
+
+
+def test_feedback_makes_up_for_it_over_the_steps(ranks_of) -> None:
+    """The mean of what arrives over many steps with one gradient comes near its sum."""
+
+    def error(make: Callable[[], Compressor], times: int) -> float:
+        def program() -> Tensor:
+            compressor = make()
+            total = torch.zeros(400)
+            for _ in range(times):
+                mine = gradient(dist.get_rank(), 400, 0)
+                compressed_all_reduce(mine, compressor)
+                total += mine
+            return total / times
+
+        ranks = ranks_of("simulated", 3)
+        exact = sum(gradient(rank, 400, 0) for rank in range(3))
+        return float((ranks.run(program)[0] - exact).norm() / exact.norm())
+
+    for make in (
+        lambda: ErrorFeedback(TopK(0.1)),
+        lambda: ErrorFeedback(OneBit()),
+        lambda: ErrorFeedback(RandomK(0.1)),
+        lambda: ErrorFeedback(PowerSGD(1)),
+    ):
+        assert error(make, 200) < 0.6 * error(make, 50)
+    assert error(lambda: TopK(0.1), 200) > 0.5
+    assert error(OneBit, 200) > 0.3

@@ -1,0 +1,185 @@
+"""What is sent: as many bytes as the formula says, and the tensor's shape and dtype afterwards."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.compression import (
+    QSGD,
+    Compressor,
+    ErrorFeedback,
+    OneBit,
+    Payload,
+    PowerSGD,
+    RandomK,
+    TopK,
+    Uniform8Bit,
+)
+from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits, width_for
+from course_lib.compression.top_k import largest
+from tests.helpers.compressors import EVERY
+
+SHAPES = [(0,), (1,), (7,), (64,), (65,), (1001,), (3, 5), (2, 3, 4), (0, 3), (), (70_001,)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_payload_is_as_long_as_it_says(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    compressor = EVERY[name]()
+    x = torch.randn(shape).to(dtype)
+    before = x.clone()
+    payload = compressor.encode(x)
+    assert payload.wire.dtype == torch.uint8
+    assert payload.nbytes == payload.wire.nbytes == compressor.nbytes(x.shape)
+    decoded = compressor.decode(payload)
+    assert (decoded.shape, decoded.dtype) == (x.shape, x.dtype)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_all_that_is_sent_is_on_the_wire(name: str) -> None:
+    """A receiver that has the bytes, and what both agreed on, decodes the same bits."""
+    sender, receiver = EVERY[name](), EVERY[name]()
+    x = torch.randn(1001)
+    payload = sender.encode(x)
+    among_others = torch.cat([torch.zeros(3, dtype=torch.uint8), payload.wire])  # not aligned
+    arrived = Payload(among_others[3:], x.shape, x.dtype, payload.agreed)
+    assert torch.equal(receiver.decode(arrived), sender.decode(payload))
+
+
+@pytest.mark.parametrize("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
+def test_the_formulas_of_the_docstrings(n: int) -> None:
+    k = min(n, max(1, round(0.01 * n)))
+    assert TopK(0.01).nbytes(n) == 4 * k + min(4 * k, math.ceil(n / 8))
+    assert OneBit().nbytes(n) == (4 + math.ceil(n / 8) if n else 0)
+    assert Uniform8Bit(block=100).nbytes(n) == n + 4 * math.ceil(n / 100)
+    assert QSGD(7, block=100).nbytes(n) == math.ceil(n / 2) + 4 * math.ceil(n / 100)
+    if n < 65_536:
+        assert RandomK(0.01).nbytes(n) == 4 * k
+    assert PowerSGD(2).nbytes((n, 50)) == (4 * min(2, n) * (n + 50) if n else 0)
+
+
+def test_top_k_takes_the_smaller_list_of_places() -> None:
+    n = 3200
+    assert TopK(1 / 64).nbytes(n) == 2 * 4 * n // 64  # indices
+    assert TopK(1 / 16).nbytes(n) == 4 * n // 16 + n // 8  # a bitmap
+    assert TopK(1 / 32).nbytes(n) == 2 * 4 * n // 32 == 4 * n // 32 + n // 8  # where they meet
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_does_not_vanish(name: str, bad: float) -> None:
+    if "random" in name:
+        pytest.skip("the place may not have been drawn")
+    x = torch.randn(1000)
+    x[3] = bad
+    compressor = EVERY[name]()
+    assert not compressor.decode(compressor.encode(x)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_zeros_stay_zeros(name: str) -> None:
+    compressor = EVERY[name]()
+    assert torch.equal(compressor.decode(compressor.encode(torch.zeros(1000))), torch.zeros(1000))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("feedback", [False, True])
+def test_views_and_strides(name: str, feedback: bool) -> None:
+    def make() -> Compressor:
+        return ErrorFeedback(EVERY[name]()) if feedback else EVERY[name]()
+
+    x = torch.randn(40, 30).T
+    torch.manual_seed(0)
+    strided = make()
+    got = strided.decode(strided.encode(x))
+    torch.manual_seed(0)
+    plain = make()
+    assert torch.equal(got, plain.decode(plain.encode(x.contiguous())))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_is_no_gradient_is_refused(name: str) -> None:
+    compressor = EVERY[name]()
+    for refused in (torch.arange(4), torch.ones(2, dtype=torch.cfloat), torch.eye(3).to_sparse()):
+        with pytest.raises(TypeError, match="floating-point"):
+            compressor.encode(refused)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    for wrong in (0, -0.1, 1.5, math.nan):
+        with pytest.raises(ValueError, match="density"):
+            TopK(wrong)
+        with pytest.raises(ValueError, match="density"):
+            RandomK(wrong)
+    with pytest.raises(ValueError, match="levels"):
+        QSGD(128)
+    with pytest.raises(ValueError, match="rank"):
+        PowerSGD(0)
+    for make in (lambda: QSGD(1, block=0), lambda: Uniform8Bit(block=0)):
+        with pytest.raises(ValueError, match="block"):
+            make()
+
+
+@given(st.data())
+def test_bits_come_back(data: st.DataObject) -> None:
+    width = data.draw(st.sampled_from([1, 2, 4, 8]))
+    codes = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=50))
+    tensor = torch.tensor(codes, dtype=torch.uint8)
+    packed = pack_bits(tensor, width)
+    assert packed.numel() == packed_bytes(len(codes), width)
+    assert unpack_bits(packed, width, len(codes)).tolist() == codes
+    # The layout, from its definition.
+    m = 8 // width
+    for byte, value in enumerate(packed.tolist()):
+        inside = codes[byte * m : (byte + 1) * m]
+        assert value == sum(code << (width * place) for place, code in enumerate(inside))
+
+
+def test_a_width_holds_its_values() -> None:
+    assert [width_for(n) for n in (2, 3, 4, 5, 16, 17, 256)] == [1, 2, 2, 4, 4, 8, 8]
+    with pytest.raises(ValueError, match="256"):
+        width_for(257)
+
+
+@pytest.mark.parametrize("draw", ["normal", "equal", "sparse", "one sign", "nan", "sorted"])
+@pytest.mark.parametrize("k", [1, 100, 2000])
+def test_the_fast_selection_is_exact(draw: str, k: int) -> None:
+    """Beside torch.topk; among equal elements either may take any."""
+    n = 200_000
+    x = torch.randn(n)
+    if draw == "equal":
+        x = torch.ones(n)
+    elif draw == "sparse":
+        x = torch.zeros(n).index_fill_(0, torch.randperm(n)[:50], 3.0)
+    elif draw == "one sign":
+        x = -x.abs()
+    elif draw == "sorted":
+        x = x.sort().values
+    elif draw == "nan":
+        x[[5, 77]] = math.nan
+    got = x[largest(x, k)].abs().sort().values
+    want = x.abs().topk(k).values.sort().values
+    assert len(set(largest(x, k).tolist())) == k
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_random_places_are_all_equally_likely() -> None:
+    """Also the last, shorter run of a long tensor."""
+    n, times = 65_536 + 100, 400
+    compressor = RandomK(0.25)
+    counts = torch.zeros(n)
+    for _ in range(times):
+        counts += compressor.decode(compressor.encode(torch.ones(n)))
+    runs = -(-n // 256)
+    p = round(0.25 * runs) / runs
+    deviation = (counts - p * times).abs().max() / (times * p * (1 - p)) ** 0.5
+    assert deviation < 5  # of 257 runs, at 5 standard deviations: once in 7,000 seeds; this is one
+    assert np.isclose(counts.mean() / times, p, atol=0.02)

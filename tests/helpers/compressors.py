@@ -1,0 +1,35 @@
+"""Every compressor, for tests of what they have in common. Made anew by each call."""
+
+from collections.abc import Callable
+
+from course_lib.compression import (
+    QSGD,
+    Compressor,
+    Float8,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    TopK,
+    Uniform8Bit,
+)
+
+PLAIN: dict[str, Callable[[], Compressor]] = {
+    "top-k": lambda: TopK(0.01),
+    "top-k as bitmap": lambda: TopK(0.3),
+    "random-k": lambda: RandomK(0.1),
+    "uniform, nearest": lambda: Uniform8Bit(block=64),
+    "float8": lambda: Float8(block=64),
+    "one bit": OneBit,
+    "PowerSGD": lambda: PowerSGD(2),
+}
+"""Biased: the same every time, or drawn alike on all ranks; contractions."""
+
+UNBIASED: dict[str, Callable[[], Compressor]] = {
+    "random-k, scaled": lambda: RandomK(0.25, unbiased=True),
+    "uniform, stochastic": lambda: Uniform8Bit(stochastic=True, block=64, seed=1),
+    "QSGD, 1 level": lambda: QSGD(1, block=64, seed=1),
+    "QSGD, 7 levels": lambda: QSGD(7, block=100, seed=1),
+    "QSGD, 127 levels": lambda: QSGD(127, seed=1),
+}
+
+EVERY = PLAIN | UNBIASED
