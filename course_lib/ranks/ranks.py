@@ -53,8 +53,9 @@ class Ranks:
 
     The functions use plain ``torch.distributed``; they may be defined in notebook cells. On the
     CPU and on GPUs every rank is its own process on this machine; it stays between calls, so a
-    call costs about a millisecond. After a failure the processes are replaced by fresh ones, and
-    the next call works.
+    call costs about a millisecond. After a failure the next call works: ranks on the CPU are told
+    to give the failed call up, and keep their variables; those that do not listen, or have died,
+    are replaced by fresh ones.
 
     Args:
         world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
