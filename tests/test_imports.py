@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement"),
+    ("explain", "costs", "calls", "placement", "variables"),
     ("trace", "board"),
     ("metered", "output"),
     ("processes", "fabric"),
@@ -27,7 +27,7 @@ FLOORS = (
     ("notebook",),
 )
 # Who shows things needs what notebooks show them with; no other room does.
-LIBRARIES = {"trace": {"matplotlib"}, "output": {"IPython"}, "notebook": {"IPython"}}
+LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
 
 def rooms_of_ranks() -> dict[str, set[str]]:
@@ -51,6 +51,7 @@ RULES = {
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
+    "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
     "course_lib.desk": {"nbformat", "jupyter_core"},

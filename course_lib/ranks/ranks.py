@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -20,6 +22,7 @@ from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.engine import Processes
 from course_lib.ranks.simulated.engine import Computation, Simulated
 from course_lib.ranks.trace.trace import Trace
+from course_lib.ranks.variables import forget_variables, pull_variables, push_variables
 
 __all__ = ["Engine", "Ranks"]
 
@@ -99,6 +102,11 @@ class Ranks:
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
+        self.owner = uuid.uuid4().hex
+        """Tells this object's variables on the ranks from those of others: see `variables`."""
+        self.error: RanksError | None = None
+        """What the last `run` raised about the ranks; ``None`` if it went well."""
+        self._forget = weakref.finalize(self, forget_variables, self.owner)
 
     @property
     def devices(self) -> list[str]:
@@ -146,8 +154,12 @@ class Ranks:
             raise RanksError("these ranks belong to another process; make new ones with Ranks(…)")
         if not self._busy.acquire(blocking=False):
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
+        self.error = None
         try:
             return self._engine.run(fn, args, kwargs, self.timeout)
+        except RanksError as error:
+            self.error = error
+            raise
         except KeyboardInterrupt as interrupt:
             # A notebook then shows this line and not those of this package that led to it.
             interrupt._render_traceback_ = lambda: [  # type: ignore[attr-defined]
@@ -157,9 +169,45 @@ class Ranks:
         finally:
             self._busy.release()
 
+    def push(self, **values: Any) -> None:
+        """Set variables of the ranks, for ``%%ranks`` cells; a `per_rank` gives each its own.
+
+        Example:
+            ``ranks.push(lr=0.1, shard=per_rank(shards))``
+
+        Raises:
+            TypeError, ValueError, RanksError: as `run`.
+
+        """
+        self._quietly(push_variables, self.owner, **values)
+
+    def pull(self, name: str, *more: str) -> list[Any]:
+        """Return the ranks' values of a variable, in rank order; of several, a list for each.
+
+        Example:
+            ``losses = ranks.pull("loss")`` · ``losses, steps = ranks.pull("loss", "step")``
+
+        Raises:
+            RankError: a rank has no such variable.
+            TypeError, RanksError: as `run`.
+
+        """
+        values = self._quietly(pull_variables, self.owner, (name, *more))
+        each = [list(column) for column in zip(*values, strict=True)]
+        return each if more else each[0]
+
+    def _quietly(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a function whose trace nobody wants: that of the call before stays."""
+        trace = self.trace
+        try:
+            return self.run(fn, *args, **kwargs)
+        finally:
+            self._engine.trace = trace
+
     def close(self) -> None:
         """End the ranks. Closing twice is fine."""
         self._closed = True
+        self._forget()
         if self._owner == os.getpid():
             self._engine.close()
 

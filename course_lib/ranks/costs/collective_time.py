@@ -79,13 +79,50 @@ def collective_time(
         itemsize: bytes of one element.
 
     """
-    sizes = [[nbytes]] * k
-    if kind == "scatter":
-        sizes = [[nbytes] * k if rank == root else [] for rank in range(k)]
-    elif kind == "all_to_all":
-        sizes = [split_bytes(nbytes, k, itemsize)] * k
+    sizes = _sizes(kind, k, nbytes, root, itemsize)
     free = Links(network, k)
     return max(collective_ends(kind, network, free, range(k), [0.0] * k, sizes, root, itemsize))
+
+
+@functools.lru_cache(maxsize=1024)
+def collective_bytes(
+    kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
+) -> tuple[int, ...]:
+    """Return the bytes that each of `k` ranks sends in a collective.
+
+    They are derived: what the algorithm's messages add up to, not what a library was seen to send.
+    Ring all_reduce: 2 (K-1)/K n on every rank; all_gather (n put in): (K-1) n; reduce_scatter:
+    (K-1)/K n; tree broadcast: up to ⌈log₂K⌉ n, the root's.
+
+    Args:
+        kind: for example ``"all_reduce"``.
+        network: whose choice of algorithms counts, and nothing else of it.
+        k: number of ranks that take part.
+        nbytes: n, what one rank puts in; for a scatter, what it gets.
+        root: of a rooted collective, as a rank of the group.
+        itemsize: bytes of one element; pieces are cut between elements.
+
+    """
+    sent = [0] * k
+    if k == 1:
+        return (0,)
+    if kind == "broadcast" and network.broadcast == "pipelined":  # down a chain, to its last
+        return tuple(0 if (rank - root) % k == k - 1 else nbytes for rank in range(k))
+    for messages in _rounds(
+        kind, network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize
+    ):
+        for source, _, size in messages:
+            sent[source] += size
+    return tuple(sent)
+
+
+def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[list[int]]:
+    """Return, per rank, the bytes of each of its tensors, if all ranks put in `nbytes`."""
+    if kind == "scatter":
+        return [[nbytes] * k if rank == root else [] for rank in range(k)]
+    if kind == "all_to_all":
+        return [split_bytes(nbytes, k, itemsize)] * k
+    return [[nbytes]] * k
 
 
 def _rounds(

@@ -13,10 +13,11 @@ waits for whom, a traceback, a hint.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.words import format_table, spans
+from course_lib.ranks.explain.frames import Frame
+from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
 """Columns of a report in a notebook."""
@@ -36,12 +37,19 @@ class RankState:
     seconds: float | None = None
     """For how long, in seconds; ``None`` where it was not measured."""
 
+    @property
+    def line(self) -> str:
+        """The row as part of a sentence: ``waits in barrier #1 (Cell In[3], line 7)``."""
+        return f"{self.doing} ({self.where})" if self.where else self.doing
+
 
 class RanksError(RuntimeError):
     """Base of every error that `Ranks.run` raises about the ranks.
 
     Attributes:
         states: one `RankState` per rank, in rank order; empty if no rank had started.
+        frames: of each rank that raised an exception, the lines of the user's code that led to it,
+            from the outside in, with their variables.
 
     """
 
@@ -49,8 +57,17 @@ class RanksError(RuntimeError):
         self.summary = summary
         self.states = tuple(states)
         self.detail = detail
-        parts = [summary, format_states(self.states), detail]
-        super().__init__("\n\n".join(part for part in parts if part))
+        self.frames: Mapping[int, Sequence[Frame]] = {}
+        super().__init__(self._report())
+
+    def _report(self) -> str:
+        parts = [self.summary, format_states(self.states), self.detail]
+        return "\n\n".join(part for part in parts if part)
+
+    def add_detail(self, text: str) -> None:
+        """Add a paragraph to the report: what someone further out knows about it."""
+        self.detail = "\n\n".join(filter(None, [self.detail, text]))
+        self.args = (self._report(),)
 
     def _render_traceback_(self) -> list[str]:
         """Show the report alone in a notebook: the lines that led to it are this package's."""
@@ -70,7 +87,6 @@ class RankError(RanksError):
     Attributes:
         rank: the rank that failed first.
         original: the exception as it was raised, where it could be sent back; else ``None``.
-        frames: rank → the frames in which it failed, with their variables, as text.
 
     """
 
@@ -86,7 +102,6 @@ class RankError(RanksError):
         super().__init__(summary, states, detail)
         self.rank = rank
         self.original = original
-        self.frames: dict[int, str] = {}
 
 
 class DeadlockError(RanksError):
@@ -126,7 +141,7 @@ def format_states(states: Sequence[RankState]) -> str:
     for together in same.values():
         times = [state.seconds for state in together if state.seconds is not None]
         seconds = f"{max(times):.1f} s" if times else ""
-        ranks = spans([state.rank for state in together])
+        ranks = in_short([state.rank for state in together])
         rows.append((ranks, together[0].doing, together[0].where, seconds))
     head, *body = format_table(rows).split("\n")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -73,6 +73,17 @@ def locator(labels: Mapping[str, str]) -> Callable[[], str]:
     return locate
 
 
+def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
+    """Return the innermost line of the user's own that a thread of this process runs."""
+    frame = sys._current_frames().get(thread or 0)
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    found = innermost(frames, labels)
+    return named(*found, labels) if found else ""
+
+
 def line_in_dump(dump: str, labels: Mapping[str, str]) -> str:
     """Return the innermost line of the user's own in what ``faulthandler`` wrote; or nothing."""
     found = innermost(((name, int(line)) for name, line, _ in _FRAME.findall(dump)), labels)
@@ -86,8 +97,19 @@ def innermost_function(dump: str) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a file is this package's, PyTorch's, Python's or that of an installed one."""
+    """Return whether a file belongs to Python, to an installed package or to this one."""
     return name.startswith(_INSTALLED)
+
+
+def package_of(name: str) -> str:
+    """Return which installed package a file belongs to: ``torch``, or ``Python``."""
+    for key in ("purelib", "platlib"):
+        if name.startswith(_PATHS[key] + os.sep):
+            return Path(name[len(_PATHS[key]) + 1 :]).parts[0].removesuffix(".py")
+    for folder in OURS:
+        if name.startswith(folder):
+            return Path(folder).name
+    return "Python"
 
 
 def is_ours(name: str) -> bool:

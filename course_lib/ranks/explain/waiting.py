@@ -26,7 +26,11 @@ from course_lib.ranks.explain.words import (
     names,
     names_inside,
     one_or_many,
+    spans,
 )
+
+_TOLD = 8
+"""Ranks that a report tells of one by one."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def waits_in(
     nbytes: int = 0,
     members: Sequence[int] = (),
     world_size: int = 0,
+    group_name: str = "",
 ) -> str:
     """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
     if kind in ("send", "recv"):
@@ -92,8 +97,9 @@ def waits_in(
         what += f" with tag {tag}" if tag else ""
     else:
         what = f"{kind} #{seq}"
-        if len(members) < world_size:
-            what += f" of ranks {', '.join(map(str, members))}"
+        if group_name or len(members) < world_size:
+            whose = [group_name] if group_name else []
+            what += f" of {', '.join([*whose, f'ranks {spans(members)}'])}"
     return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
@@ -150,18 +156,49 @@ def deadlock(
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
     if cycle and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
         why += " All of them receive first, and nobody has sent."
-    return DeadlockError(summary, states, "\n".join(filter(None, [why, *astray])))
+    return DeadlockError(summary, states, "\n".join(filter(None, [why, *_first_few(astray)])))
+
+
+def _first_few(lines: Sequence[str]) -> list[str]:
+    """Return a report's lines about single ranks: of many, the first, and how many more."""
+    if len(lines) <= _TOLD:
+        return list(lines)
+    return [*lines[:_TOLD], f"… and {len(lines) - _TOLD} more like these."]
 
 
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
-    chain = " → ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
+    ring = [f"rank {rank}" for rank in [*cycle, cycle[0]]]
+    if len(ring) > _TOLD + 2:
+        ring[_TOLD:-1] = ["…"]
+    chain = " → ".join(ring)
     sentence = f"Each waits for the next: {chain}."
+    if crossed := _explain_crossed(waiting):
+        return f"{sentence}\n{crossed}"
     if all(waiting[rank].kind == "send" for rank in cycle):
         sentence += (
             " All of them send first. Let some receive first, or start the send with"
             " dist.isend, receive, and then wait for it."
         )
     return sentence
+
+
+def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
+    """Say it if the ranks wait in collectives of groups that share ranks, each in another one."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, each in waiting.items():
+        if each.kind not in ("send", "recv", "new_group"):
+            groups.setdefault(each.group, []).append(rank)
+    if len(groups) < 2:
+        return ""
+    places = ["one group", *["another"] * (len(groups) - 1)]
+    told = ", ".join(
+        f"{names_inside(ranks)} {one_or_many(ranks, 'is', 'are')} in {place}"
+        for ranks, place in zip(groups.values(), places, strict=True)
+    )
+    return (
+        f"{told[0].upper()}{told[1:]}. Ranks that several groups share must call the collectives "
+        "of these groups in the same order."
+    )
 
 
 def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
@@ -250,7 +287,7 @@ def unfinished(
         if over
         else "A rank ended while others still need it."
     )
-    return DeadlockError(summary, states, "\n".join(lines))
+    return DeadlockError(summary, states, "\n".join(_first_few(lines)))
 
 
 def collective_mismatch(

@@ -73,8 +73,7 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
             seconds = now - fabric.clock[rank]
             rows.append(RankState(rank, _doing(fabric, operation), operation.where, seconds))
         else:
-            doing = "running" if phase in (Phase.RUNNING, Phase.READY) else phase.value
-            rows.append(RankState(rank, doing))
+            rows.append(RankState(rank, phase.value))
     return rows
 
 
@@ -87,6 +86,7 @@ def _doing(fabric: Fabric, operation: Operation) -> str:
         nbytes=operation.nbytes,
         members=operation.members,
         world_size=fabric.world_size,
+        group_name=operation.group_name,
     )
 
 

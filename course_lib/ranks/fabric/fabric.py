@@ -92,7 +92,7 @@ class Fabric:
         if seconds <= 0:
             return
         at = self._span.get(rank)
-        if at is not None and self.events[at][8:] == (start, where):
+        if at is not None and self.events[at][8:10] == (start, where):
             self.events[at] = self.events[at]._replace(end=end)
         else:
             self._span[rank] = len(self.events)

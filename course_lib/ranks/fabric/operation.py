@@ -33,6 +33,8 @@ class Operation:
     tag: int = 0
     where: str = ""
     """The line of the user's code."""
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
     seq: int = 0
     """Number of the collective in its group, or of the message among those like it; from 1."""
     posted: float = 0.0
@@ -122,4 +124,5 @@ def event_of(operation: Operation) -> Event:
         operation.posted,
         operation.end,
         operation.where,
+        operation.group_name,
     )

@@ -87,6 +87,7 @@ class SimulatedProcessGroup(PythonGroup):
             op=op,
             tag=tag,
             where=self._locate(),
+            group_name=self.label,
         )
         check_tensors(operation)
         self._endpoint.post(operation)

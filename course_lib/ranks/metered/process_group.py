@@ -107,7 +107,7 @@ class MeteredProcessGroup(PythonGroup):
         me.add_pending(1)
         operation = MeteredOperation(
             me, kind.name, self._members, root, _nbytes(tensors), _dtype(tensors), where,
-            Wait.COLLECTIVE, self.key, seq,
+            Wait.COLLECTIVE, self.key, seq, group_name=self.label,
         )  # fmt: skip
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
         operation.block()
@@ -175,7 +175,7 @@ class MeteredProcessGroup(PythonGroup):
         me, wait = self._recorder, Wait.SEND if kind == "send" else Wait.RECV
         return MeteredOperation(
             me, kind, self._members, peer, _nbytes(tensors), _dtype(tensors), me.locate(),
-            wait, self.key, seq, channel,
+            wait, self.key, seq, channel, group_name=self.label,
         )  # fmt: skip
 
     def _compare_message(self, seq: int, channel: Channel, mine: Message) -> None:

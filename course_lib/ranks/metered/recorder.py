@@ -143,6 +143,8 @@ class MeteredOperation:
     start: float = field(default_factory=time.monotonic)
     begun_in: int = field(init=False)
     """Value of `Recorder.given_up` when it was launched."""
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
     _blocked_since: float = 0.0
 
     def __post_init__(self) -> None:
@@ -165,6 +167,7 @@ class MeteredOperation:
                 nbytes=self.bytes,
                 members=self.members,
                 world_size=self.recorder.board.world_size,
+                group_name=self.group_name,
             ),
             where=self.where,
         )
@@ -190,6 +193,7 @@ class MeteredOperation:
                 self.start,
                 time.monotonic() if end is None else end,
                 self.where,
+                self.group_name,
             )
         )
         self.recorder.add_pending(-1)

@@ -72,7 +72,7 @@ class Simulated:
             try:
                 run.go(timeout)
             finally:
-                self.trace = Trace(run.fabric.events, self._world_size)
+                self.trace = Trace(run.fabric.events, self._world_size, network=self._network)
                 run.fabric.forget()
             return run.results
         finally:

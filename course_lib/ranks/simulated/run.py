@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +17,11 @@ import torch
 from course_lib.ranks.calls import cell_sources, unpack_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.failure import describe, rank_error, timed_out
-from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
+from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states
-from course_lib.ranks.fabric.fabric import Fabric
+from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
 from course_lib.ranks.fabric.torch_hooks import (
@@ -28,7 +31,8 @@ from course_lib.ranks.fabric.torch_hooks import (
     thread_worlds,
 )
 from course_lib.ranks.fabric.work import WorkQueue
-from course_lib.ranks.output.printer import Printer
+from course_lib.ranks.output.displays import send_displays_of_thread_to
+from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.simulated.baton import Baton, PersonalState, Stopped
 from course_lib.ranks.simulated.streams import RankStreams
 
@@ -56,7 +60,7 @@ class Run:
         self.works = [WorkQueue() for _ in range(world_size)]
         self.results: list[Any] = [None] * world_size
         self.failures: dict[int, tuple[float, BaseException]] = {}
-        self.messages: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
         self.labels = cell_sources(set()).labels
         self.locate = locator(self.labels)
         self.threads = [
@@ -80,8 +84,11 @@ class Run:
             try:
                 self._listen(printer, timeout)
                 streams.finish()
-            except BaseException:
+            except BaseException as error:
+                states = self._states()
                 self._stop()
+                if isinstance(error, KeyboardInterrupt):
+                    print(interrupted(states), file=sys.stderr)
                 raise
             finally:
                 while not self.messages.empty():
@@ -103,9 +110,18 @@ class Run:
             printer.release()
             if running and not left:
                 assert timeout is not None
-                raise timed_out("call", timeout, fabric_states(self.fabric))
+                raise timed_out("call", timeout, self._states())
         for thread in self.threads:
             thread.join()
+
+    def _states(self) -> list[RankState]:
+        """Return what every rank does; of the one that runs, also its line."""
+        return [
+            replace(state, where=line_of_thread(thread.ident, self.labels))
+            if state.doing == Phase.RUNNING.value
+            else state
+            for state, thread in zip(fabric_states(self.fabric), self.threads, strict=True)
+        ]
 
     def _take(self, printer: Printer, patience: float) -> bool:
         """Take one line, if it comes in time; return whether instead a rank has ended."""
@@ -162,6 +178,7 @@ class Run:
             self.messages.put((rank, None))
 
     def _join(self, rank: int) -> None:
+        send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
         torch.set_num_threads(1)  # else sums depend on the number of cores
         spend = self._spender(rank)
         endpoint = _ThreadEndpoint(self.baton, spend)
