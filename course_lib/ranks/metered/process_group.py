@@ -38,6 +38,10 @@ from course_lib.ranks.metered.gloo import launch
 from course_lib.ranks.metered.python_group import PythonGroup
 from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
 from course_lib.ranks.metered.work import MeteredWork
+from course_lib.ranks.trace.event import group_called
+
+NAMES_PER_CALL = 1 << 20
+"""The groups of call number c of a rank are named c times this, plus 1, plus 2, …"""
 
 
 class MeteredProcessGroup(PythonGroup):
@@ -69,6 +73,13 @@ class MeteredProcessGroup(PythonGroup):
         self._inner: Any = None
         self.key = zlib.crc32(name.encode()) + 1
         self._slot, self._opened_in = -1, -1
+
+    @property
+    def label(self) -> str:
+        """What people call the group: by its number within the call."""
+        name = self._name
+        number = str(int(name) % NAMES_PER_CALL) if name.isdecimal() else name
+        return group_called(number, str(self.group_desc))
 
     def connect(self) -> None:
         """Make the inner group, or make it anew."""

@@ -38,10 +38,13 @@ from course_lib.ranks.board.pages import SIGNATURE
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.metered.emulated_link import EmulatedLink
 from course_lib.ranks.metered.gloo import connect
-from course_lib.ranks.metered.process_group import MeteredProcessGroup, compare_entries
+from course_lib.ranks.metered.process_group import (
+    NAMES_PER_CALL,
+    MeteredProcessGroup,
+    compare_entries,
+)
 from course_lib.ranks.metered.recorder import Recorder
 
-_NAMES_PER_CALL = 1 << 20
 _FEW_GROUPS = 8
 """So many groups are not worth a look which of them can still be reached."""
 
@@ -151,7 +154,7 @@ class World:
         c10d._world.group_count = 0  # the group of all ranks then always has the same name
         self._init("metered", store=store, rank=rank, world_size=self._size, timeout=self._timeout)
         self._destroyed += 1
-        c10d._world.group_count = self._call * _NAMES_PER_CALL + self._destroyed * 1000
+        c10d._world.group_count = self._call * NAMES_PER_CALL + self._destroyed * 1000
 
     def _join_again(
         self,
@@ -190,7 +193,7 @@ class World:
         self._local.clear()
         if not dist.is_initialized():
             self._join()
-        c10d._world.group_count = call * _NAMES_PER_CALL
+        c10d._world.group_count = call * NAMES_PER_CALL + 1
         if len(c10d._world.pg_map) > self._looked_at:
             self._free_groups()
             self._looked_at = max(_FEW_GROUPS, 2 * len(c10d._world.pg_map))
