@@ -1,7 +1,8 @@
 """gloo as metered groups need it: connected when first used, and without its gaps.
 
-A group is made in a moment and waits for nobody: two members connect when they first exchange
-something. So a rank that never makes a group holds up only those that need it.
+The group of all ranks connects at once. Any other is made in a moment and waits for nobody: two
+members connect when they first exchange something, so that a rank which never makes the group
+holds up only those that need it. That first exchange may wait for the other member's part in it.
 
 Some of gloo's works cannot say when they are over, and some operations it does not have; they are
 composed of those that it has.
@@ -36,13 +37,16 @@ def _device() -> Any:
         return None
 
 
-def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return gloo's process group of these members, or NCCL's if this process uses a GPU."""
+def connect(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
+    """Return gloo's process group of these members, or NCCL's if this process uses a GPU.
+
+    `lazy`: whether gloo connects when first used, where it can.
+    """
     gloo: Any = dist.ProcessGroupGloo
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         nccl: Any = dist.ProcessGroupNCCL
         return nccl(store, rank, size, timeout)
-    device = _device()
+    device = _device() if lazy else None
     if device is None:
         return gloo(store, rank, size, timeout)
     options = gloo._Options()

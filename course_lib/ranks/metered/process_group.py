@@ -165,11 +165,14 @@ class MeteredProcessGroup(PythonGroup):
         me.add_pending(1)
         operation = self._operation(kind, tensors, peer, channel, seq)
         launch = self._inner.send if sends else self._inner.recv
+        operation.block()  # gloo may have to connect first
         try:
             inner = launch(tensors, self._members.index(peer), tag)
         except Exception:
             me.add_pending(-1)
             raise
+        finally:
+            operation.unblock()
         emulated = None
         if self._link is not None:
             emulated = self._link.carry(operation, [operation.bytes], None)

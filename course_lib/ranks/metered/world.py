@@ -215,7 +215,7 @@ class World:
         def inner() -> Any:
             prefix = f"{made_in}, generation {self._generation}"
             apart = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
-            return connect(apart, rank, len(members), timeout)
+            return connect(apart, rank, len(members), timeout, lazy=name != "0")
 
         group = MeteredProcessGroup(members, name, self.recorder, self._link, inner)
         with _without_greeting():
