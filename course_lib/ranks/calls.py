@@ -119,11 +119,6 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
     return TypeError(f"the call cannot be sent to the ranks: {error}")
 
 
-def unpack_call(common: bytes, mine: bytes) -> Callable[[], Any]:
-    """Return the call, on the rank, as a function without arguments."""
-    return join_call(lambda: cloudpickle.loads(common), cloudpickle.loads(mine))
-
-
 def join_call(common: Callable[[], Any], own: list[Any]) -> Callable[[], Any]:
     """Return the call, on the rank, as a function without arguments.
 

@@ -17,10 +17,11 @@ from typing import Any, Literal, Protocol
 from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
 from course_lib.ranks.output.summary import html_table, one_line
 from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.engine import Processes
-from course_lib.ranks.simulated.engine import Computation, Simulated
+from course_lib.ranks.simulated.engine import Computation, Misuse, Simulated
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import forget_variables, pull_variables, push_variables
 
@@ -73,6 +74,10 @@ class Ranks:
         metered: whether operations are recorded and hangs explained. Without it, PyTorch talks
             to gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks always
             are.
+        misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
+            a buffer before ``wait()``: ``"warn"`` or ``"error"``.
+        isolated: whether simulated ranks are processes, which share nothing, and not threads,
+            which start faster and may be 1,024.
 
     Raises:
         ValueError: there is no such place, or it cannot hold these ranks.
@@ -95,10 +100,14 @@ class Ranks:
         device: Device | None = None,
         computation: Computation | None = None,
         metered: bool = True,
+        misuse: Misuse = "warn",
+        isolated: bool = False,
     ) -> None:
         self.world_size = world_size
         self.timeout = timeout
-        self._engine = _make_engine(world_size, on, network, device, computation, metered)
+        self._engine = _make_engine(
+            world_size, on, network, device, computation, metered, misuse, isolated
+        )
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
@@ -130,11 +139,16 @@ class Ranks:
         """
         return self._engine.pids()
 
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+    def run(
+        self, fn: Callable[..., Any], /, *args: Any, check_nan: bool = False, **kwargs: Any
+    ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 
         An argument wrapped in `per_rank` gives each rank its own value. What the function prints
         or displays appears with the rank in front. Tensors arrive on the CPU.
+
+        With ``check_nan=True``, on simulated ranks, a rank that puts NaN into a collective or a
+        message fails there: the first one names the rank and the line.
 
         Raises:
             TypeError: the function or an argument cannot be sent, and nothing was started; or a
@@ -144,7 +158,8 @@ class Ranks:
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
             RankTimeout: the call outran `timeout`.
-            RanksError: the base of these four; by itself, that the ranks are closed, busy with
+            MisuseError: handles were misused, with ``misuse="error"``.
+            RanksError: the base of these five; by itself, that the ranks are closed, busy with
                 another call, or another process's.
 
         """
@@ -156,7 +171,11 @@ class Ranks:
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
         self.error = None
         try:
-            return self._engine.run(fn, args, kwargs, self.timeout)
+            if not check_nan:
+                return self._engine.run(fn, args, kwargs, self.timeout)
+            if not isinstance(self._engine, (Simulated, IsolatedSimulated)):
+                raise ValueError('check_nan=True is for on="simulated"')
+            return self._engine.run(fn, args, kwargs, self.timeout, check_nan=True)
         except RanksError as error:
             self.error = error
             raise
@@ -231,9 +250,15 @@ def _make_engine(
     device: Device | None,
     computation: Computation | None,
     metered: bool,
+    misuse: Misuse,
+    isolated: bool,
 ) -> Engine:
+    if isolated and (on != "simulated" or device is not None or computation is not None):
+        raise ValueError('isolated=True is for on="simulated", without device=… and computation=…')
+    if isolated:
+        return IsolatedSimulated(world_size, network, misuse)
     if on == "simulated":
-        return Simulated(world_size, network, device, computation)
+        return Simulated(world_size, network, device, computation, misuse)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:

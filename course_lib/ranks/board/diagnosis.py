@@ -134,8 +134,13 @@ def _skipped_by(ended: RankView, ranks: Sequence[RankView]) -> list[Skipped]:
             before = gaps.get((key, missing))
             others = (*before.others, rank.rank) if before else (rank.rank,)
             signature, where = group.latest.get(theirs + 1, ("", ""))
-            gaps[key, missing] = Skipped(ended.rank, others, missing, theirs + 1, signature, where)
+            gap = Skipped(ended.rank, others, missing, theirs + 1, signature, where, _noun(key))
+            gaps[key, missing] = gap
     return list(gaps.values())
+
+
+def _noun(key: int) -> str:
+    return "new_group" if key == NEW_GROUPS else "collective"
 
 
 def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
@@ -151,7 +156,8 @@ def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
                     seen.setdefault(seq, {})[rank.rank] = entry
         for seq in sorted(seen):
             if len({signature for signature, _ in seen[seq].values()}) > 1:
-                return collective_mismatch(seq, seen[seq], members, board_states(ranks))
+                noun = _noun(key)
+                return collective_mismatch(seq, seen[seq], members, board_states(ranks), noun)
     return _mismatched_message(ranks)
 
 

@@ -4,7 +4,8 @@
     ├── RankError        a rank raised an exception, or its process died
     ├── DeadlockError    ranks wait for one another and none of them can go on
     ├── MismatchError    what ranks do together does not fit together
-    └── RankTimeout      the time limit passed; says what every rank was doing
+    ├── RankTimeout      the time limit passed; says what every rank was doing
+    └── MisuseError      handles were not waited for, or buffers touched before wait()
 
 Every message is one sentence, then a table with one row per rank, then what else is known: who
 waits for whom, a traceback, a hint.
@@ -117,6 +118,14 @@ class MismatchError(RanksError):
 
 class RankTimeout(RanksError):
     """The call ran past its time limit."""
+
+
+class MisuseError(RanksError):
+    """A rank never waited for a handle, or touched a buffer before ``wait()``."""
+
+
+class MisuseWarning(UserWarning):
+    """The same, where the call went well all the same."""
 
 
 class CollectiveMismatch(RuntimeError):

@@ -173,8 +173,10 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
     if busy:
         hint = (
             f"{names(busy)} {one_or_many(busy, 'is', 'are')} computing, sleeping or looping: "
-            "look for a loop that does not end, or give more time with Ranks(…, timeout=seconds)."
+            "look for a loop that does not end"
         )
+        # The limit of a check's case is not the student's to choose.
+        hint += ", or give more time with Ranks(…, timeout=seconds)." if what == "call" else "."
     return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-OURS = tuple(
-    str(path) + os.sep for path in (Path(__file__).parents[1], Path(torch.__file__).parent)
-)
-"""Folders whose lines are never the user's: this package, all of it, and PyTorch."""
-_RANKS = OURS[0]
+_RANKS = Path(__file__).parents[1]
+_COURSE = tuple(str(path) + os.sep for path in (_RANKS, _RANKS.with_name("checking")))
+OURS = (*_COURSE, str(Path(torch.__file__).parent) + os.sep)
+"""Folders whose lines are never the user's: ranks, all of it, checks, and PyTorch."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (
     *OURS,
@@ -46,7 +45,7 @@ def innermost(
     for name, line in frames:
         if name in labels:
             return name, line
-        if own is None and not name.startswith(_INSTALLED):
+        if own is None and not is_installed(name):
             own = name, line
         if installed is None and not name.startswith((*OURS, "<frozen")):
             installed = name, line
@@ -113,5 +112,5 @@ def package_of(name: str) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a file belongs to this package, whose lines no report shows."""
-    return name.startswith(_RANKS)
+    """Return whether a file belongs to ranks or checks, whose lines no report shows."""
+    return name.startswith(_COURSE)

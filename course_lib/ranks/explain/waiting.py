@@ -77,6 +77,7 @@ class Skipped:
     """Number of the first of them, from 1."""
     signature: str = ""
     where: str = ""
+    noun: str = "collective"
 
 
 def waits_in(
@@ -89,17 +90,21 @@ def waits_in(
     members: Sequence[int] = (),
     world_size: int = 0,
     group_name: str = "",
+    made: str = "",
 ) -> str:
-    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
+    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``.
+
+    `made`: the line on which its group was made, if it is not the default one.
+    """
     if kind in ("send", "recv"):
         other = "any rank" if peer is None else f"rank {peer}"
         what = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
         what += f" with tag {tag}" if tag else ""
     else:
         what = f"{kind} #{seq}"
-        if group_name or len(members) < world_size:
-            whose = [group_name] if group_name else []
-            what += f" of {', '.join([*whose, f'ranks {spans(members)}'])}"
+        if group_name or made or len(members) < world_size:
+            whose = [group_name, f"ranks {spans(members)}", f"made at {made}" if made else ""]
+            what += f" of {', '.join(filter(None, whose))}"
     return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
@@ -154,7 +159,7 @@ def deadlock(
         summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
     why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
-    if cycle and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
+    if len(cycle) > 1 and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
         why += " All of them receive first, and nobody has sent."
     return DeadlockError(summary, states, "\n".join(filter(None, [why, *_first_few(astray)])))
 
@@ -167,6 +172,11 @@ def _first_few(lines: Sequence[str]) -> list[str]:
 
 
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
+    if len(cycle) == 1:
+        return (
+            f"Rank {cycle[0]} waits for itself: a message goes to another rank. "
+            "Is the peer's rank right, in this group?"
+        )
     ring = [f"rank {rank}" for rank in [*cycle, cycle[0]]]
     if len(ring) > _TOLD + 2:
         ring[_TOLD:-1] = ["…"]
@@ -212,6 +222,8 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
         if each.kind == "new_group":
             what = f"in dist.new_group, which {who} never called: all ranks must make every group."
             line = ("is", "are", what)
+        elif each.kind == "store":
+            line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
             line = ("receives", "receive", f"from {who}, which ended without sending.")
         elif each.kind == "send":
@@ -267,8 +279,7 @@ def unfinished(
         return None
     lines = []
     for gap in skipped:
-        noun = "new_group" if gap.signature.startswith("new_group") else "collective"
-        text = f"Rank {gap.rank} ended {counted(gap.count, noun)} short of "
+        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
         text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
         lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
     for left in unmatched:
@@ -295,6 +306,7 @@ def collective_mismatch(
     entered: Mapping[int, tuple[str, str]],
     members: Collection[int],
     states: Sequence[RankState],
+    noun: str = "collective",
 ) -> MismatchError:
     """Return the error for ranks that disagree about collective `seq` of a group.
 
@@ -307,14 +319,16 @@ def collective_mismatch(
         else:
             there = state.rank in members
             rows.append(RankState(state.rank, "has not entered it") if there else state)
-    groups = all(signature.startswith("new_group") for signature, _ in entered.values())
-    what = f"call #{seq} of dist.new_group" if groups else f"collective #{seq} of their group"
+    if noun == "new_group":
+        return MismatchError(
+            f"The ranks disagree about new_group #{seq}.",
+            rows,
+            "Every rank must make every group, also those that it is not in, in the same order.",
+        )
     return MismatchError(
-        f"The ranks disagree about {what}.",
+        f"The ranks disagree about collective #{seq} of their group.",
         rows,
-        "All ranks must make all groups, also those that they are not in, in the same order."
-        if groups
-        else "All ranks of a group must call the same collectives in the same order, with the same"
+        "All ranks of a group must call the same collectives in the same order, with the same"
         " number of elements, dtype and root.",
     )
 

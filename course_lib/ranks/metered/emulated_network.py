@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from course_lib.ranks.costs.collective_time import collective_ends
+from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 
@@ -61,6 +61,7 @@ class EmulatedNetwork:
         with self._lock:
             self._links = Links(self._network, len(self._connections))
             self._open: dict[tuple[Any, ...], dict[int, Offer]] = {}
+            self._streams: dict[tuple[int, int], float] = {}
 
     def _run(self) -> None:
         left = {id(connection): rank for rank, connection in enumerate(self._connections)}
@@ -98,14 +99,21 @@ class EmulatedNetwork:
             nbytes = sum(offer.sizes)
             left, arrival = self._links.send(sender, receiver, nbytes, ready)
             return {sender: left, receiver: arrival}
-        ends = collective_ends(
+        transfer = start_collective(
             offer.kind,
             self._network,
             self._links,
             members,
-            [offers[member].ready for member in members],
             [offers[member].sizes for member in members],
             offer.root,
             offer.itemsize,
         )
-        return dict(zip(members, ends, strict=True))
+        for place, member in enumerate(members):
+            # A group's collectives follow one another on each rank, as on a stream of NCCL.
+            before = self._streams.get((offer.group, member), 0.0)
+            transfer.enter(place, max(offers[member].ready, before))
+        while transfer.advance():
+            pass
+        ends = dict(zip(members, transfer.times, strict=True))
+        self._streams |= {(offer.group, member): end for member, end in ends.items()}
+        return ends

@@ -137,7 +137,7 @@ class MeteredProcessGroup(PythonGroup):
         work = MeteredWork(inner, operation, emulated=emulated, sliced=sliced)
         if getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
-            work.get_future()
+            work.watch()
         return work
 
     def _one_by_one(self, method: str, outputs: Any, inputs: Any, options: Any) -> dist.Work:
@@ -169,6 +169,7 @@ class MeteredProcessGroup(PythonGroup):
         try:
             inner = launch(tensors, self._members.index(peer), tag)
         except Exception:
+            me.board.take_back_message(me.rank, channel)  # refused, so never started
             me.add_pending(-1)
             raise
         finally:

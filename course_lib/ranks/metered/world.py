@@ -255,7 +255,7 @@ class World:
         text = f"new_group of ranks {spans(members)}"[:SIGNATURE]
         seq = me.board.enter_collective(me.rank, self._new_groups[1], text, me.locate())
         if not me.alone:
-            compare_entries(me, everyone, NEW_GROUPS, seq, text, f"call #{seq} of dist.new_group")
+            compare_entries(me, everyone, NEW_GROUPS, seq, text, f"new_group #{seq}")
 
     def _free_groups(self) -> None:
         """Destroy the groups that only PyTorch's tables hold: no variable, no device mesh."""

@@ -34,6 +34,9 @@ class Event(NamedTuple):
     group_name: str = ""
     """What people call the process group: the ``group_desc`` it was made with (a device mesh gives
     ``mesh_tp``), else ``group 2``, the second that was made; empty for the group of all ranks."""
+    waited: bool = True
+    """Whether the rank waited for it, or asked whether it is over; else nothing says when its
+    tensors may be used."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:

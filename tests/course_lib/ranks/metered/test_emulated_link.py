@@ -133,7 +133,8 @@ def simulated_ends(k: int, fn: Callable[..., object], *args: object) -> dict[int
     """Return when the last operation of each rank ends on simulated ranks."""
     ranks = Ranks(k, on="simulated", network=SLOW)
     ranks.run(fn, *args)
-    return {rank: max(e.end for e in ranks.trace.events if e.rank == rank) for rank in range(k)}
+    events, start = ranks.trace.events, min(event.start for event in ranks.trace.events)
+    return {rank: max(e.end for e in events if e.rank == rank) - start for rank in range(k)}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
