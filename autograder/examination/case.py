@@ -32,8 +32,6 @@ from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, t
 from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.trace.trace import Trace
 
-NETWORK = Network(latency=20e-6, bandwidth=10e9)
-"""That of simulated ranks, unless a check names another."""
 _GRACE = 0.5
 """Seconds that the other ranks get to tell what happened to them, once one has failed."""
 
@@ -72,7 +70,7 @@ class CaseRanks:
         case: Case,
         program: bytes,
         function: bytes,
-        network: Network = NETWORK,
+        network: Network,
     ) -> None:
         self._place = place
         self._k = case.world_size

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograder.examination.budget import Budget, Limits, OutOfTime
-from autograder.examination.case import NETWORK, CaseRanks, SubmissionError
+from autograder.examination.case import CaseRanks, SubmissionError
 from autograder.examination.channel import Channel
 from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
-from course_lib.checking.cases import Case, Check
+from course_lib.checking.cases import NETWORK, Case, Check, Observed
 from course_lib.checking.frames import Frame
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain, WireError, decode, encode
-from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import RankTimeout
+from course_lib.ranks.explain.errors import RanksError, RankTimeout
 from course_lib.ranks.explain.failure import exit_reason
-from course_lib.ranks.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class Submission:
         timeouts = 0
         program: bytes | None = None
 
-        def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
+        def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
             nonlocal timeouts, program
             limits = self.budget.limits
             if timeouts >= limits.timeouts:
@@ -176,13 +174,13 @@ class Submission:
             with self.budget:
                 function = self._take(check.function)
                 seconds = self.budget.of(min(check.seconds, limits.case))
-                try:
-                    with CaseRanks(self._place, case, program, function, network) as ranks:
-                        outputs = ranks.run(inputs, seconds)
-                        return observed(outputs, ranks.trace, network)
-                except RankTimeout:
-                    timeouts += 1
-                    raise
+                with CaseRanks(self._place, case, program, function, network) as ranks:
+                    try:
+                        return Observed(ranks.run(inputs, seconds), ranks.trace, network)
+                    except RanksError as error:
+                        timeouts += isinstance(error, RankTimeout)
+                        error.trace = ranks.trace  # type: ignore[attr-defined]
+                        raise
 
         return run
 
@@ -201,11 +199,6 @@ class Submission:
             raise SubmissionError(_text(answer.get("error")) or f"{function} was not handed over")
         self._taken[function] = cells, packed
         return packed
-
-
-def observed(outputs: list[Any], trace: Trace, network: Network) -> Any:
-    """Return what a check's judge may look at."""
-    return outputs
 
 
 def _text(value: Any) -> str:

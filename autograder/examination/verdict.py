@@ -31,10 +31,10 @@ class CheckVerdict:
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:
-        """Full points if every case passed, else none: half-right synchronisation is wrong."""
+        """Full points if every case passed; else the parts that are earned, where it has parts."""
         return cls(
             report.name,
-            points if report.passed else 0.0,
+            points * report.fraction,
             points,
             report.reason,
             [asdict(result) for result in report.results],

@@ -91,8 +91,15 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
 
 def _shell() -> InteractiveShell:
     shell = InteractiveShell.instance()
-    if shell.history_manager is not None:
-        shell.history_manager.enabled = False
+    if (history := shell.history_manager) is not None:
+        history.enabled = False
+
+        def keep(number: int, source: str, raw: str | None = None) -> None:
+            history.input_hist_parsed.append(source)
+            history.input_hist_raw.append(source if raw is None else raw)
+
+        # Its own starts a thread to write them down, where a cell may have left room for none.
+        history.store_inputs = keep
     # The error is told apart from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
     _forgive_magics(shell)

@@ -211,14 +211,14 @@ class SandboxedPlace:
 
 
 def _checking() -> Iterator[Mount]:
-    """Of `course_lib.checking`, show how values travel; judges and oracles stay outside.
+    """Of `course_lib.checking`, show the rank's side; judges and oracles stay outside.
 
     A student's cell may import `check` and call it: it says that the grader does that.
     """
     folder = course_package() / "checking"
     yield Mount(folder)
     yield Mount(folder / "__init__.py", _INSIDE / "no_checking.py")
-    for name in ("wire.py", "frames.py"):
+    for name in ("wire.py", "frames.py", "effects.py", "given.py"):
         yield Mount(folder / name, folder / name)
 
 

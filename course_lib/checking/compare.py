@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
+from course_lib.checking.wire import leaves
 
 
 def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
@@ -145,26 +146,6 @@ def _passes(judge: Any, value: Any, right: Any, what: str, options: dict[str, An
     except Wrong:
         return False
     return True
-
-
-def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, numbers, texts and Nones of a plain value, each with its place in words.
-
-    Where `like` has a leaf, the value there is yielded whole, whatever it is.
-    """
-    if like is not None and not isinstance(like, dict | list | tuple):
-        yield name, value
-    elif isinstance(value, dict):
-        below = like if isinstance(like, dict) else {}
-        for key, item in value.items():
-            yield from leaves(item, f"{name} {key}".strip(), below.get(key))
-    elif isinstance(value, list | tuple):
-        rows = like if isinstance(like, list | tuple) else ()
-        for i, item in enumerate(value):
-            place = name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
-            yield from leaves(item, place, rows[i] if i < len(rows) else None)
-    else:
-        yield name, value
 
 
 def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checking.compare import leaves
 from course_lib.checking.effects import Watch
-from course_lib.checking.wire import NotPlainError, encode
+from course_lib.checking.wire import NotPlainError, encode, leaves
 from course_lib.ranks.explain.lines import OURS, is_installed
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from course_lib.checking.cases import NETWORK, Case, Wrong
-from course_lib.checking.compare import describe, expect_equal, leaves
+from course_lib.checking.compare import describe, expect_equal
 from course_lib.checking.effects import same
 from course_lib.checking.given import Program, RankProgram
+from course_lib.checking.wire import leaves
 from course_lib.ranks import Ranks, per_rank
 
 Judge = Callable[[Case, Sequence[Any], Sequence[Any]], None]

@@ -12,15 +12,19 @@ from typing import Any
 
 import cloudpickle
 
-_OURS = "course_lib.checking"
+_OURS = "course_lib.checking."
+_THERE = tuple(f"{_OURS}{name}" for name in ("wire", "frames", "effects", "given"))
+"""The rank's side, which is where the program arrives."""
 
 
 def pack_program(program: Callable[..., Any]) -> bytes:
-    """Return the program and what it uses of its file and of `course_lib.checking`, as bytes.
+    """Return the program and what it uses of its file and of our judges' files, as bytes.
 
     They run code where they are read: on ranks, never where a grade is decided.
     """
-    by_value = {_OURS, program.__module__} - set(cloudpickle.list_registry_pickle_by_value())
+    theirs = getattr(program, "program", program).__module__  # of a task: the author's
+    by_value = {name for name in sys.modules if name.startswith(_OURS)} - set(_THERE) | {theirs}
+    by_value -= cloudpickle.list_registry_pickle_by_value()
     modules = [sys.modules[name] for name in by_value if name in sys.modules]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

@@ -75,7 +75,7 @@ class Ranks:
             to gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks always
             are.
         misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
-            a buffer before ``wait()``: ``"warn"`` or ``"error"``.
+            a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
         isolated: whether simulated ranks are processes, which share nothing, and not threads,
             which start faster and may be 1,024.
 

@@ -153,7 +153,7 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
 
     Args:
         found: the mistakes; there may be none.
-        policy: ``"warn"`` or ``"error"``.
+        policy: ``"ignore"``, ``"warn"`` or ``"error"``.
         states: one per rank.
 
     Raises:
@@ -163,7 +163,7 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
     text = explain_misuse(found)
     if text and policy == "error":
         raise MisuseError("Handles were misused.", states, text)
-    if text:
+    if text and policy == "warn":
         # At no line of the notebook, and every time: Python shows others once.
         warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
 

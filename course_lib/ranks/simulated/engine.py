@@ -16,7 +16,7 @@ from course_lib.ranks.simulated.worlds import Worlds
 from course_lib.ranks.trace.trace import Trace
 
 Computation = Literal["declared", "counted", "measured"]
-Misuse = Literal["warn", "error"]
+Misuse = Literal["ignore", "warn", "error"]
 MAX_RANKS = 1024
 _one_at_a_time = threading.Lock()
 

@@ -173,6 +173,7 @@ def test_a_collective_hands_over_and_leaves_behind_what_its_tensors_hold(kind: s
             assert (sum(map(sent, events)), sum(map(received, events))) == (gave, got)
 
 
+@pytest.mark.filterwarnings("ignore::course_lib.ranks.MisuseWarning")
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_the_trace_tells_which_handles_nobody_waited_for(on: Any) -> None:
     def launch(wait: bool) -> None:
