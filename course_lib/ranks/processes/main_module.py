@@ -51,10 +51,14 @@ class OwnModules:
     def __init__(self) -> None:
         self._written: dict[str, int] = {}
         self._looked_at: set[str] = set()
+        self._count = 0
 
     def reload_changed(self) -> list[str]:
         """Import anew the modules whose files have changed; return their names."""
-        for name in sys.modules.keys() - self._looked_at:
+        # Thousands of names: looked through only when there are more than before.
+        new = set(sys.modules) - self._looked_at if len(sys.modules) > self._count else ()
+        self._count = len(sys.modules)
+        for name in new:
             self._looked_at.add(name)
             path = _file_of(name)
             if path and not is_installed(path):
