@@ -231,7 +231,8 @@ class World:
 
         def counted(*given: Any, **named: Any) -> Any:
             bound = signature.bind(*given, **named)
-            bound.arguments["backend"] = None  # gloo too: the default, which is metered
+            if str(bound.arguments.get("backend")).upper() not in dist.Backend._plugins:
+                bound.arguments["backend"] = None  # gloo too: the default, which is metered
             ranks = bound.arguments.get("ranks")
             if not bound.arguments.get("use_local_synchronization"):
                 self._count_new_group(ranks)
