@@ -645,7 +645,9 @@ def ring_all_reduce__rank_0_only(tensor, group=None):
 def ring_all_reduce__imports_the_reference(tensor, group=None):
     import importlib
 
-    simple_ring_all_reduce = importlib.import_module("course_lib.collectives").simple_ring_all_reduce
+    simple_ring_all_reduce = importlib.import_module(
+        "course_lib.collectives"
+    ).simple_ring_all_reduce
 
     simple_ring_all_reduce(tensor, group)
 
@@ -807,6 +809,8 @@ def two_level_all_reduce__one_rank_per_node_speaks(tensor, inside, between):
 def two_level_all_reduce__imports_the_reference(tensor, inside, between):
     import importlib
 
-    hierarchical_all_reduce = importlib.import_module("course_lib.collectives").hierarchical_all_reduce
+    hierarchical_all_reduce = importlib.import_module(
+        "course_lib.collectives"
+    ).hierarchical_all_reduce
 
     hierarchical_all_reduce(tensor, inside, between)
