@@ -171,8 +171,7 @@ def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn
     status = 1
     try:
         die_with_parent(server)
-        with suppress(PermissionError):  # who leads a session leads its group already
-            os.setpgid(0, 0)
+        os.setpgid(0, 0)
         module, function = request["fork"].split(":")
         getattr(importlib.import_module(module), function)(fds, request["config"])
         status = 0
