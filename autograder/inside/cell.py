@@ -20,7 +20,6 @@ import signal
 import socket
 import struct
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,6 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
         _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
         _mount_own_files(config)
         _loopback_up()
-        with suppress(PermissionError):  # the fork server has made it leader of its own group
-            os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _give_up_everything(config)
     except BaseException as error:
