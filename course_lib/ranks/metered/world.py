@@ -164,10 +164,16 @@ class World:
         timeout: timedelta | None = None,
         world_size: int = -1,
         rank: int = -1,
-        *_: Any,
-        **__: Any,
+        *more: Any,
+        **named: Any,
     ) -> None:
-        """Stand in for ``dist.init_process_group``: these ranks are joined already."""
+        """Stand in for ``dist.init_process_group``: these ranks are joined already.
+
+        Simulated ranks in threads of this one have a backend, and a world, of their own.
+        """
+        if str(backend).upper() in dist.Backend._plugins and backend != "metered":
+            self._init(backend, init_method, timeout, world_size, rank, *more, **named)
+            return
         mine = self.recorder.rank
         if rank not in (-1, mine) or world_size not in (-1, self._size):
             raise ValueError(
