@@ -169,6 +169,7 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
         first["gradient"], second["gradient"]
     ),
     "compression.hook": wrapped_by("course_lib.ddp"),
+    "sharded_optimizer.optimizer": alike("weights"),
 }
 
 
