@@ -31,6 +31,8 @@ from course_lib.sharded_optimizer.partition import (
     FlatChunks,
     all_gather_chunks,
     reduce_scatter_chunks,
+    start_all_gather,
+    start_reduce_scatter,
 )
 
 __all__ = [
@@ -39,4 +41,6 @@ __all__ = [
     "all_gather_chunks",
     "model_state_bytes",
     "reduce_scatter_chunks",
+    "start_all_gather",
+    "start_reduce_scatter",
 ]

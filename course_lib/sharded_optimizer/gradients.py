@@ -24,7 +24,11 @@ from torch import Tensor
 from course_lib.bucketing import Bucket
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled
-from course_lib.sharded_optimizer.partition import FlatChunks, reduce_scatter_chunks
+from course_lib.sharded_optimizer.partition import (
+    FlatChunks,
+    reduce_scatter_chunks,
+    start_reduce_scatter,
+)
 
 
 class ShardedGradients:
@@ -79,7 +83,7 @@ class ShardedGradients:
         work = None
         if flat.is_cuda:
             mine = torch.empty_like(self._buffers[self._next].chunk(flat))
-            work = dist.reduce_scatter_tensor(mine, flat, group=self._group, async_op=True)
+            work = start_reduce_scatter(mine, flat, self._group)
         else:
             with torch.no_grad():
                 mine = reduce_scatter_chunks(flat, self._group).clone()

@@ -14,6 +14,7 @@ The parameters become views of the buffer: a collective on it needs no copies.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,7 +90,7 @@ def all_gather_chunks(flat: Tensor, group: Group = None) -> None:
     """
     rank, world_size = place_in(group)
     if flat.is_cuda:
-        dist.all_gather_into_tensor(flat, shard(flat, world_size, rank), group=group)
+        _wait(start_all_gather(flat, shard(flat, world_size, rank), group))
     else:
         all_gather(flat, group)
 
@@ -103,5 +104,30 @@ def reduce_scatter_chunks(flat: Tensor, group: Group = None) -> Tensor:
     if not flat.is_cuda:
         return reduce_scatter(flat, group)
     mine = shard(flat, world_size, rank)
-    dist.reduce_scatter_tensor(mine, flat, group=group)
+    _wait(start_reduce_scatter(mine, flat, group))
     return mine
+
+
+def start_all_gather(flat: Tensor, mine: Tensor, group: Group = None) -> dist.Work | None:
+    """Begin to fill `flat`, shape (K c,), with everyone's `mine`, shape (c,): the backend does it.
+
+    Both are left alone until `.wait()`; None has nothing to wait for.
+    """
+    work: dist.Work | None = _ALL_GATHER(flat, mine, group=group, async_op=True)
+    return work
+
+
+def start_reduce_scatter(mine: Tensor, flat: Tensor, group: Group = None) -> dist.Work | None:
+    """Begin to write this rank's chunk of the sum of all `flat`, shape (K c,), to `mine`: (c,)."""
+    work: dist.Work | None = _REDUCE_SCATTER(mine, flat, group=group, async_op=True)
+    return work
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+# PyTorch 2.13 renamed them, and warns of the old names.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -170,6 +170,9 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     ),
     "compression.hook": wrapped_by("course_lib.ddp"),
     "sharded_optimizer.optimizer": alike("weights"),
+    "fully_sharded": wrapped_by("course_lib.fully_sharded"),
+    "fully_sharded.wrapper": wrapped_by("course_lib.fully_sharded"),
+    "tensor_parallel": alike("result"),
 }
 
 

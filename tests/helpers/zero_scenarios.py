@@ -15,6 +15,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adam": (torch.optim.Adam, {"lr": 0.01}),
     "adamw, fused": (torch.optim.AdamW, {"lr": 0.01, "fused": True}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
+    "plain": (torch.optim.SGD, {"lr": 0.2}),
 }
 
 
