@@ -13,6 +13,7 @@
 - `compression`: gradients in fewer bytes, and what that costs
 - `sharded_optimizer`: ZeRO-1 and 2, each rank the optimizer of one K-th
 - `fully_sharded`: ZeRO-3, weights that are there while a layer runs
+- `rematerialize`: activations computed again in place of kept
 - `tensor_parallel`: one matrix over several ranks
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
@@ -26,7 +27,8 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression", "sharded_optimizer", "fully_sharded", "tensor_parallel"),
+    *("ddp", "peer_memory", "compression", "sharded_optimizer", "fully_sharded", "rematerialize"),
+    "tensor_parallel",
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

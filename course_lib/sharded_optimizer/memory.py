@@ -5,7 +5,7 @@
     [120.0, 31.40625, 16.640625, 1.875]
 
 These are the numbers of figure 1 of S. Rajbhandari et al., "ZeRO", SC 2020. Activations come on
-top: `fully_sharded.rematerialize` is for those.
+top: `rematerialize` is for those.
 """
 
 
