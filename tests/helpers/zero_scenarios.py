@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.gradient_sync import sync_flat
 from course_lib.sharding import shard
 
 STEPS, BATCH = 5, 24
@@ -74,3 +75,19 @@ def one_process(name: str, groups: bool = False, make: Callable[[], nn.Module] =
 
 def weights(net: nn.Module) -> list[Tensor]:
     return [param.detach().clone() for param in net.parameters()]
+
+
+def run_steps(net: nn.Module, optimizer: Any, data: Any, average: bool) -> None:
+    for batch in data:
+        optimizer.zero_grad()
+        x, y = own(batch)
+        nn.functional.mse_loss(net(x), y).backward()
+        if average:
+            sync_flat(net.parameters())
+        optimizer.step()
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    for tensor, other in zip(found, expected, strict=True):
+        assert tensor.shape == other.shape
+        torch.testing.assert_close(tensor, other, rtol=1e-10, atol=1e-12)
