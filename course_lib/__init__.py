@@ -11,6 +11,10 @@
 - `ddp`: DistributedDataParallel, with buckets that leave during backward
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
+- `sharded_optimizer`: ZeRO-1 and 2, each rank the optimizer of one K-th
+- `fully_sharded`: ZeRO-3, weights that are there while a layer runs
+- `rematerialize`: activations computed again in place of kept
+- `tensor_parallel`: one matrix over several ranks
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` and
@@ -23,7 +27,8 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression"),
+    *("ddp", "peer_memory", "compression", "sharded_optimizer", "fully_sharded", "rematerialize"),
+    "tensor_parallel",
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

@@ -169,6 +169,10 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
         first["gradient"], second["gradient"]
     ),
     "compression.hook": wrapped_by("course_lib.ddp"),
+    "sharded_optimizer.optimizer": alike("weights"),
+    "fully_sharded": wrapped_by("course_lib.fully_sharded"),
+    "fully_sharded.wrapper": wrapped_by("course_lib.fully_sharded"),
+    "tensor_parallel": alike("result"),
 }
 
 
