@@ -12,6 +12,7 @@
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
 - `pipeline_parallel`: the layers over the ranks, and micro-batches through them
+- `expert_parallel`: the experts over the ranks, and tokens that travel to them
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` and
@@ -24,7 +25,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression", "pipeline_parallel"),
+    *("ddp", "peer_memory", "compression", "pipeline_parallel", "expert_parallel"),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

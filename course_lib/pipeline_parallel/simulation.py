@@ -24,7 +24,7 @@ from course_lib.pipeline_parallel.schedule import Schedule, Step, Work
 Span = tuple[int, str, float, float, str]
 """`(rank, lane, start, stop, label)`, as `course_lib.figures.timelines` draws it."""
 
-_LANES = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
+_LANES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights' gradients"}
 
 
 class Simulation(NamedTuple):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from course_lib.figures import timelines
 from course_lib.pipeline_parallel import (
     ScheduleError,
     Step,
@@ -86,15 +87,24 @@ def test_no_step_begins_before_what_it_needs_is_over(name, p, m):
     plan = schedule(name, p, m)
     check_schedule(plan)
     run = simulate(plan)
-    actions = {"forward": "F", "backward": "B", "backward, input": "I", "backward, weights": "W"}
+    actions = {"forward": "F", "backward": "BI", "weights' gradients": "W"}
     times, rows = {}, [[span for span in run.spans if span[0] == rank] for rank in range(p)]
     for rank, row in enumerate(rows):
         for step, (_, lane, start, stop, label) in zip(plan.steps[rank], row, strict=True):
-            assert (actions[lane], label) == (step.action, step.label)
+            assert step.action in actions[lane]
+            assert label == step.label
             times[plan.work(rank, step)] = start, stop
         assert all(a[3] <= b[2] for a, b in pairwise(row))
     for work, (start, _) in times.items():
         assert all(times[needed][1] <= start for needed in plan.needs(work))
+
+
+def test_the_course_s_timeline_draws_it():
+    plans = [schedule(name, 2, 4) for name in SCHEDULES]
+    figure = timelines({f"{i}": simulate(plan).spans for i, plan in enumerate(plans)})
+    for axes, plan in zip(figure.axes, plans, strict=True):
+        drawn = sum(len(each.get_paths()) for each in axes.collections)
+        assert drawn == sum(map(len, plan.steps))
 
 
 def test_what_interleaving_cannot_divide_is_refused():
