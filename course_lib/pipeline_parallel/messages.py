@@ -10,11 +10,13 @@ them in another: interleaved, ranks 0 and 1 of two exchange activations of one c
 of another. But the schedule is data that every rank has. So a rank knows in which order its
 neighbour sends, begins to receive in that order, and keeps what it does not need yet.
 
-Sends are begun and not waited for until the step is over, so no circle of ranks can wait to be rid
-of something. Receives begin one step before they are needed, while the rank computes: a message
+Sends are begun and not waited for, so no circle of ranks can wait to be rid of something. What was
+sent is held until the schedule says that the other has it: when it answers, or the step is over.
+Receives begin one step before they are needed, while the rank computes: a message
 that takes no longer than a step costs no time.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -73,19 +75,29 @@ class Mailbox:
         self._shapes = shapes
         self._learning = len(shapes) == 0
         self._here: dict[Message, Tensor] = {}
-        self._receiving: dict[Message, tuple[dist.Work, Tensor]] = {}
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._receiving: dict[Message, tuple[dist.Work, Tensor, list[Message]]] = {}
+        self._sent: dict[Message, tuple[dist.Work, Tensor]] = {}
+        self._headers: list[tuple[dist.Work, Tensor]] = []
         self._orders = {
             source: iter(self._sent_to_me(source))
             for source in range(schedule.world_size)
             if source != rank
         }
 
-    def _sent_to_me(self, source: int) -> list[Message]:
-        """Return the messages from a rank to this one, in the order in which it sends them."""
-        steps = (self._schedule.work(source, step) for step in self._schedule.steps[source])
-        messages = (outgoing(self._schedule, work) for work in steps)
-        return [m for m in messages if m and self._schedule.rank_of(m.stage) == self._rank]
+    def _sent_to_me(self, source: int) -> Iterator[tuple[Message, list[Message]]]:
+        """Yield what a rank sends to this one, in its order; and what it got from here before."""
+        got: list[Message] = []
+        for step in self._schedule.steps[source]:
+            work = self._schedule.work(source, step)
+            needed, result = incoming(self._schedule, work), outgoing(self._schedule, work)
+            if needed is not None and self._sender(needed) == self._rank:
+                got.append(needed)
+            if result is not None and self._schedule.rank_of(result.stage) == self._rank:
+                yield result, got
+                got = []
+
+    def _sender(self, message: Message) -> int:
+        return self._schedule.rank_of(message.stage + (-1 if message.forward else 1))
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Begin to send; the tensor must stay as it is until `finish`."""
@@ -97,8 +109,8 @@ class Mailbox:
         if message.forward and message.stage not in self._shapes:
             self._shapes[message.stage] = tensor.shape, tensor.dtype
             header = _header(tensor).to(self._device)
-            self._sent.append((start_send(header, to, self._group), header))
-        self._sent.append((start_send(tensor, to, self._group), tensor))
+            self._headers.append((start_send(header, to, self._group), header))
+        self._sent[message] = start_send(tensor, to, self._group), tensor
 
     def expect(self, message: Message | None) -> None:
         """Begin to receive, ahead of need; not while shapes are learned, which takes waiting."""
@@ -110,16 +122,17 @@ class Mailbox:
         self._begin(message)
         if message in self._here:
             return self._here.pop(message)
-        work, tensor = self._receiving.pop(message)
+        work, tensor, got = self._receiving.pop(message)
         work.wait()
+        for each in got:  # it has left, and need not be held any longer
+            self._sent.pop(each)[0].wait()
         return tensor
 
     def _begin(self, message: Message) -> None:
         """Begin to receive everything that its sender sends up to `message`."""
-        source_stage = message.stage + (-1 if message.forward else 1)
-        source = self._schedule.rank_of(source_stage)
+        source = self._sender(message)
         while source != self._rank and message not in self._receiving:
-            following = next(self._orders[source])
+            following, got = next(self._orders[source])
             boundary = following.stage if following.forward else following.stage + 1
             if boundary not in self._shapes:
                 header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=self._device)
@@ -127,13 +140,12 @@ class Mailbox:
                 self._shapes[boundary] = _read(header)
             shape, dtype = self._shapes[boundary]
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
-            self._receiving[following] = start_recv(tensor, source, self._group), tensor
+            self._receiving[following] = start_recv(tensor, source, self._group), tensor, got
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
-        for work, _ in self._sent:
+        for work, _ in (*self._headers, *self._sent.values()):
             work.wait()
-        self._sent.clear()
 
 
 def _header(tensor: Tensor) -> Tensor:
