@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from course_lib.collectives import Group, all_to_all, exchange, place_in, ring_all_reduce
+from course_lib.collectives import Group, exchange, place_in, ring_all_reduce
 from course_lib.sharding import shard_bounds
 
 
@@ -187,8 +187,10 @@ class ExpertParallel(nn.Module):
 
     def _counts_for_me(self, counts: Tensor) -> list[list[int]]:
         """Return how many tokens each rank sends to each of this rank's experts: [rank][expert]."""
-        # shard_bounds cuts experts among ranks as all_to_all cuts a tensor into chunks.
-        result: list[list[int]] = all_to_all(counts, self.group).tolist()
+        held = [stop - start for start, stop in self._bounds]
+        mine = held[self.rank]
+        arrived = _swap_rows(counts, held, [mine] * self.world_size, self.group)
+        result: list[list[int]] = arrived.view(self.world_size, mine).tolist()
         return result
 
     def _ask(self, arrived: Tensor, here: list[list[int]]) -> Tensor:
