@@ -15,6 +15,8 @@
 - `fully_sharded`: ZeRO-3, weights that are there while a layer runs
 - `rematerialize`: activations computed again in place of kept
 - `tensor_parallel`: one matrix over several ranks
+- `pipeline_parallel`: the layers over the ranks, and micro-batches through them
+- `expert_parallel`: the experts over the ranks, and tokens that travel to them
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` and
@@ -26,9 +28,16 @@ from __future__ import annotations
 from typing import Any
 
 READING_ORDER = (
-    *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression", "sharded_optimizer", "fully_sharded", "rematerialize"),
-    "tensor_parallel",
+    *("sgd", "sharding", "replicas", "cost_model", "collectives"),
+    *("bucketing", "gradient_sync", "ddp", "peer_memory", "compression"),
+    *(
+        "sharded_optimizer",
+        "fully_sharded",
+        "rematerialize",
+        "tensor_parallel",
+        "pipeline_parallel",
+    ),
+    *("expert_parallel",),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 
