@@ -11,6 +11,8 @@
 - `ddp`: DistributedDataParallel, with buckets that leave during backward
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
+- `local_sgd`: many steps alone, one together; and one step late
+- `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` draws.
@@ -22,7 +24,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression"),
+    *("ddp", "peer_memory", "compression", "local_sgd", "decentralized"),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 
