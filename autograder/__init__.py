@@ -2,11 +2,13 @@
 
 The path of one submission through ``nbgrader autograde``:
 
-1. `passes.rebuild`: the released notebook, with the student's sources and nothing else of theirs
+1. `passes.vet`: what no student needs to hand in is set aside; `passes.rebuild`: the released
+   notebook, with the student's sources and nothing else of theirs
 2. nbgrader's own sanitizing passes
 3. `passes.examine`: runs the cells and each check, writes points and report into the notebook
 
-   - `examination`: a `submission` with its notebook process, a `case` with its ranks, the `verdict`
+   - `examination`: a `submission` with its notebook process and its `budget`, a `check` of it, a
+     `case` with its ranks and their network, the `verdict`
    - `inside`: the other side of both, in the sandbox, where nothing is trusted
    - `sandbox`: bubblewrap, and what can be seen from there
 

@@ -3,11 +3,13 @@
     python benchmarks/simulation.py [--rounds 5] [--write]
 
 A ring all-reduce by hand on 64 ranks, collectives on 256, a sweep over world sizes as a check of a
-student's ring makes it, and the time until a deadlock is reported.
+student's ring makes it, the drawing of the first one's trace, and the time until a deadlock is
+reported.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from machine import arguments, publish, sentence
 
 from course_lib.collectives import simple_ring_all_reduce
-from course_lib.ranks import DeadlockError, Network, Ranks
+from course_lib.ranks import DeadlockError, Network, Ranks, Trace
+from course_lib.ranks.trace.figure import png_of
 
 NETWORK = Network(latency=10e-6, bandwidth=10e9)
 
@@ -75,10 +78,25 @@ def deadlock() -> int:
     raise AssertionError("a deadlock was not found")
 
 
+@functools.cache
+def ring_trace() -> Trace:
+    """Return what the ring on 64 ranks leaves behind."""
+    ranks = Ranks(64, on="simulated", network=NETWORK)
+    ranks.run(lambda: simple_ring_all_reduce(torch.ones(64)))
+    return ranks.trace
+
+
+def drawing() -> int:
+    """Draw the ring's trace as a notebook shows it; return the number of its events."""
+    png_of(ring_trace().plot())
+    return len(ring_trace().events)
+
+
 CASES: dict[str, tuple[Callable[[], int], str, float]] = {
     "ring all-reduce, 64 ranks": (ring_on_64, "messages", 2.0),
     "10 collectives, 256 ranks": (collectives_on_256, "operations", 5.0),
     "a ring checked on K = 1 … 8": (sweep, "cases", 1.0),
+    "a trace drawn": (drawing, "events", 3.0),
     "a deadlock reported": (deadlock, "ranks", 0.05),
 }
 """What → (function, what it counts, target in seconds)."""
@@ -88,6 +106,7 @@ def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/simulation.*``."""
     options = arguments(__doc__, rounds=5).parse_args()
     deadlock()  # what the first call loads
+    drawing()
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     counts = {}
     for _ in range(options.rounds):

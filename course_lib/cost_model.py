@@ -81,7 +81,10 @@ def pipelined_broadcast_time(
 
 
 def ring_reduce_scatter_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return (K-1) (α + n/(Kβ)) seconds, n being the whole tensor; an all-gather takes as long."""
+    """Return (K-1) (α + n/(Kβ)) seconds, n being the whole tensor.
+
+    An all-gather takes as long, and so does an all-to-all.
+    """
     return (world_size - 1) * message_time(nbytes / world_size, network)
 
 
@@ -140,6 +143,17 @@ def hierarchical_all_reduce_time(
     """
     inner = ring_all_reduce_time(nbytes, ranks_per_node, inside)
     return inner + ring_all_reduce_time(nbytes / ranks_per_node, nodes, between)
+
+
+def in_network_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2α + n/β seconds: the switch adds while the bytes pass; 0 for K = 1.
+
+    Every rank sends its n bytes to the switch once, and receives the sum once, which begins to come
+    back while the rest is still on its way. An ideal: derived, and of no algorithm in
+    `collectives`, whose ranks add. See R. Graham et al., "Scalable Hierarchical Aggregation
+    Protocol (SHArP)", COMHPC 2016.
+    """
+    return (world_size > 1) * (2 * network.latency + nbytes / network.bandwidth)
 
 
 ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {

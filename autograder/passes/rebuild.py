@@ -27,6 +27,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 MAX_CELLS = 1000  # that a student may add
 MAX_SOURCE = 2**20  # bytes in one cell
 MAX_TOTAL = 10 * 2**20  # bytes in all cells
+MAX_LINES = 10_000  # in one cell
 MAX_NOTES = 20
 
 
@@ -163,6 +164,8 @@ class _Room:
             return "is neither code nor Markdown"
         if size > MAX_SOURCE:
             return f"is longer than {MAX_SOURCE} bytes"
+        if source.count("\n") > MAX_LINES:
+            return f"has more than {MAX_LINES} lines"
         if size > self._bytes:
             return f"comes after {MAX_TOTAL} bytes of others"
         if added is not None and not self._cells:

@@ -5,9 +5,10 @@
   - `binary`: which bubblewrap program, and the system's tools
   - `user`: who the command runs as
   - `tree`, `mounts`: what it sees
-  - `limits`: what it may use up
+  - `limits`: what it may use up; `memory`: the sum over its processes
+  - `seccomp`: which calls to the kernel are refused
   - `first_process`: with which all of it ends
   - `unavailable`: what is said where there can be none
 
-- `place`: a sandbox that holds Python, the course's package and the checks
+- `place`: a sandbox that holds Python and the course's package, and a cell per process in it
 """

@@ -4,8 +4,9 @@ Inside there is no network, no other process, no home and no repository: only wh
 read only, and a private ``/tmp`` of limited size, the working directory. Everything inside dies
 with ``Sandbox.close``, and with the process that opened it, however that one ends.
 
-``Limits`` bound each process and the number of processes, not the sum of their memory. Instead
-the sandbox volunteers to be the first that the kernel kills when memory runs out.
+``Limits`` bound each process and the number of processes; `memory` bounds the sum of their memory.
+The sandbox volunteers to be the first that the kernel kills when memory runs out, and `seccomp`
+says which calls to the kernel are refused.
 """
 
 import contextlib
@@ -19,9 +20,10 @@ from pathlib import Path
 from typing import IO, Self
 
 from autograder.sandbox import first_process
-from autograder.sandbox.binary import Bubblewrap, choose
+from autograder.sandbox.binary import Bubblewrap, choose, tool
 from autograder.sandbox.limits import Limits
 from autograder.sandbox.mounts import Mount
+from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.tree import memory_file, prepare, programs, tree
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.sandbox.user import (
@@ -30,6 +32,7 @@ from autograder.sandbox.user import (
     drop_privileges,
     is_root,
     own_uid,
+    rights_to_make_cells,
     user_namespace,
 )
 
@@ -56,6 +59,8 @@ class Sandbox:
             open file, or lost. ``limits.file_size`` bounds the file.
         pass_fds: descriptors that stay open inside, such as one end of a socket pair.
         bubblewrap: the program; by default the one that ``probe`` returns.
+        cells: the command is ours, and makes a cell for every process of a student's, as
+            `inside.cell` does: it keeps the rights which that takes, and sets the limits itself.
 
     Attributes:
         pid: bubblewrap's process, a child of this one. Kill it, and everything inside dies.
@@ -79,6 +84,7 @@ class Sandbox:
         stderr: str | Path | IO[bytes] | None = None,
         pass_fds: Sequence[int] = (),
         bubblewrap: Bubblewrap | None = None,
+        cells: bool = False,
     ) -> None:
         program = (bubblewrap or probe()).path
         limits = limits or Limits()
@@ -95,14 +101,15 @@ class Sandbox:
             info, info_sink = opened.enter_context(_pipe())
             fds = [info_sink.fileno(), *pass_fds]
 
-            def file_of(text: str) -> int:
-                fds.append(opened.enter_context(memory_file(text)))
+            def file_of(content: str | bytes) -> int:
+                fds.append(opened.enter_context(memory_file(content)))
                 return fds[-1]
 
             words = [
                 *(program, "--info-fd", str(info_sink.fileno())),
-                *_isolation(self.uid, seen, limits, env, file_of),
-                *limits.prelude(),
+                *("--seccomp", str(file_of(seccomp_filter(namespaces=cells)))),
+                *_isolation(self.uid, seen, limits, env, file_of, cells),
+                *([] if cells else limits.prelude()),
                 *command,
             ]
             if isinstance(stderr, str | Path):
@@ -163,11 +170,16 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
     Raises:
         SandboxUnavailable: it does not work; the reason holds what bubblewrap said.
     """
+    alone = ["--pid", "--fork", "--mount", "--net", "--ipc", "--uts", "--mount-proc"]
     with tempfile.TemporaryFile() as log:
         try:
             command = ["/bin/sh", "-c", 'test "$(id -u)" != 0']
             with Sandbox(command, stderr=log, bubblewrap=bubblewrap) as sandbox:
                 status = sandbox.wait(START_SECONDS)
+            if status == 0:
+                command = [tool("unshare"), *alone, "/bin/true"]
+                with Sandbox(command, stderr=log, bubblewrap=bubblewrap, cells=True) as sandbox:
+                    status = sandbox.wait(START_SECONDS)
             if status == 0:
                 return
             reason = f"exit status {status}."
@@ -182,7 +194,8 @@ def _isolation(
     mounts: Sequence[Mount],
     limits: Limits,
     env: Mapping[str, str],
-    file_of: Callable[[str], int],
+    file_of: Callable[[str | bytes], int],
+    cells: bool,
 ) -> list[str]:
     """Return bubblewrap's arguments up to the command: namespaces, files, environment, user.
 
@@ -194,10 +207,13 @@ def _isolation(
         *("--unshare-cgroup-try", "--hostname", "sandbox"),
         *(part for item in env.items() for part in ("--setenv", *item)),
     ]
+    if cells:
+        arguments += [*rights_to_make_cells(), *tree("", mounts, limits.tmp, file_of)]
+        return [*arguments, "--chdir", "/tmp", "--"]
     if is_root():
         arguments += [*programs(""), *tree(_JAIL, mounts, limits.tmp, file_of)]
         return [*arguments, "--chdir", "/", "--", *drop_privileges(uid, _JAIL)]
-    arguments += [*user_namespace(uid), *tree("", mounts, limits.tmp, file_of)]
+    arguments += [*user_namespace(uid), "--disable-userns", *tree("", mounts, limits.tmp, file_of)]
     return [*arguments, "--chdir", "/tmp", "--"]
 
 

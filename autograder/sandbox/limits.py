@@ -17,7 +17,9 @@ class Limits:
             where CUDA is used, which reserves all there is.
         file_size: bytes of the largest file a process may write.
         open_files: descriptors of each process.
-        tmp: bytes in ``/tmp``, and as many again in ``/dev/shm``.
+        tmp: bytes in ``/tmp``; in a sandbox without cells as many again in ``/dev/shm``.
+        shm: bytes in a cell's ``/dev/shm``.
+        memory: bytes that all processes of a submission may hold together.
     """
 
     processes: int = 256
@@ -25,6 +27,19 @@ class Limits:
     file_size: int = 64 * 2**20
     open_files: int = 1024
     tmp: int = 256 * 2**20
+    shm: int = 64 * 2**20
+    memory: int = 3 * 2**30
+
+    def of_a_cell(self) -> dict[str, int]:
+        """Return the limits of each process in a cell, by their names in `resource`."""
+        limits = {
+            "nproc": self.processes,
+            "as": self.address_space,
+            "fsize": self.file_size,
+            "nofile": self.open_files,
+            "core": 0,
+        }
+        return {name: value for name, value in limits.items() if value is not None}
 
     def prelude(self) -> list[str]:
         """Return the start of a command line that sets the limits and runs what follows.
@@ -32,16 +47,8 @@ class Limits:
         Raises:
             SandboxUnavailable: a program that sets them is missing.
         """
-        wanted = {
-            "nproc": (resource.RLIMIT_NPROC, self.processes),
-            "as": (resource.RLIMIT_AS, self.address_space),
-            "fsize": (resource.RLIMIT_FSIZE, self.file_size),
-            "nofile": (resource.RLIMIT_NOFILE, self.open_files),
-            "core": (resource.RLIMIT_CORE, 0),
-        }
         options = []
-        for name, (number, value) in wanted.items():
-            if value is not None:
-                hard = resource.getrlimit(number)[1]  # asking for more would fail
-                options.append(f"--{name}={value if hard < 0 else min(value, hard)}")
+        for name, value in self.of_a_cell().items():
+            hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+            options.append(f"--{name}={value if hard < 0 else min(value, hard)}")  # more would fail
         return [tool("choom"), "-n", "1000", "--", tool("prlimit"), *options, "--"]

@@ -40,10 +40,7 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
     prefixes = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
     prefixes |= {prefix.resolve() for prefix in prefixes}  # bin/python may be a link across
     mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
-    spec = PathFinder.find_spec("course_lib")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("course_lib is not installed; pip install -e . installs it")
-    package = Path(spec.submodule_search_locations[0]).absolute()
+    package = course_package()
     if package.parent not in {Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")}:
         # Hidden by name, because it may lie inside what is mounted above, such as /usr.
         mounts.append(Mount(package.parent))
@@ -52,6 +49,14 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
         if package not in path.parents or not (path.is_dir() or path.with_suffix(".py").is_file()):
             raise ValueError(f"there is no module {name!r} to mask")
     return [*mounts, *_package(package, "course_lib", masked), *extra]
+
+
+def course_package() -> Path:
+    """Return the folder of the package ``course_lib``, without importing it."""
+    spec = PathFinder.find_spec("course_lib")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("course_lib is not installed; pip install -e . installs it")
+    return Path(spec.submodule_search_locations[0]).absolute()
 
 
 def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[Mount]:

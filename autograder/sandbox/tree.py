@@ -43,7 +43,9 @@ def programs(root: str) -> list[str]:
     return arguments
 
 
-def tree(root: str, mounts: Sequence[Mount], tmp: int, file_of: Callable[[str], int]) -> list[str]:
+def tree(
+    root: str, mounts: Sequence[Mount], tmp: int, file_of: Callable[[str | bytes], int]
+) -> list[str]:
     """Return the arguments for all that is seen below ``root``.
 
     Args:
@@ -84,9 +86,9 @@ def _parents(target: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def memory_file(text: str) -> Iterator[int]:
+def memory_file(content: str | bytes) -> Iterator[int]:
     """Hold a file in memory that is read from its start, and yield its descriptor."""
     with open(os.memfd_create("mount"), "w+b", buffering=0) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
         file.seek(0)
         yield file.fileno()

@@ -9,7 +9,8 @@ If bubblewrap is there but may not start, allow user namespaces:
   sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu 24.04 and later)
   sysctl -w user.max_user_namespaces=10000                   (where it is 0)
   docker run --privileged ...                                (in a container)
-Ubuntu 25.04 and later allow them for the system's bubblewrap: apt-get install bubblewrap"""
+AppArmor's profile for the system's bubblewrap (Ubuntu 25.04 and later) is not enough: ranks get
+namespaces of their own inside the sandbox."""
 
 
 class SandboxUnavailable(RuntimeError):

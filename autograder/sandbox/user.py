@@ -46,7 +46,24 @@ def own_uid() -> Iterator[int]:
 
 def user_namespace(uid: int) -> list[str]:
     """Return bubblewrap's options with which an ordinary user seems to be ``uid`` inside."""
-    return ["--unshare-user", "--uid", str(uid), "--gid", str(uid), "--disable-userns"]
+    return ["--unshare-user", "--uid", str(uid), "--gid", str(uid)]
+
+
+def rights_to_make_cells() -> list[str]:
+    """Return bubblewrap's options for a command that gives each of its children namespaces.
+
+    Such a command is ours, and runs no student's code. Opened by an ordinary user, its rights end
+    with the sandbox's user namespace; opened by root, it stays root in the sandbox's namespaces,
+    with the few rights that making cells and becoming another user need.
+    """
+    rights = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"]
+    if is_root():
+        rights += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_RESOURCE"]
+    else:
+        rights += ["CAP_SETFCAP"]  # Linux 5.12 asks for it where this namespace's 0 is mapped
+    # As 0, or bubblewrap enters a second user namespace, which does not own its pid namespace.
+    options = [] if is_root() else user_namespace(0)
+    return [*options, "--cap-drop", "ALL", *(p for right in rights for p in ("--cap-add", right))]
 
 
 def drop_privileges(uid: int, root: str) -> list[str]:

@@ -1,39 +1,92 @@
 """Checks: cases, oracles and reports.
 
-For students: `check`. For course authors: `Case`, `Check`, `Wrong` and the ``expect_…`` functions
-to judge with. Read in this order:
+For students: `check` and `predict`. For course authors: `task` and what it is made of. Read in this
+order:
 
 - `cases`: a check is data
-- `run_check`: runs its cases, wherever the ranks are
 - `compare`: what a judge judges with
+- `given`, `effects`: the rank's side: forms of arguments, and what must stay as it was
+- `judges`: the common ones
+- `traffic`, `expectations`: what is sent, and what it must be like
+- `task`: a check in thirty lines
+- `averaging`, `training`, `shards`: inputs, programs and judges that several assignments need
+- `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
-- `local`: `check`, on ranks of this machine
+- `runners`, `local`: `check`, on ranks of this machine
+- `predictions`: a guess, locked before a run shows the number
+- `program`: what of a check goes to the ranks
 - `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
-- `mutants`: wrong solutions, which must fail
+- `mutants`, `variation`: wrong solutions, which must fail, and arguments, which must vary
 """
 
-from course_lib.checking.cases import Case, Check, Wrong
+from course_lib.checking.cases import (
+    NETWORK,
+    Case,
+    Check,
+    Expectation,
+    Form,
+    Observed,
+    Wrong,
+)
 from course_lib.checking.compare import (
     expect_close,
+    expect_equal,
     expect_number,
     expect_same_on_all_ranks,
     expect_tensor,
 )
+from course_lib.checking.expectations import (
+    calls,
+    calls_at_most,
+    launches_in_order,
+    only_calls,
+    only_peers,
+    overlaps,
+    receives_at_most,
+    sends_at_most,
+    time_within,
+)
+from course_lib.checking.given import Given
+from course_lib.checking.judges import equals, equals_library, same_on_all_ranks
 from course_lib.checking.local import check
+from course_lib.checking.predictions import Prediction, predict
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
+from course_lib.checking.task import in_many_forms, task
 
 __all__ = [
+    "NETWORK",
     "Case",
     "CaseResult",
     "Check",
     "CheckFailed",
     "CheckReport",
+    "Expectation",
+    "Form",
+    "Given",
+    "Observed",
+    "Prediction",
     "Wrong",
+    "calls",
+    "calls_at_most",
     "check",
+    "equals",
+    "equals_library",
     "expect_close",
+    "expect_equal",
     "expect_number",
     "expect_same_on_all_ranks",
     "expect_tensor",
+    "in_many_forms",
+    "launches_in_order",
+    "only_calls",
+    "only_peers",
+    "overlaps",
+    "predict",
+    "receives_at_most",
     "run_check",
+    "same_on_all_ranks",
+    "sends_at_most",
+    "task",
+    "time_within",
 ]

@@ -1,14 +1,15 @@
-"""A check is data: cases, a program that runs on every rank, and a judge.
+"""A check is data: cases, a program that runs on every rank, a judge, and expectations.
 
-The three parts run in different places, and only plain values (tensors, numbers, text, lists and
-dicts of them) pass between them:
+The parts run in different places, and only plain values (tensors, numbers, text, lists and dicts
+of them) pass between them:
 
     inputs(case, generator)   where the verdict is made: draws one input per rank
     program(function, mine)   on every rank: calls the student's function with this rank's input
     judge(case, inputs, outputs)   where the verdict is made: raises `Wrong`, or is content
+    expects   likewise: look at what was sent, not at what came out
 
 So the same check runs in a notebook, and in the autograder with the ranks in a sandbox that never
-sees another rank's input, an expected value or a hidden case.
+sees another rank's input, an expected value or a hidden case. `task` makes one from less.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from typing import Any
 import torch
 
 from course_lib.checking.wire import Plain
+from course_lib.ranks import Network, Trace
+
+NETWORK = Network(latency=20e-6, bandwidth=10e9)
+"""The network of every check on simulated ranks, here and in the grader: 20 µs and 10 GB/s. No
+send leaves before its receive, so that a program that may deadlock does."""
+
+VALUES, COMMUNICATION = "values", "communication"
 
 
 class Wrong(Exception):
@@ -29,13 +37,37 @@ class Wrong(Exception):
     Attributes:
         message: which rank, which element, expected and got.
         hint: one sentence, or empty.
+        detail: more lines, for example a table of what was sent; or empty.
 
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", detail: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Form:
+    """In which form a case's arguments come: what a right function does not depend on.
+
+    Attributes:
+        groups: the process groups, each a list of ranks; every rank is in one of them. Empty: all
+            ranks are one group, and ``group=None`` stands for it.
+        dtype: of all floating-point tensors.
+        layout: of all tensors of two or more dimensions in memory: ``contiguous`` or
+            ``transposed``.
+        iterable: what several things come as: ``list``, ``generator`` or ``tuple``.
+        training: whether a model comes in training mode.
+
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    iterable: str = "list"
+    training: bool = True
 
 
 @dataclass(frozen=True)
@@ -46,12 +78,59 @@ class Case:
         name: what a person reads, for example ``3 ranks, 10 rows``.
         world_size: number of ranks.
         parameters: whatever `Check.inputs` needs to draw the inputs.
+        form: in which form the arguments come.
 
     """
 
     name: str
     world_size: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    form: Form = Form()
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The process groups that the function works in: all ranks, or the form's."""
+        return self.form.groups or (tuple(range(self.world_size)),)
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the group that `rank` is in, in order."""
+        return next(members for members in self.groups if rank in members)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one floating-point number of the case."""
+        return int(getattr(torch, self.form.dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What running a case gave: the outputs, and what was sent for them.
+
+    Attributes:
+        outputs: one plain value per rank.
+        trace: every operation of the case; ``None`` where nothing was recorded.
+        network: of the virtual clock that the trace's times are of; ``None`` on real ranks, whose
+            times mean nothing to a check.
+
+    """
+
+    outputs: Sequence[Any]
+    trace: Trace | None = None
+    network: Network | None = None
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a case's communication must be like; `expectations` makes them.
+
+    Attributes:
+        test: ``test(case, observed, trace)`` raises `Wrong`, or is content.
+        part: the part of the points that it decides about.
+
+    """
+
+    test: Callable[[Case, Observed, Trace], None]
+    part: str = COMMUNICATION
 
 
 @dataclass(frozen=True)
@@ -65,6 +144,9 @@ class Check:
         judge: ``judge(case, inputs, outputs)`` raises `Wrong`; both lists are in rank order.
         cases: the public cases.
         seconds: time limit of one case.
+        expects: what the communication of every case must be like.
+        worth: part → its share of the points, for example ``{"values": 3, "communication": 1}``.
+            By default there is one part: all or nothing.
 
     """
 
@@ -74,6 +156,8 @@ class Check:
     judge: Callable[[Case, Sequence[Any], Sequence[Any]], None]
     cases: tuple[Case, ...]
     seconds: float = 20.0
+    expects: tuple[Expectation, ...] = ()
+    worth: Mapping[str, float] = field(default_factory=dict)
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

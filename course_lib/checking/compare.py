@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
+from course_lib.checking.wire import leaves
 
 
 def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
     """Return `value` if it is a tensor of the shape and dtype of `like`, else raise `Wrong`."""
     if not isinstance(value, Tensor):
-        raise Wrong(f"{what} is {_describe(value)}, expected a tensor of shape {list(like.shape)}")
+        raise Wrong(f"{what} is {describe(value)}, expected a tensor of shape {list(like.shape)}")
     if value.shape != like.shape:
         raise Wrong(f"{what} has shape {list(value.shape)}, expected {list(like.shape)}")
     if value.dtype != like.dtype:
@@ -73,7 +75,11 @@ def expect_number(
     if isinstance(got, Tensor) and got.numel() == 1:
         got = got.item()
     if isinstance(got, bool) or not isinstance(got, int | float):
-        raise Wrong(f"{what} is {_describe(got)}, expected the number {expected:.6g}")
+        raise Wrong(f"{what} is {describe(got)}, expected the number {expected:.6g}")
+    try:
+        got = float(got)
+    except OverflowError:
+        got = math.inf
     if abs(got - expected) <= atol + rtol * abs(expected):
         return
     message = f"{what}: expected {expected:.6g}, got {got:.6g}"
@@ -83,11 +89,70 @@ def expect_number(
     raise Wrong(message)
 
 
+def expect_equal(
+    got: Any,
+    right: Any,
+    what: str,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    lookalikes: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise `Wrong` unless `got` has the structure of `right` and its values.
+
+    `right` is made of tensors, numbers, text, None, lists, tuples and dicts. Keys of its dicts
+    are words of the message; ``{}`` in one stands for the position in the list behind it.
+
+    Args:
+        got: what a rank returned; anything.
+        right: what it should have returned.
+        what: whose it is: ``rank 2``.
+        rtol: allowed relative error.
+        atol: allowed absolute error.
+        lookalikes: mistake → what it gives, of the structure of `right` or a part of it.
+
+    """
+    expected, values = dict(leaves(right)), dict(leaves(got, like=right))
+    for place, wanted in expected.items():
+        name = f"{what}: {place}" if place else what
+        if place not in values:
+            raise Wrong(f"{name} is missing, expected {describe(wanted)}")
+        value = values[place]
+        if wanted is None:
+            if value is not None:
+                raise Wrong(f"{name} is {describe(value)}, expected None")
+        elif isinstance(wanted, bool | str) or type(wanted) is int:
+            if type(value) is not type(wanted) or value != wanted:
+                raise Wrong(f"{name}: expected {wanted!r}, got {describe(value)}")
+        else:
+            options: dict[str, Any] = {"rtol": rtol, "atol": atol}
+            judge = expect_close if isinstance(wanted, Tensor) else expect_number
+            try:
+                judge(value, wanted, name, **options)
+            except Wrong as wrong:
+                for mistake, theirs in (lookalikes or {}).items():
+                    if _passes(judge, value, dict(leaves(theirs)).get(place), name, options):
+                        raise Wrong(wrong.message, f"This equals {mistake}.") from None
+                raise
+    if extra := values.keys() - expected.keys():
+        raise Wrong(f"{what}: {min(extra)} was not asked for")
+
+
+def _passes(judge: Any, value: Any, right: Any, what: str, options: dict[str, Any]) -> bool:
+    if right is None:
+        return False
+    try:
+        judge(value, right, what, **options)
+    except Wrong:
+        return False
+    return True
+
+
 def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
     """Raise `Wrong` unless all ranks hold the very same bits."""
     for rank, value in enumerate(values):
         if not (isinstance(value, Tensor) and isinstance(values[0], Tensor)):
-            raise Wrong(f"rank {rank}: {what} is {_describe(value)}, expected a tensor")
+            raise Wrong(f"rank {rank}: {what} is {describe(value)}, expected a tensor")
         if not torch.equal(value, values[0]):
             raise Wrong(
                 f"{what} differs between rank 0 and rank {rank}",
@@ -99,7 +164,8 @@ def _number(value: Tensor) -> str:
     return f"{value.item():.6g}"
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Return what a value is, in a few words."""
     if value is None:
         return "None (does the function return it, or set it?)"
     if isinstance(value, Tensor):

@@ -24,22 +24,32 @@ class Frame(IntEnum):
     CELL = 1
     """To the notebook process: run a cell."""
     TAKE = 2
-    """To the notebook process: write a function where the ranks can read it."""
+    """To the notebook process: hand over a function."""
     DONE = 3
     """From the notebook process: the answer."""
-    READY = 4
-    """From a rank: it has joined its group."""
+    FUNCTION = 4
+    """From the notebook process, and on to the ranks: a student's function, in bytes that only they
+    may read."""
     INPUT = 5
     """To a rank: its input; it then runs the program."""
     OUTPUT = 6
     """From a rank: what the program returned."""
     FAILURE = 7
     """From a rank: the exception that the program raised, as texts."""
+    READY = 9
+    """From either: it stands; from here on, what happens is the student's code."""
+    PROGRAM = 8
+    """To a rank: the check's program."""
+
+
+def header(kind: int, payload: bytes) -> bytes:
+    """Return what stands in front of the payload. ``kind`` is the protocol's, in [0, 2**32)."""
+    return _FRAME.pack(_FRAME_MAGIC, kind, len(payload))
 
 
 def send_frame(sock: socket.socket, kind: int, payload: bytes) -> None:
-    """Write one frame to a blocking stream socket. ``kind`` is the protocol's, in [0, 2**32)."""
-    sock.sendall(_FRAME.pack(_FRAME_MAGIC, kind, len(payload)))
+    """Write one frame to a blocking stream socket."""
+    sock.sendall(header(kind, payload))
     sock.sendall(payload)
 
 
@@ -51,12 +61,12 @@ def recv_frame(sock: socket.socket, max_bytes: int = MAX_BYTES) -> tuple[int, by
         WireError: it closed the stream inside a frame, sent something that is not a frame, or
             announced more than ``max_bytes``; nothing is allocated for those.
     """
-    header = _receive(sock, _FRAME.size)
-    if not header:
+    start = _receive(sock, _FRAME.size)
+    if not start:
         raise EOFError("the stream has ended")
-    if len(header) < _FRAME.size:
+    if len(start) < _FRAME.size:
         raise WireError("the stream ended inside a frame's header")
-    kind, length = _parse_header(header, max_bytes)
+    kind, length = _parse_header(start, max_bytes)
     payload = _receive(sock, length)
     if len(payload) < length:
         raise WireError(f"the stream ended after {len(payload)} of a frame's {length} bytes")

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 
-from course_lib.checking.cases import Case, Check
+from course_lib.checking.cases import Check
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
-from course_lib.checking.wire import Plain, decode, encode
-from course_lib.ranks import Ranks, per_rank
+from course_lib.checking.runners import LocalRunner
+from course_lib.ranks import Trace
+
+WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 
 
-def check(name: str, function: Callable[..., Any]) -> CheckReport:
+def check(
+    name: str, function: Callable[..., Any], *, on: Literal["simulated", "cpu", "gpu"] = "cpu"
+) -> CheckReport:
     """Examine `function` on several ranks of this machine and print how it went.
+
+    It runs on simulated ranks first, which are exact; if it is right there, on real ones. Below the
+    report of a case that failed, a notebook shows what its ranks did over time.
 
     Args:
         name: ``assignment/check``, as it stands under the task.
         function: what you wrote.
+        on: the real ranks; ``"simulated"``: none.
 
     Returns:
         The report.
@@ -37,12 +46,41 @@ def check(name: str, function: Callable[..., Any]) -> CheckReport:
     checks = load_checks(find_assignment(assignment) / "checks.py")
     if short not in checks:
         raise LookupError(f"{assignment} has no check '{short}'; it has {', '.join(checks)}")
-    with LocalRunner(function) as run:
-        report = run_check(name, checks[short], run, seed="public")
+    report = examine(name, checks[short], function, on=on)
     print(report)
     if not report.passed:
+        if report.trace is not None:
+            _show_timeline(report.trace)
         raise CheckFailed(report)
     return report
+
+
+def examine(
+    name: str,
+    check: Check,
+    function: Callable[..., Any],
+    *,
+    on: Literal["simulated", "cpu", "gpu"] = "cpu",
+) -> CheckReport:
+    """Run a check on simulated ranks and, if it passes, on real ones; return the report."""
+    places: tuple[str, ...] = ()
+    for place in dict.fromkeys(("simulated", on)):
+        places = (*places, WORDS[place])
+        with LocalRunner(function, place, quiet=len(places) > 1) as run:
+            report = replace(run_check(name, check, run, seed="public"), places=places)
+        if not report.passed:
+            break
+    # What passes on simulated ranks and fails on real ones failed there.
+    return report if report.passed else replace(report, places=places[-1:])
+
+
+def _show_timeline(trace: Trace) -> None:
+    """Show the student's own run in a notebook; a terminal shows no figures."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if trace.operations and getattr(shell, "kernel", None) is not None:
+        from IPython.display import display
+
+        display(trace.plot(title="What your ranks did in the first case that failed"))
 
 
 def find_assignment(name: str) -> Path:
@@ -83,32 +121,3 @@ def load_module(path: Path) -> ModuleType:
     # The ranks cannot import a file by a name that only this process knows.
     cloudpickle.register_pickle_by_value(module)
     return module
-
-
-class LocalRunner:
-    """Runs cases of one function on CPU ranks of this machine; keeps the ranks between cases."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._ranks: dict[int, Ranks] = {}
-
-    def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> list[Any]:
-        """Return the program's output on every rank of the case."""
-        if case.world_size not in self._ranks:
-            self._ranks[case.world_size] = Ranks(case.world_size, on="cpu")
-        ranks = self._ranks[case.world_size]
-        ranks.timeout = check.seconds
-        mine = per_rank([encode(value) for value in inputs])
-        outputs = ranks.run(_run_program, check.program, self._function, mine)
-        return [decode(output) for output in outputs]
-
-    def __enter__(self) -> LocalRunner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for ranks in self._ranks.values():
-            ranks.close()
-
-
-def _run_program(program: Callable[..., Any], function: Callable[..., Any], mine: bytes) -> bytes:
-    return encode(program(function, decode(mine)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +28,38 @@ class Mutant:
     @property
     def source(self) -> str:
         """The function as a student would hand it in: named like the task, without the mark."""
-        tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
+        tree = ast.parse(source_of(self.function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         definition.decorator_list = []
         definition.name = self.task
         return ast.unparse(definition)
+
+
+def source_of(function: Function) -> str:
+    """Return the source text of a function, also of an `edited` one."""
+    return textwrap.dedent("".join(inspect.getsourcelines(function)[0]))
+
+
+def edited(function: Function, *edits: tuple[str, str]) -> Function:
+    """Return a function of the same text but for the edits, each an (old, new) piece of it.
+
+    Raises:
+        ValueError: the text does not have the old piece; the mutant would be none.
+
+    """
+    text = source_of(function)
+    for old, new in edits:
+        if old not in text:
+            raise ValueError(f"{function.__name__} has no {old!r}")
+        text = text.replace(old, new)
+    name = f"<{function.__name__} edited, {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+    namespace = dict(function.__globals__)
+    exec(compile(text, name, "exec"), namespace)
+    made: Function = namespace[function.__name__]
+    made.__dict__.clear()
+    return made
 
 
 def fails(reason: str) -> Callable[[Function], Function]:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from course_lib.checking.cases import Case, Check, Wrong, case_generator
-from course_lib.checking.report import CaseResult, CheckReport
-from course_lib.checking.wire import NotPlainError, Plain
-from course_lib.ranks.explain.errors import RankError, RanksError, format_states
+import torch
 
-Runner = Callable[[Check, Case, Sequence[Plain]], list[Any]]
-"""Runs a case's program on its ranks: returns one output per rank, or raises `RanksError`."""
+from course_lib.checking.cases import (
+    COMMUNICATION,
+    VALUES,
+    Case,
+    Check,
+    Observed,
+    Wrong,
+    case_generator,
+)
+from course_lib.checking.report import CaseResult, CheckReport
+from course_lib.checking.traffic import told
+from course_lib.checking.wire import NotPlainError, Plain
+from course_lib.ranks import Trace
+from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
+
+Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
+"""Runs a case's program on its ranks: returns what was observed, or only one output per rank, or
+raises `RanksError`, whose `trace` attribute may hold what was recorded until then."""
+
+MAX_TIMEOUTS = 2
+"""After so many cases that outran their time, the rest of a check is not run."""
 
 
 def run_check(
@@ -35,34 +52,110 @@ def run_check(
         progress: called after every case.
 
     """
-    results = []
+    results: list[CaseResult] = []
+    first: Trace | None = None
+    timeouts = 0
     cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
     for case, is_hidden in cases:
-        result = _run_case(name, check, case, run, seed, is_hidden)
+        if timeouts >= MAX_TIMEOUTS:
+            reason = f"not run: {timeouts} cases before it took longer than their limit"
+            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden)
+        else:
+            examination = _Examination(name, check, case, run, seed)
+            result = examination.result(is_hidden)
+            timeouts += examination.timed_out
+            shows = examination.trace is not None and examination.trace.makespan > 0
+            if not result.passed and first is None and shows and not is_hidden:
+                first = examination.trace
         results.append(result)
         progress(result)
-    return CheckReport(name, tuple(results))
+    return CheckReport(name, tuple(results), check.worth, trace=first)
 
 
-def _run_case(
-    name: str, check: Check, case: Case, run: Runner, seed: str, hidden: bool
-) -> CaseResult:
-    inputs = check.inputs(case, case_generator(seed, name, case))
-    start = time.monotonic()
-    reason, detail = "", ""
-    try:
-        outputs = run(check, case, inputs)
-        # Drawn again, so that the judge does not rely on what a program on the ranks changed.
-        check.judge(case, check.inputs(case, case_generator(seed, name, case)), outputs)
-    except Wrong as wrong:
-        reason, detail = wrong.message, wrong.hint
-        if wrong.hint:
-            reason, detail = f"{wrong.message}. {wrong.hint}", ""
-    except RanksError as error:
-        reason, detail = _in_one_line(error), _explanation(error)
-    except NotPlainError as error:
-        reason = str(error)
-    return CaseResult(case.name, not reason, reason, detail, time.monotonic() - start, hidden)
+class _Examination:
+    """One case: run, judged, explained."""
+
+    def __init__(self, name: str, check: Check, case: Case, run: Runner, seed: str) -> None:
+        self._name, self._check, self._case, self._run, self._seed = name, check, case, run, seed
+        self.trace: Trace | None = None
+        self.timed_out = False
+        self._trouble = ""
+        self._granted: set[str] = set()
+
+    def _inputs(self) -> Sequence[Plain]:
+        generator = case_generator(self._seed, self._name, self._case)
+        return self._check.inputs(self._case, generator)
+
+    def result(self, hidden: bool) -> CaseResult:
+        inputs = self._inputs()
+        start = time.monotonic()
+        reason, detail = "", ""
+        try:
+            observed = self._run(self._check, self._case, inputs)
+            self._judge(observed if isinstance(observed, Observed) else Observed(observed))
+        except Wrong as wrong:
+            reason = f"{wrong.message}. {wrong.hint}" if wrong.hint else wrong.message
+            detail = wrong.detail
+        except RanksError as error:
+            self.timed_out = isinstance(error, RankTimeout)
+            self.trace = getattr(error, "trace", None)
+            reason, detail = _in_one_line(error), _explanation(error)
+        except NotPlainError as error:
+            reason = str(error)
+        parts = {part: not reason or part in self._granted for part in self._check.worth}
+        return CaseResult(
+            self._case.name,
+            not reason,
+            reason,
+            detail,
+            time.monotonic() - start,
+            hidden,
+            parts,
+            self._trouble,
+        )
+
+    def _judge(self, observed: Observed) -> None:
+        """Raise `Wrong` for the first finding: handles, then values, then communication.
+
+        What was sent counts only where the values are right: sending nothing is no merit.
+        """
+        self.trace = observed.trace
+        if self.trace is not None:
+            _expect_all_waited_for(self.trace)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
+        try:
+            # Drawn again, so that no judge relies on what a program on the ranks changed.
+            self._check.judge(self._case, self._inputs(), observed.outputs)
+        except Wrong:
+            raise
+        except Exception:
+            self._trouble = traceback.format_exc()
+            raise Wrong("the answer has a form that this check does not expect") from None
+        finally:
+            torch.set_num_threads(threads)
+        findings = []
+        failed = set()
+        if self.trace is not None:
+            for expectation in self._check.expects:
+                try:
+                    expectation.test(self._case, observed, self.trace)
+                except Wrong as wrong:
+                    findings.append(wrong)
+                    failed.add(expectation.part)
+        self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
+        if findings:
+            raise findings[0]
+
+
+def _expect_all_waited_for(trace: Trace) -> None:
+    for event in trace.operations:
+        if not event.waited:
+            raise Wrong(
+                f"rank {event.rank} never waits for the handle of {told([event])[4:]}",
+                "With async_op=True, or isend and irecv, a call returns at once and its tensors "
+                "are not ready: keep the handle, and call .wait() before you use them.",
+            )
 
 
 def _in_one_line(error: RanksError) -> str:

@@ -14,6 +14,7 @@ raises ``WireError``, and builds nothing larger than a small multiple of what it
 import json
 import math
 import struct
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -220,3 +221,23 @@ class _Blobs:
         if dtype is torch.bool and chunk.strip(b"\0\1"):
             raise WireError("a bool that is neither 0 nor 1")
         return torch.frombuffer(chunk, dtype=dtype).reshape(shape)
+
+
+def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, numbers, texts and Nones of a plain value, each with its place in words.
+
+    Where `like` has a leaf, the value there is yielded whole, whatever it is.
+    """
+    if like is not None and not isinstance(like, dict | list | tuple):
+        yield name, value
+    elif isinstance(value, dict):
+        below = like if isinstance(like, dict) else {}
+        for key, item in value.items():
+            yield from leaves(item, f"{name} {key}".strip(), below.get(key))
+    elif isinstance(value, list | tuple):
+        rows = like if isinstance(like, list | tuple) else ()
+        for i, item in enumerate(value):
+            place = name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
+            yield from leaves(item, place, rows[i] if i < len(rows) else None)
+    else:
+        yield name, value

@@ -9,6 +9,7 @@ Read in this order:
 - `rooted`: broadcast, reduce, scatter, gather
 - `ring`: reduce-scatter, all-gather, and the ring made of them
 - `pipelined_ring`: the same in segments
+- `all_to_all`: something else for everybody
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
 - `tuned`: the fastest of them for each size
 """
@@ -23,6 +24,7 @@ from course_lib.collectives.all_reduce import (
     tree_all_reduce,
     two_level_groups,
 )
+from course_lib.collectives.all_to_all import all_to_all
 from course_lib.collectives.pipelined_ring import pipelined_ring_all_reduce
 from course_lib.collectives.point_to_point import (
     Group,
@@ -49,6 +51,7 @@ __all__ = [
     "Group",
     "TunedAllReduce",
     "all_gather",
+    "all_to_all",
     "broadcast",
     "central_all_reduce",
     "exchange",

@@ -7,7 +7,7 @@
 From the ground up; each room knows only those above it in this list:
 
 - `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
-  travels; `placement`: which devices
+  travels; `placement`: which devices; `variables`: what ranks keep between calls
 - `trace`: what happened; `board`: what the ranks are doing
 - `metered`: a process group that says what it does; `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `fabric`: the simulated network
@@ -22,6 +22,8 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
+    MisuseError,
+    MisuseWarning,
     RankError,
     RanksError,
     RankState,
@@ -36,6 +38,8 @@ __all__ = [
     "Device",
     "Event",
     "MismatchError",
+    "MisuseError",
+    "MisuseWarning",
     "Network",
     "RankError",
     "RankState",

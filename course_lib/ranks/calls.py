@@ -124,11 +124,11 @@ class Sources:
 
 
 def cell_sources(known: set[str]) -> Sources:
-    """Return the sources that exist only in this process, except those in `known`.
+    """Return the sources that exist only in this process, except those in `known`; all labels.
 
-    The names of files, which the ranks can read themselves, are added to `known`.
+    The names of files, which the ranks can read themselves, are added to `known`. A label may
+    change while the lines do not: a cell that runs again has a new number.
     """
-    labels = cell_labels()
     lines = {}
     for name, entry in list(linecache.cache.items()):
         if name in known or len(entry) != 4:
@@ -138,7 +138,7 @@ def cell_sources(known: set[str]) -> Sources:
             continue
         if entry[0] <= _MAX_SOURCE:
             lines[name] = entry[2]
-    return Sources(lines, {name: label for name, label in labels.items() if name not in known})
+    return Sources(lines, cell_labels())
 
 
 def cell_labels() -> dict[str, str]:

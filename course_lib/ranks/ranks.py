@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from course_lib.ranks.board.pages import MAX_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
 from course_lib.ranks.output.summary import html_table, one_line
 from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.engine import Processes
-from course_lib.ranks.simulated.engine import Computation, Simulated
+from course_lib.ranks.simulated.engine import Computation, Misuse, Simulated
 from course_lib.ranks.trace.trace import Trace
+from course_lib.ranks.variables import forget_variables, pull_variables, push_variables
 
 __all__ = ["Engine", "Ranks"]
 
@@ -69,6 +73,10 @@ class Ranks:
         metered: whether operations are recorded and hangs explained. Without it, PyTorch talks
             to gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks always
             are.
+        misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
+            a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
+        isolated: whether simulated ranks are processes, which share nothing, and not threads,
+            which start faster and may be 1,024.
 
     Raises:
         ValueError: there is no such place, or it cannot hold these ranks.
@@ -91,13 +99,22 @@ class Ranks:
         device: Device | None = None,
         computation: Computation | None = None,
         metered: bool = True,
+        misuse: Misuse = "warn",
+        isolated: bool = False,
     ) -> None:
         self.world_size = world_size
         self.timeout = timeout
-        self._engine = _make_engine(world_size, on, network, device, computation, metered)
+        self._engine = _make_engine(
+            world_size, on, network, device, computation, metered, misuse, isolated
+        )
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
+        self.owner = uuid.uuid4().hex
+        """Tells this object's variables on the ranks from those of others: see `variables`."""
+        self.error: RanksError | None = None
+        """What the last `run` raised about the ranks; ``None`` if it went well."""
+        self._forget = weakref.finalize(self, forget_variables, self.owner)
 
     @property
     def devices(self) -> list[str]:
@@ -121,11 +138,16 @@ class Ranks:
         """
         return self._engine.pids()
 
-    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+    def run(
+        self, fn: Callable[..., Any], /, *args: Any, check_nan: bool = False, **kwargs: Any
+    ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 
         An argument wrapped in `per_rank` gives each rank its own value. What the function prints
         or displays appears with the rank in front. Tensors arrive on the CPU.
+
+        With ``check_nan=True``, on simulated ranks, a rank that puts NaN into a collective or a
+        message fails there: the first one names the rank and the line.
 
         Raises:
             TypeError: the function or an argument cannot be sent, and nothing was started; or a
@@ -135,7 +157,8 @@ class Ranks:
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
             RankTimeout: the call outran `timeout`.
-            RanksError: the base of these four; by itself, that the ranks are closed, busy with
+            MisuseError: handles were misused, with ``misuse="error"``.
+            RanksError: the base of these five; by itself, that the ranks are closed, busy with
                 another call, or another process's.
 
         """
@@ -145,8 +168,16 @@ class Ranks:
             raise RanksError("these ranks belong to another process; make new ones with Ranks(…)")
         if not self._busy.acquire(blocking=False):
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
+        self.error = None
         try:
-            return self._engine.run(fn, args, kwargs, self.timeout)
+            if not check_nan:
+                return self._engine.run(fn, args, kwargs, self.timeout)
+            if not isinstance(self._engine, (Simulated, IsolatedSimulated)):
+                raise ValueError('check_nan=True is for on="simulated"')
+            return self._engine.run(fn, args, kwargs, self.timeout, check_nan=True)
+        except RanksError as error:
+            self.error = error
+            raise
         except KeyboardInterrupt as interrupt:
             # A notebook then shows this line and not those of this package that led to it.
             interrupt._render_traceback_ = lambda: [  # type: ignore[attr-defined]
@@ -156,9 +187,45 @@ class Ranks:
         finally:
             self._busy.release()
 
+    def push(self, **values: Any) -> None:
+        """Set variables of the ranks, for ``%%ranks`` cells; a `per_rank` gives each its own.
+
+        Example:
+            ``ranks.push(lr=0.1, shard=per_rank(shards))``
+
+        Raises:
+            TypeError, ValueError, RanksError: as `run`.
+
+        """
+        self._quietly(push_variables, self.owner, **values)
+
+    def pull(self, name: str, *more: str) -> list[Any]:
+        """Return the ranks' values of a variable, in rank order; of several, a list for each.
+
+        Example:
+            ``losses = ranks.pull("loss")`` · ``losses, steps = ranks.pull("loss", "step")``
+
+        Raises:
+            RankError: a rank has no such variable.
+            TypeError, RanksError: as `run`.
+
+        """
+        values = self._quietly(pull_variables, self.owner, (name, *more))
+        each = [list(column) for column in zip(*values, strict=True)]
+        return each if more else each[0]
+
+    def _quietly(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a function whose trace nobody wants: that of the call before stays."""
+        trace = self.trace
+        try:
+            return self.run(fn, *args, **kwargs)
+        finally:
+            self._engine.trace = trace
+
     def close(self) -> None:
         """End the ranks. Closing twice is fine."""
         self._closed = True
+        self._forget()
         if self._owner == os.getpid():
             self._engine.close()
 
@@ -182,9 +249,15 @@ def _make_engine(
     device: Device | None,
     computation: Computation | None,
     metered: bool,
+    misuse: Misuse,
+    isolated: bool,
 ) -> Engine:
+    if isolated and (on != "simulated" or device is not None or computation is not None):
+        raise ValueError('isolated=True is for on="simulated", without device=… and computation=…')
+    if isolated:
+        return IsolatedSimulated(world_size, network, misuse)
     if on == "simulated":
-        return Simulated(world_size, network, device, computation)
+        return Simulated(world_size, network, device, computation, misuse)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:

@@ -1,13 +1,14 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain.
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
+a right solution: ``edited`` writes it in place of another.
 """
 
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import fails, passes
+from course_lib.checking.mutants import edited, fails, passes
 
 # shard_bounds ------------------------------------------------------------------------------
 
@@ -20,6 +21,33 @@ def shard_bounds__by_rounding_up(length, world_size, rank):
         left = world_size - r
         done += (length - done + left - 1) // left
     return start, done
+
+
+@passes
+def shard_bounds__as_a_slice(length, world_size, rank):
+    import numpy as np
+
+    edges = np.cumsum(
+        [0] + [length // world_size + (r < length % world_size) for r in range(rank + 1)]
+    )
+    return slice(edges[rank], edges[rank + 1])
+
+
+@fails("A stop is not part of its shard")
+def shard_bounds__inclusive_stop(length, world_size, rank):
+    size, rest = divmod(length, world_size)
+    start = rank * size + min(rank, rest)
+    return start, start + size + (rank < rest) - 1
+
+
+@fails("two whole numbers")
+def shard_bounds__a_list_of_rows(length, world_size, rank):
+    return list(range(length))[rank::world_size]
+
+
+@fails("shard_bounds(12, 2, rank)")
+def shard_bounds__ignores_the_rank(length, world_size, rank):
+    return 0, length // world_size
 
 
 @fails("belong to nobody")
@@ -66,61 +94,6 @@ def average_gradients__flat(params, group=None):
         at += grad.numel()
 
 
-@passes
-def average_gradients__by_all_gather(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            copies = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(copies, param.grad, group=group)
-            param.grad = torch.stack(copies).mean(0)
-
-
-@fails("the sum over the ranks")
-def average_gradients__sum(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-
-
-@fails("nothing was averaged")
-def average_gradients__no_communication(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            param.grad /= 1
-
-
-@fails("nothing was averaged")
-def average_gradients__averages_the_parameters(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.data, group=group)
-            param.data /= dist.get_world_size(group)
-
-
-@fails("3 ranks")
-def average_gradients__half_of_the_sum(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-            if dist.get_world_size(group) > 1:
-                param.grad /= 2
-
-
-@fails("expected")
-def average_gradients__into_a_copy(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad.clone(), group=group, async_op=True).wait()
-            param.grad /= dist.get_world_size(group)
-
-
-@fails("AttributeError")
-def average_gradients__no_frozen_parameters(params, group=None):
-    for param in params:
-        dist.all_reduce(param.grad.data, group=group)
-        param.grad /= dist.get_world_size(group)
-
-
 @fails("waits in recv")
 def average_gradients__deadlock(params, group=None):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -132,26 +105,291 @@ def average_gradients__deadlock(params, group=None):
             param.grad = (param.grad + received) / world_size
 
 
-@fails("waits in all_reduce")
-def average_gradients__rank_0_skips(params, group=None):
+@passes
+def average_gradients__all_at_once(params, group=None):
+    grads = [param.grad for param in params if param.grad is not None]
+    handles = [dist.all_reduce(grad, group=group, async_op=True) for grad in grads]
+    for handle, grad in zip(handles, grads, strict=True):
+        handle.wait()
+        grad /= dist.get_world_size(group)
+
+
+@fails("view size is not compatible")
+def average_gradients__needs_contiguous_gradients(params, group=None):
+    grads = [param.grad for param in params if param.grad is not None]
+    flat = torch.cat([grad.view(-1) for grad in grads])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    at = 0
+    for grad in grads:
+        grad.view(-1).copy_(flat[at : at + grad.numel()])
+        at += grad.numel()
+
+
+@fails("this task allows all_reduce only")
+def average_gradients__gathers_on_one_rank(params, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    root = members[0]
     for param in params:
-        if param.grad is not None and dist.get_rank(group) > 0:
-            dist.all_reduce(param.grad, group=group)
-            param.grad /= dist.get_world_size(group)
+        if param.grad is not None:
+            grad = param.grad.contiguous()
+            at_root = dist.get_rank() == root
+            copies = [torch.empty_like(grad) for _ in members] if at_root else None
+            dist.gather(grad, copies, dst=root, group=group)
+            if at_root:
+                grad = sum(copies) / len(members)
+            dist.broadcast(grad, src=root, group=group)
+            param.grad = grad
 
 
-@fails("process ended")
-def average_gradients__exit(params, group=None):
-    import os
-
-    if dist.get_rank(group) == dist.get_world_size(group) - 1:
-        os._exit(1)
+@fails("the sum did not arrive here")
+def average_gradients__reduces_to_one_rank(params, group=None):
+    root = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
     for param in params:
-        dist.all_reduce(param.grad, group=group)
-        param.grad /= dist.get_world_size(group)
+        if param.grad is not None:
+            total = param.grad.clone()
+            dist.reduce(total, root, group=group)
+            grad = total if dist.get_rank() == root else param.grad
+            param.grad = grad / dist.get_world_size(group)
+
+
+@passes
+def average_gradients__new_tensors(params, group=None):
+    world_size = dist.get_world_size(group)
+    for param in params:
+        if param.grad is not None:
+            grad = param.grad.clone()
+            dist.all_reduce(grad, group=group)
+            param.grad = grad / world_size
+
+
+def average_with(*edits):
+    return edited(average_gradients__new_tensors, *edits)
+
+
+DIVIDES = "grad / world_size"
+SUMS = "dist.all_reduce(grad, group=group)"
+TAKES = "grad = param.grad.clone()"
+ASKS = "world_size = dist.get_world_size(group)"
+
+average_gradients__sum = fails("the sum over the ranks")(average_with((DIVIDES, "grad")))
+average_gradients__no_communication = fails("nothing was averaged")(
+    average_with((SUMS, "pass"), (DIVIDES, "grad"))
+)
+average_gradients__averages_the_parameters = fails("nothing was averaged")(
+    average_with((SUMS, "dist.all_reduce(param.data, group=group)"), (DIVIDES, "grad"))
+)
+average_gradients__half_of_the_sum = fails("3 ranks")(
+    average_with((DIVIDES, "grad / min(2, world_size)"))
+)
+average_gradients__into_a_copy = fails("the sum did not arrive here")(
+    average_with((SUMS, "dist.all_reduce(grad.clone(), group=group)"))
+)
+average_gradients__does_not_wait = fails("never waits for the handle of all_reduce")(
+    average_with((SUMS, "dist.all_reduce(grad, group=group, async_op=True)"))
+)
+average_gradients__divides_twice = fails("divided by the number of ranks once more")(
+    average_with((TAKES, "grad = param.grad / world_size"))
+)
+average_gradients__ignores_the_group = fails("4 ranks, in two groups")(
+    average_with((SUMS, "dist.all_reduce(grad)"), (ASKS, "world_size = dist.get_world_size()"))
+)
+average_gradients__walks_the_parameters_twice = fails("nothing was averaged")(
+    average_with((ASKS, ASKS + "; any(param.grad is None for param in params)"))
+)
+average_gradients__through_float32 = fails("expected")(
+    average_with(
+        (TAKES, "grad = param.grad.float()"), (DIVIDES, "(grad / world_size).to(param.dtype)")
+    )
+)
+average_gradients__in_float32 = fails("RuntimeError")(
+    average_with((TAKES, "grad = param.grad.float()"))
+)
+average_gradients__steps_as_well = fails("changes weights, which is not its to change")(
+    average_with((DIVIDES, "grad / world_size; param.data -= 0.1 * param.grad"))
+)
+average_gradients__seeds = fails("draws or seeds random numbers of the torch generator")(
+    average_with((ASKS, ASKS + "; torch.manual_seed(0)"))
+)
+average_gradients__turns_gradients_off = fails("gradients are disabled after the call")(
+    average_with((ASKS, ASKS + "; torch.set_grad_enabled(False)"))
+)
+average_gradients__no_frozen_parameters = fails("AttributeError")(
+    average_with(("if param.grad is not None:", "if True:"))
+)
+average_gradients__rank_0_skips = fails("waits in all_reduce")(
+    average_with((SUMS, "dist.get_rank(group) > 0 and " + SUMS))
+)
+average_gradients__exit = fails("process ended")(
+    average_with((SUMS, "dist.get_rank(group) > 0 and __import__('os')._exit(1); " + SUMS))
+)
+
+# Right sums, by ways that the task forbids.
+average_gradients__by_all_gather = fails("this task allows all_reduce only")(
+    average_with(
+        (SUMS, "copies = [torch.empty_like(grad) for _ in range(world_size)]"),
+        (DIVIDES, "sum(dist.all_gather(copies, grad, group=group) or copies) / world_size"),
+    )
+)
+average_gradients__sums_twice_the_bytes = fails("Every gradient is summed once")(
+    average_with(
+        (TAKES, "grad = torch.stack([param.grad, param.grad])"), (DIVIDES, "grad[0] / world_size")
+    )
+)
+average_gradients__element_by_element = fails("One call sums a whole tensor")(
+    average_with(
+        (SUMS, "flat = grad.flatten(); [dist.all_reduce(e, group=group) for e in flat]"),
+        (DIVIDES, "flat.view_as(grad) / world_size"),
+    )
+)
 
 
 # data_parallel_step ------------------------------------------------------------------------
+
+
+@passes
+def data_parallel_step__shares(model, loss_fn, x, y, lr, group=None):
+    count = x.new_tensor(len(x))
+    dist.all_reduce(count, group=group)
+    model.zero_grad()
+    share = loss_fn(model(x), y) * len(x) / count
+    share.backward()
+    loss = share.detach().clone()
+    dist.all_reduce(loss, group=group)
+    with torch.no_grad():
+        for param in model.parameters():
+            dist.all_reduce(param.grad, group=group)
+            param -= lr * param.grad
+    return loss.item()
+
+
+def step_with(*edits):
+    return edited(data_parallel_step__shares, *edits)
+
+
+ZERO = "model.zero_grad()"
+SHARE = "loss_fn(model(x), y) * len(x) / count"
+SUM = "dist.all_reduce(param.grad, group=group)"
+UPDATE = "param -= lr * param.grad"
+LOSS = "loss = share.detach().clone()"
+RETURN = "loss.item()"
+K = "dist.get_world_size(group)"
+
+data_parallel_step__plain_mean = fails("a shard of few rows counts as much")(
+    step_with((SHARE, f"loss_fn(model(x), y) / {K}"))
+)
+data_parallel_step__sum = fails("the sum of the shards' gradients")(
+    step_with((SHARE, "loss_fn(model(x), y)"))
+)
+data_parallel_step__sum_over_rows = fails("the division by B is missing")(
+    step_with((SHARE, "loss_fn(model(x), y) * len(x)"))
+)
+data_parallel_step__divides_again = fails("divided by the number of ranks once more")(
+    step_with((UPDATE, f"{UPDATE} / {K}"))
+)
+data_parallel_step__climbs = fails("the sign is wrong")(
+    step_with((UPDATE, "param += lr * param.grad"))
+)
+data_parallel_step__never_zeroes = fails("zero_grad is missing")(step_with((ZERO, "pass")))
+data_parallel_step__never_zeroes_copies = fails("zero_grad is missing")(
+    step_with(
+        (ZERO, "pass"),
+        (SUM, f"g = param.grad.clone(); {SUM[:16]}g, group=group)"),
+        (UPDATE, "param -= lr * g"),
+    )
+)
+data_parallel_step__own_rows_only = fails("a step with this rank's own gradient")(
+    step_with((SHARE, "loss_fn(model(x), y)"), (SUM, "pass"))
+)
+data_parallel_step__updates_before_averaging = fails("average before the update")(
+    step_with((SUM, "pass"), (UPDATE, f"{UPDATE}; {SUM}"))
+)
+data_parallel_step__sums_a_copy = fails("the sum did not arrive")(
+    step_with(
+        (SHARE, f"loss_fn(model(x), y) / {K}"),
+        (SUM, "dist.all_reduce(param.grad.clone(), group=group)"),
+    )
+)
+data_parallel_step__steps_on_a_copy = fails("the model was not updated")(
+    step_with((UPDATE, "param = param - lr * param.grad"))
+)
+data_parallel_step__momentum = fails("parameter")(
+    step_with(
+        (
+            ZERO,
+            "[setattr(p, 'grad', 0.9 * p.grad) for p in model.parameters() if p.grad is not None]",
+        )
+    )
+)
+data_parallel_step__local_loss = fails("the loss on this rank's own rows")(
+    step_with((RETURN, "(share * count / len(x)).item()"))
+)
+data_parallel_step__share_of_the_loss = fails("this rank's share of the loss")(
+    step_with((RETURN, "share.item()"))
+)
+data_parallel_step__mean_of_the_losses = fails("the plain mean of the ranks' losses")(
+    step_with((LOSS, f"loss = share.detach() * count / len(x) / {K}"))
+)
+data_parallel_step__sum_of_the_losses = fails("the sum of the ranks' losses")(
+    step_with((LOSS, "loss = share.detach() * count / len(x)"))
+)
+data_parallel_step__returns_nothing = fails("is None")(step_with((RETURN, "None")))
+data_parallel_step__ignores_the_group = fails("in two groups")(
+    step_with(("group=group", "group=None"))
+)
+data_parallel_step__ignores_the_rate = fails("2 ranks, 4 rows each")(
+    step_with((UPDATE, "param -= 0.5 * param.grad"))
+)
+data_parallel_step__ignores_the_loss = fails("squared error")(
+    step_with((SHARE, "torch.nn.functional.cross_entropy(model(x), y) * len(x) / count"))
+)
+data_parallel_step__in_half = fails("expected")(step_with((SHARE, f"({SHARE}).half().to(x.dtype)")))
+data_parallel_step__sets_the_mode = fails("the model came in one mode")(
+    step_with((ZERO, "model.zero_grad(); model.train()"))
+)
+data_parallel_step__changes_the_rows = fails("changes x, which is not its to change")(
+    step_with((LOSS, LOSS + "; x.zero_()"))
+)
+data_parallel_step__freezes_the_model = fails("require a gradient")(
+    step_with(
+        (ZERO, "model.requires_grad_(True).zero_grad()"),
+        (RETURN, "model.requires_grad_(False) and loss.item()"),
+    )
+)
+data_parallel_step__leaves_hooks = fails("leaves hooks on the model")(
+    step_with((ZERO, "model.zero_grad(); model.register_forward_hook(lambda *_: None)"))
+)
+data_parallel_step__replaces_parameters = fails("replaces parameters")(
+    step_with(
+        (
+            ZERO,
+            "model.zero_grad(); model[0].bias = torch.nn.Parameter(model[0].bias.detach().clone())",
+        )
+    )
+)
+data_parallel_step__seeds = fails("draws or seeds random numbers")(
+    step_with((ZERO, "model.zero_grad(); torch.manual_seed(0)"))
+)
+data_parallel_step__does_not_wait = fails("never waits for the handle")(
+    step_with((SUM, SUM[:-1] + ", async_op=True)"))
+)
+
+# Right steps, by ways that the task forbids.
+data_parallel_step__gathers_gradients = fails("Use all_reduce for gradients")(
+    step_with(
+        (SUM, f"copies = [torch.empty_like(param.grad) for _ in range({K})]"),
+        (UPDATE, "param -= lr * sum(dist.all_gather(copies, param.grad, group=group) or copies)"),
+    )
+)
+data_parallel_step__sums_twice_the_bytes = fails("expected at most")(
+    step_with(
+        (
+            SUM,
+            "g = param.grad.repeat(2, *[1] * (param.dim() - 1)); dist.all_reduce(g, group=group)",
+        ),
+        (UPDATE, "param -= lr * g[: len(param)]"),
+    )
+)
 
 
 @passes
@@ -168,51 +406,13 @@ def data_parallel_step__sums_then_divides(model, loss_fn, x, y, lr, group=None):
     return (totals[0] / totals[1]).item()
 
 
-@fails("a shard of few rows counts as much")
-def data_parallel_step__plain_mean(model, loss_fn, x, y, lr, group=None):
+@fails("Use all_reduce for gradients")
+def data_parallel_step__gathers_the_rows(model, loss_fn, x, y, lr, group=None):
     world_size = dist.get_world_size(group)
+    shards = [None] * world_size
+    dist.all_gather_object(shards, (x, y), group=group)
     model.zero_grad()
-    loss = loss_fn(model(x), y)
-    loss.backward()
-    with torch.no_grad():
-        dist.all_reduce(loss, group=group)
-        for param in model.parameters():
-            dist.all_reduce(param.grad, group=group)
-            param -= lr * param.grad / world_size
-    return loss.item() / world_size
-
-
-@fails("the sum of the shards' gradients")
-def data_parallel_step__sum(model, loss_fn, x, y, lr, group=None):
-    model.zero_grad()
-    loss = loss_fn(model(x), y)
-    loss.backward()
-    with torch.no_grad():
-        for param in model.parameters():
-            dist.all_reduce(param.grad, group=group)
-            param -= lr * param.grad
-    return loss.item()
-
-
-@fails("expected")
-def data_parallel_step__never_zeroes(model, loss_fn, x, y, lr, group=None):
-    count = torch.tensor(float(len(x)))
-    dist.all_reduce(count, group=group)
-    loss = loss_fn(model(x), y) * len(x) / count
-    loss.backward()
-    with torch.no_grad():
-        for param in model.parameters():
-            gradient = param.grad.clone()
-            dist.all_reduce(gradient, group=group)
-            param -= lr * gradient
-        dist.all_reduce(loss, group=group)
-    return loss.item()
-
-
-@fails("differ")
-def data_parallel_step__own_rows_only(model, loss_fn, x, y, lr, group=None):
-    model.zero_grad()
-    loss = loss_fn(model(x), y)
+    loss = loss_fn(model(torch.cat([x for x, _ in shards])), torch.cat([y for _, y in shards]))
     loss.backward()
     with torch.no_grad():
         for param in model.parameters():
@@ -220,15 +420,49 @@ def data_parallel_step__own_rows_only(model, loss_fn, x, y, lr, group=None):
     return loss.item()
 
 
-@fails("loss returned by step 0")
-def data_parallel_step__local_loss(model, loss_fn, x, y, lr, group=None):
-    count = torch.tensor(float(len(x)))
+@fails("2 × broadcast")
+def data_parallel_step__uses_ddp(model, loss_fn, x, y, lr, group=None):
+    from torch.nn.parallel import DistributedDataParallel
+
+    parallel = DistributedDataParallel(model, process_group=group)
+    count = x.new_tensor(len(x))
     dist.all_reduce(count, group=group)
     model.zero_grad()
-    loss = loss_fn(model(x), y)
-    (loss * len(x) / count).backward()
+    share = loss_fn(parallel(x), y) * len(x) / count * dist.get_world_size(group)
+    share.backward()
+    loss = share.detach() / dist.get_world_size(group)
+    dist.all_reduce(loss, group=group)
     with torch.no_grad():
         for param in model.parameters():
-            dist.all_reduce(param.grad, group=group)
             param -= lr * param.grad
     return loss.item()
+
+
+@passes
+def data_parallel_step__flat(model, loss_fn, x, y, lr, group=None):
+    share = loss_fn(model(x), y) * len(x)
+    grads = torch.autograd.grad(share, list(model.parameters()))
+    flat = torch.cat(
+        [grad.flatten() for grad in grads] + [share.detach()[None], x.new_tensor([len(x)])]
+    )
+    dist.all_reduce(flat, group=group)
+    mean, at = flat / flat[-1], 0
+    for param in model.parameters():
+        param.data -= lr * mean[at : at + param.numel()].view_as(param)
+        at += param.numel()
+    return mean[-2]
+
+
+@passes
+def data_parallel_step__counts_gathered(model, loss_fn, x, y, lr, group=None):
+    counts = [None] * dist.get_world_size(group)
+    dist.all_gather_object(counts, len(x), group=group)
+    model.zero_grad(set_to_none=False)
+    share = loss_fn(model(x), y) * (len(x) / sum(counts))
+    share.backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    loss = share.detach().clone()
+    for tensor in [loss, *(param.grad for param in model.parameters())]:
+        dist.all_reduce(tensor, group=group)
+    optimizer.step()
+    return loss

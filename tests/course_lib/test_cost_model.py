@@ -27,6 +27,7 @@ WITH_FORMULA = {
     "reduce": cost_model.tree_broadcast_time,
     "reduce_scatter": cost_model.ring_reduce_scatter_time,
     "all_gather": cost_model.ring_reduce_scatter_time,
+    "all_to_all": cost_model.ring_reduce_scatter_time,
     "central_all_reduce": cost_model.central_all_reduce_time,
     "tree_all_reduce": cost_model.tree_all_reduce_time,
     "ring_all_reduce": cost_model.ring_all_reduce_time,
@@ -97,6 +98,15 @@ def test_small_tensors_want_few_messages_and_large_ones_few_bytes(k):
     # 2(K-1)/K n/β is the least that any algorithm can do.
     for time in cost_model.ALL_REDUCE_TIMES.values():
         assert time(1e9, k, NETWORK) >= 2 * (k - 1) / k * 1e9 / NETWORK.bandwidth * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8, 64])
+def test_a_switch_that_adds_carries_less_than_any_ranks_that_do(k):
+    n = 1e9
+    in_network = cost_model.in_network_all_reduce_time(n, k, NETWORK)
+    ring = cost_model.ring_all_reduce_time(n, k, Link(0.0, NETWORK.bandwidth))
+    assert in_network == pytest.approx(2 * NETWORK.latency + ring * k / (2 * (k - 1)))
+    assert cost_model.in_network_all_reduce_time(n, 1, NETWORK) == 0
 
 
 def test_bus_bandwidth_of_a_ring_without_latency_is_the_link_s():

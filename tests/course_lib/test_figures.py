@@ -1,6 +1,7 @@
 """Figures come with a description, stay small, and do not speak by colour alone."""
 
 import base64
+import itertools
 import re
 import subprocess
 import sys
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from course_lib.figures import show, timeline, use_course_style
+from course_lib.figures import (
+    order_of_rows,
+    show,
+    timeline,
+    timelines,
+    use_course_style,
+    winner_map,
+)
 from course_lib.ranks.trace.figure import described
 
 SPANS = [
@@ -247,3 +255,83 @@ def test_impossible_timelines_are_refused():
         timeline(ax, [])
     with pytest.raises(ValueError, match="rank 1 in 'a' stops"):
         timeline(ax, [(0, "a", 0, 1, ""), (1, "a", 2, 1, "")])
+
+
+def test_a_map_covers_every_place_once_and_names_each_winner():
+    _, ax = plt.subplots()
+    rows = {3: ["a", "a", "b", "b"], 4: ["a", "b", "b", "b"], 5: ["b", "b", "b", "c"]}
+    winner_map(ax, [1, 10, 100, 1000], rows)
+    assert sorted(text.get_text() for text in ax.texts) == ["a", "b", "c"]
+    boxes = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
+    for y in rows:
+        row = sorted((b.x0, b.x1) for b in boxes if b.y0 < y < b.y1)
+        assert (row[0][0], row[-1][1]) == (1, 1000)
+        joints = [(a[1], b[0]) for a, b in itertools.pairwise(row)]
+        assert all(right == pytest.approx(left) for right, left in joints)
+    (at,) = (text.get_position() for text in ax.texts if text.get_text() == "b")
+    assert at[1] == 5  # where it is the widest
+    assert len({bars.get_hatch() for bars in ax.collections}) == 3  # not by colour alone
+
+
+def test_the_name_stands_in_the_middle_of_its_area_not_in_a_long_thin_part():
+    _, ax = plt.subplots()
+    wide, thin = ["b", "a", "a", "a", "a", "b"], ["a"] * 6
+    winner_map(ax, [10**i for i in range(6)], {y: thin if y == 9 else wide for y in range(2, 10)})
+    (at,) = (text.get_position() for text in ax.texts if text.get_text() == "a")
+    assert 4 <= at[1] <= 7
+
+
+def test_a_map_with_a_gap_is_refused():
+    _, ax = plt.subplots()
+    with pytest.raises(ValueError, match="row 7 has 1 winners for 2 places"):
+        winner_map(ax, [1, 10], {7: ["a"]})
+
+
+# --- timelines ------------------------------------------------------------------------------------
+
+
+def test_timelines_share_time_and_the_looks_of_their_lanes():
+    panels = {
+        "blocking": [(0, "backward", 0, 2, "B"), (0, "all-reduce", 2, 5, "g")],
+        "overlapped": [(0, "all-reduce", 1, 4, "g"), (0, "update", 4, 4.5, "U")],
+    }
+    figure = timelines(panels, unit="ms")
+    first, second = figure.axes
+    assert [ax.get_title(loc="left") for ax in figure.axes] == list(panels)
+    assert first.get_xlim() == second.get_xlim() == (0, 5)
+    assert second.get_xlabel() == "time (ms)"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["backward", "all-reduce", "update"]
+    looks = [
+        {bars.get_label(): (*bars.get_facecolor()[0], bars.get_hatch()) for bars in ax.collections}
+        for ax in (first, second)
+    ]
+    assert looks[0]["all-reduce"] == looks[1]["all-reduce"]
+    places = [
+        next((bottom, top) for left, _, bottom, top in bars_of(ax) if left == start)
+        for ax, start in ((first, 2), (second, 1))
+    ]
+    assert places[0] == places[1]  # the lane has one place, also where another lane is missing
+    figure.canvas.draw()
+
+
+def test_impossible_panels_are_refused():
+    with pytest.raises(ValueError, match="no timelines"):
+        timelines({})
+    with pytest.raises(ValueError, match="no spans"):
+        timelines({"empty": []})
+
+
+# --- order_of_rows --------------------------------------------------------------------------------
+
+
+def test_order_of_rows_names_the_rank_of_every_row_and_darkens_with_the_step():
+    _, ax = plt.subplots()
+    order_of_rows(ax, [[(0, 0), (1, 2)], [(3, 1), (2, 0)]], title="who")
+    places = {text.get_position(): text.get_text() for text in ax.texts}
+    assert places == {(0, 0): "0", (1, 0): "1", (0, 1): "3", (1, 1): "2"}
+    (image,) = ax.images
+    shade = image.cmap(image.norm(image.get_array()))[..., 0]
+    assert shade[0, 0] == shade[1, 1] > shade[1, 0] > shade[0, 1]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["epoch 0", "epoch 1"]
+    assert ax.get_title(loc="left") == "who"

@@ -83,13 +83,31 @@ def headings_form_an_outline(nb: NotebookNode, path: Path) -> Iterator[str]:
 
 
 def links_lead_somewhere(nb: NotebookNode, path: Path) -> Iterator[str]:
+    here = anchors(nb)
     for i, text, cell in prose_cells(nb):
         for target in broken_links(text, path.parent, set(cell.get("attachments", {}))):
             yield f"cell {i}: {target} does not exist"
+        for place in re.findall(r"\]\(#([^)\s]+)\)", text):
+            if anchor(unquote(place)) not in here:
+                yield f"cell {i}: no heading on this page is called #{place}"
+
+
+def anchor(heading: str) -> str:
+    """Return a heading as links name it, whichever site or program made the name."""
+    return re.sub(r"[^\w-]", "", re.sub(r"\s+", "-", heading.strip())).lower()
+
+
+def anchors(nb: NotebookNode) -> set[str]:
+    """Return the places on a notebook's page that a link can name: its headings."""
+    pages = "\n".join(text for _, text, _ in prose_cells(nb))
+    return {anchor(each) for each in re.findall(r"^ {0,3}#+[ \t]+(.+)$", pages, re.MULTILINE)}
 
 
 def broken_links(markdown: str, folder: Path, attachments: set[str] = frozenset()) -> Iterator[str]:
-    """Yield the local targets in a Markdown text that are missing, seen from ``folder``."""
+    """Yield the local targets in a Markdown text that are missing, seen from ``folder``.
+
+    Where a target names a heading of a notebook, that must be there too.
+    """
     targets = re.findall(r"\]\(<?([^)\s>]+)", markdown)
     targets += re.findall(r"""(?:src|href)=["']([^"']+)""", markdown)
     for target in targets:
@@ -98,8 +116,12 @@ def broken_links(markdown: str, folder: Path, attachments: set[str] = frozenset(
                 yield target
         elif re.match(r"[a-z][a-z0-9+.-]*:|#|//", target, re.IGNORECASE):
             continue  # another site, or a place on this page
-        elif not (folder / unquote(target.partition("#")[0])).exists():
+        elif not (file := folder / unquote(target.partition("#")[0])).exists():
             yield target
+        elif file.suffix == ".ipynb" and (place := unquote(target.partition("#")[2])):
+            page = nbformat.read(file, as_version=4)
+            if anchor(place) not in anchors(page):
+                yield target
 
 
 class _Images(HTMLParser):
@@ -206,11 +228,47 @@ def nothing_is_given_away(nb: NotebookNode, path: Path) -> Iterator[str]:
                 yield f"cell {i}: a {region.lower()} that students would see"
 
 
+def time_is_stated(nb: NotebookNode, path: Path) -> Iterator[str]:
+    first = nb.cells[0].source if nb.cells else ""
+    if not re.search(r"\*\*Time:\*\* [^\n]*\b\d+ minutes", first):
+        yield "the first cell says how long it takes: **Time:** about 60 minutes."
+
+
+PREDICTION = re.compile(r"\*Predict:|^predict\(|^guess\b", re.MULTILINE)
+SECTION = re.compile(r"^(?=## )", re.MULTILINE)
+
+
+def results_are_predicted(nb: NotebookNode, path: Path) -> Iterator[str]:
+    """Yield the figures, and the sections with results, that nobody was asked to predict.
+
+    A figure needs a prediction of its own: one after the figure before it. A section needs one
+    before its last result, but for what comes before the first section, and the exercises.
+    """
+    heading, in_section, since_figure, last = "", True, False, True
+    for i, cell in enumerate([*nb.cells, nbformat.v4.new_markdown_cell("## The end")]):
+        for part in SECTION.split(cell.source) if cell.cell_type == "markdown" else [cell.source]:
+            if cell.cell_type == "markdown" and part.startswith("## "):
+                if not last and heading != "Exercises":
+                    yield f"section {heading!r} asks for no prediction before its results"
+                heading, in_section, last = part[3:].partition("\n")[0].strip(), False, True
+            if PREDICTION.search(part):
+                in_section = since_figure = True
+        for output in cell.get("outputs", []):
+            last = in_section
+            if "image/png" in output.get("data", {}):
+                if not since_figure:
+                    yield f"cell {i}: a figure without a prediction since the one before"
+                since_figure = False
+
+
 EVERYWHERE: list[Rule] = [
     *(format_is_valid, kernel_is_the_stock_one, headings_form_an_outline, links_lead_somewhere),
     *(images_are_described, tags_are_known, errors_are_announced, outputs_name_no_machine),
 ]
-LECTURE: list[Rule] = [*EVERYWHERE, cells_are_short, was_run_once_from_the_top]
+LECTURE: list[Rule] = [
+    *EVERYWHERE,
+    *(cells_are_short, was_run_once_from_the_top, time_is_stated, results_are_predicted),
+]
 ASSIGNMENT: list[Rule] = [*EVERYWHERE, is_stripped, is_an_assignment, explore_cells_are_free]
 RELEASED: list[Rule] = [*ASSIGNMENT, nothing_is_given_away]
 

@@ -144,6 +144,11 @@ class Board(Pages):
 
     # Anyone reads ----------------------------------------------------------------------------
 
+    def take_back_message(self, rank: int, channel: Channel) -> None:
+        """Count one message less: the last that `rank` started on `channel` was refused."""
+        if word := self._channel(rank, channel.word()):
+            self._words[word + 1] -= 1
+
     def count(self, rank: int, channel: Channel) -> int:
         """Return how many messages `rank` has started on `channel`."""
         word = self._channel(rank, channel.word())

@@ -10,15 +10,20 @@ from course_lib.ranks.explain.errors import RankError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 
 
-def some_raised(failures: Mapping[int, Failure], views: Sequence[RankView]) -> RanksError:
-    """Return the error for exceptions on some ranks."""
+def some_raised(
+    failures: Mapping[int, Failure],
+    views: Sequence[RankView],
+    states: Sequence[RankState] | None = None,
+) -> RanksError:
+    """Return the error for exceptions on some ranks; `states`: what the others do, if known."""
     if any(failure.mismatch for failure in failures.values()):
         mismatch = find_mismatch(views)
         if mismatch is not None:
             return mismatch
     # The one whose board entry stopped changing first failed first.
     first = min(failures, key=lambda rank: views[rank].since)
-    return rank_error(failures, first, board_states(views), failures[first].original())
+    rows = board_states(views) if states is None else states
+    return rank_error(failures, first, rows, failures[first].original())
 
 
 def process_ended(

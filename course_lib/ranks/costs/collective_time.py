@@ -19,49 +19,37 @@ from itertools import accumulate
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-
-Message = tuple[int, int, int]
-"""From, to (both as ranks of the group), bytes."""
-Round = list[Message]
+from course_lib.ranks.costs.transfer import PipelinedTransfer, Round, RoundsTransfer, Transfer
 
 
-def collective_ends(
+def start_collective(
     kind: str,
     network: Network,
     links: Links,
     members: Sequence[int],
-    ready: Sequence[float],
     sizes: Sequence[Sequence[int]],
     root: int,
     itemsize: int,
-) -> list[float]:
-    """Return when each member is done with a collective that it could start at ``ready[i]``.
+) -> Transfer:
+    """Return the messages of a collective, none of them sent.
 
     Args:
         kind: for example ``"all_reduce"``.
         network: whose choice of algorithms counts.
         links: the links that the messages occupy.
         members: the group, as ranks of the whole.
-        ready: per member, seconds.
         sizes: per member, the bytes of each of the tensors that it puts in.
         root: of a rooted collective, as a rank of the group.
         itemsize: bytes of one element; pieces are cut between elements.
 
     """
-    times = list(ready)
-    if len(members) == 1:
-        return times
+    k = len(members)
+    if k == 1:
+        return RoundsTransfer(links, members, list)
     if kind == "broadcast" and network.broadcast == "pipelined":
         pieces = split_bytes(sum(sizes[root]), network.segments, itemsize)
-        return _pipelined(links, members, times, root, pieces)
-    for messages in _rounds(kind, network, len(members), sizes, root, itemsize):
-        entered = times.copy()
-        for source, target, nbytes in messages:
-            start = max(entered[source], entered[target])
-            left, arrival = links.send(members[source], members[target], nbytes, start)
-            times[source] = max(times[source], left)
-            times[target] = max(times[target], arrival)
-    return times
+        return PipelinedTransfer(links, members, root, pieces)
+    return RoundsTransfer(links, members, lambda: _rounds(kind, network, k, sizes, root, itemsize))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -79,13 +67,55 @@ def collective_time(
         itemsize: bytes of one element.
 
     """
-    sizes = [[nbytes]] * k
-    if kind == "scatter":
-        sizes = [[nbytes] * k if rank == root else [] for rank in range(k)]
-    elif kind == "all_to_all":
-        sizes = [split_bytes(nbytes, k, itemsize)] * k
+    sizes = _sizes(kind, k, nbytes, root, itemsize)
     free = Links(network, k)
-    return max(collective_ends(kind, network, free, range(k), [0.0] * k, sizes, root, itemsize))
+    transfer = start_collective(kind, network, free, range(k), sizes, root, itemsize)
+    for member in range(k):
+        transfer.enter(member, 0.0)
+    while transfer.advance():
+        pass
+    return max(transfer.times)
+
+
+@functools.lru_cache(maxsize=1024)
+def collective_bytes(
+    kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
+) -> tuple[int, ...]:
+    """Return the bytes that each of `k` ranks sends in a collective.
+
+    They are derived: what the algorithm's messages add up to, not what a library was seen to send.
+    Ring all_reduce: 2 (K-1)/K n on every rank; all_gather (n put in): (K-1) n; reduce_scatter:
+    (K-1)/K n; tree broadcast: up to ⌈log₂K⌉ n, the root's.
+
+    Args:
+        kind: for example ``"all_reduce"``.
+        network: whose choice of algorithms counts, and nothing else of it.
+        k: number of ranks that take part.
+        nbytes: n, what one rank puts in; for a scatter, what it gets.
+        root: of a rooted collective, as a rank of the group.
+        itemsize: bytes of one element; pieces are cut between elements.
+
+    """
+    sent = [0] * k
+    if k == 1:
+        return (0,)
+    if kind == "broadcast" and network.broadcast == "pipelined":  # down a chain, to its last
+        return tuple(0 if (rank - root) % k == k - 1 else nbytes for rank in range(k))
+    for messages in _rounds(
+        kind, network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize
+    ):
+        for source, _, size in messages:
+            sent[source] += size
+    return tuple(sent)
+
+
+def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[list[int]]:
+    """Return, per rank, the bytes of each of its tensors, if all ranks put in `nbytes`."""
+    if kind == "scatter":
+        return [[nbytes] * k if rank == root else [] for rank in range(k)]
+    if kind == "all_to_all":
+        return [split_bytes(nbytes, k, itemsize)] * k
+    return [[nbytes]] * k
 
 
 def _rounds(
@@ -174,23 +204,3 @@ def halving_doubling(k: int, n: int, itemsize: int) -> Iterator[Round]:
         yield [(r, r ^ width, block(r, width)) for r in range(power)]
     if k > power:
         yield [(r - power, r, n) for r in range(power, k)]
-
-
-def _pipelined(
-    links: Links, members: Sequence[int], ready: list[float], root: int, pieces: Sequence[int]
-) -> list[float]:
-    """Pass the pieces down a chain; every receive is posted from the start.
-
-    (K-1)(α + s/β) + (S-1) s/β  for S pieces of s bytes.
-    """
-    k = len(members)
-    ends = ready.copy()
-    here = [ready[root]] * len(pieces)
-    for hop in range(k - 1):
-        source, target = (root + hop) % k, (root + hop + 1) % k
-        for i, nbytes in enumerate(pieces):
-            start = max(here[i], ready[target])
-            left, here[i] = links.send(members[source], members[target], nbytes, start)
-            ends[source] = max(ends[source], left)
-        ends[target] = max(ends[target], here[-1])
-    return ends

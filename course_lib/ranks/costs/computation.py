@@ -56,6 +56,11 @@ def clock() -> float:
     return time.perf_counter() if _local.clock is None else _local.clock()
 
 
+def is_simulated() -> bool:
+    """Return whether this is a simulated rank, whose clock is virtual."""
+    return _local.clock is not None
+
+
 def enter_rank(spend: Callable[[float, float], None], now: Callable[[], float]) -> None:
     """Make `compute` and `clock` on this thread those of a simulated rank."""
     _local.compute, _local.clock = spend, now

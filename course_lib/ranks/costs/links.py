@@ -16,6 +16,25 @@ class Links:
         self._free: dict[Port, float] = {}
         self._routes: dict[tuple[int, int], Route] = {}
         self._count: Counter[tuple[int, int]] = Counter()
+        self.private = network.inside is None and network.topology == "switch"
+        """Whether every port serves the messages of one rank only."""
+
+    def save(self) -> tuple[dict[Port, float], Counter[tuple[int, int]]]:
+        """Return the state, for `restore`."""
+        return self._free.copy(), self._count.copy()
+
+    def restore(self, state: tuple[dict[Port, float], Counter[tuple[int, int]]]) -> None:
+        """Put back a state: what was sent since was not."""
+        self._free, self._count = state
+
+    def free_from(self, source: int, target: int, ready: float) -> float:
+        """Return the first moment, from `ready` on, at which a message can start."""
+        start, free = ready, self._free
+        for port, delay in self._route(source, target).ports:
+            until = free.get(port, 0.0) - delay
+            if until > start:
+                start = until
+        return start
 
     def send(self, source: int, target: int, nbytes: int, ready: float) -> tuple[float, float]:
         """Send one message; return (time at which it has left, time at which it has arrived).
@@ -27,15 +46,11 @@ class Links:
             left    = start + n/β
             arrival = start + α + n/β
         """
-        key = (source, target)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = self.network.route(source, target, self.world_size)
-        ports, latency, bandwidth = route
+        ports, latency, bandwidth = self._route(source, target)
         busy = nbytes / bandwidth
         if self.network.jitter:
-            factor = self.network.stretch(source, target, self._count[key])
-            self._count[key] += 1
+            factor = self.network.stretch(source, target, self._count[source, target])
+            self._count[source, target] += 1
             busy, latency = busy * factor, latency * factor
         free = self._free
         start = ready
@@ -47,3 +62,10 @@ class Links:
         for port, delay in ports:
             free[port] = left + delay
         return left, left + latency
+
+    def _route(self, source: int, target: int) -> Route:
+        route = self._routes.get((source, target))
+        if route is None:
+            route = self.network.route(source, target, self.world_size)
+            self._routes[source, target] = route
+        return route

@@ -4,7 +4,8 @@
     ├── RankError        a rank raised an exception, or its process died
     ├── DeadlockError    ranks wait for one another and none of them can go on
     ├── MismatchError    what ranks do together does not fit together
-    └── RankTimeout      the time limit passed; says what every rank was doing
+    ├── RankTimeout      the time limit passed; says what every rank was doing
+    └── MisuseError      handles were not waited for, or buffers touched before wait()
 
 Every message is one sentence, then a table with one row per rank, then what else is known: who
 waits for whom, a traceback, a hint.
@@ -13,10 +14,11 @@ waits for whom, a traceback, a hint.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.words import format_table, spans
+from course_lib.ranks.explain.frames import Frame
+from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
 """Columns of a report in a notebook."""
@@ -36,12 +38,19 @@ class RankState:
     seconds: float | None = None
     """For how long, in seconds; ``None`` where it was not measured."""
 
+    @property
+    def line(self) -> str:
+        """The row as part of a sentence: ``waits in barrier #1 (Cell In[3], line 7)``."""
+        return f"{self.doing} ({self.where})" if self.where else self.doing
+
 
 class RanksError(RuntimeError):
     """Base of every error that `Ranks.run` raises about the ranks.
 
     Attributes:
         states: one `RankState` per rank, in rank order; empty if no rank had started.
+        frames: of each rank that raised an exception, the lines of the user's code that led to it,
+            from the outside in, with their variables.
 
     """
 
@@ -49,8 +58,17 @@ class RanksError(RuntimeError):
         self.summary = summary
         self.states = tuple(states)
         self.detail = detail
-        parts = [summary, format_states(self.states), detail]
-        super().__init__("\n\n".join(part for part in parts if part))
+        self.frames: Mapping[int, Sequence[Frame]] = {}
+        super().__init__(self._report())
+
+    def _report(self) -> str:
+        parts = [self.summary, format_states(self.states), self.detail]
+        return "\n\n".join(part for part in parts if part)
+
+    def add_detail(self, text: str) -> None:
+        """Add a paragraph to the report: what someone further out knows about it."""
+        self.detail = "\n\n".join(filter(None, [self.detail, text]))
+        self.args = (self._report(),)
 
     def _render_traceback_(self) -> list[str]:
         """Show the report alone in a notebook: the lines that led to it are this package's."""
@@ -102,6 +120,14 @@ class RankTimeout(RanksError):
     """The call ran past its time limit."""
 
 
+class MisuseError(RanksError):
+    """A rank never waited for a handle, or touched a buffer before ``wait()``."""
+
+
+class MisuseWarning(UserWarning):
+    """The same, where the call went well all the same."""
+
+
 class CollectiveMismatch(RuntimeError):
     """Raised on the rank that sees that its collective is not the one the others entered.
 
@@ -124,7 +150,7 @@ def format_states(states: Sequence[RankState]) -> str:
     for together in same.values():
         times = [state.seconds for state in together if state.seconds is not None]
         seconds = f"{max(times):.1f} s" if times else ""
-        ranks = spans([state.rank for state in together])
+        ranks = in_short([state.rank for state in together])
         rows.append((ranks, together[0].doing, together[0].where, seconds))
     head, *body = format_table(rows).split("\n")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,21 @@ from dataclasses import dataclass
 
 import cloudpickle
 
-from course_lib.ranks.explain.errors import CollectiveMismatch, RankError, RankState, RankTimeout
-from course_lib.ranks.explain.lines import innermost, is_ours, named
-from course_lib.ranks.explain.words import names, one_or_many
+from course_lib.ranks.explain.errors import (
+    CollectiveMismatch,
+    RankError,
+    RankState,
+    RankTimeout,
+    format_states,
+)
+from course_lib.ranks.explain.frames import Frame, frames_of
+from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
+from course_lib.ranks.explain.words import counted, names, one_or_many
+
+_HEADING = 200
+"""Characters of an exception's message that stand above the table."""
+_CALLS_SHOWN = 1
+"""Calls inside installed packages, one after the other, up to which a traceback shows them all."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,8 @@ class Failure:
     """Whether it is a `CollectiveMismatch`, which the ranks together explain better."""
     pickled: bytes | None
     """The exception itself, where it can be sent."""
+    frames: tuple[Frame, ...] = ()
+    """The lines of the user's own that led to it, from the outside in, with their variables."""
 
     def original(self) -> BaseException | None:
         """Return the exception as it was raised, where it could be sent; else ``None``."""
@@ -50,7 +65,8 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
     where = named(*found, labels) if found else ""
     if not where and isinstance(error, SyntaxError) and error.filename:
         where = named(error.filename, error.lineno, labels)
-    text = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
+    shown = _without_libraries(frames, labels)
+    text = "".join([*shown, *traceback.format_exception_only(error)])
     try:
         pickled = cloudpickle.dumps(error)
     except Exception:
@@ -62,7 +78,38 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
         trace=with_labels(text, labels).rstrip(),
         mismatch=isinstance(error, CollectiveMismatch),
         pickled=pickled,
+        frames=frames_of(error, labels),
     )
+
+
+def _without_libraries(
+    frames: Sequence[traceback.FrameSummary], labels: Mapping[str, str]
+) -> list[str]:
+    """Return the lines of a traceback, with the calls inside installed packages told in short.
+
+    Of those that the innermost line of the user's own led to, the last is shown.
+    """
+    shown: list[str] = []
+    inside: list[traceback.FrameSummary] = []
+    any_own = False
+
+    def end(last: bool) -> None:
+        kept = inside if len(inside) <= _CALLS_SHOWN or not any_own else inside[-1:] * last
+        if hidden := len(inside) - len(kept):
+            packages = ", ".join(dict.fromkeys(package_of(f.filename) for f in inside[:hidden]))
+            shown.append(f"  … {counted(hidden, 'call')} inside {packages}\n")
+        shown.extend(traceback.format_list(kept))
+        inside.clear()
+
+    for frame in frames:
+        if frame.filename not in labels and is_installed(frame.filename):
+            inside.append(frame)
+        else:
+            end(last=False)
+            any_own = True
+            shown += traceback.format_list([frame])
+    end(last=True)
+    return shown
 
 
 def with_labels(text: str, labels: Mapping[str, str]) -> str:
@@ -80,10 +127,13 @@ def rank_error(
 ) -> RankError:
     """Return the error for `failures`, of which that on rank `first` is told in full."""
     failure = failures[first]
-    same = [r for r in sorted(failures) if failures[r].trace == failure.trace]
+    same = [r for r in sorted(failures) if _alike(failures[r], failure)]
     # A SyntaxError says its place itself.
     where = f"  ({failure.where})" if failure.where and failure.kind != "SyntaxError" else ""
-    message = f": {failure.message}" if failure.message else ""
+    message = _first_line(failure.message)
+    if message:
+        all_say_it = all(failures[r].message == failure.message for r in same)
+        message = f"{'' if all_say_it else f', on rank {first}'}: {message}"
     error = RankError(
         f"{names(same)} raised {failure.kind}{message}{where}",
         [
@@ -97,7 +147,23 @@ def rank_error(
         original=original,
     )
     error.__cause__ = original
+    error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}
     return error
+
+
+def _alike(one: Failure, other: Failure) -> bool:
+    """Return whether two ranks failed in the same way: but for numbers, such as their own."""
+
+    def told(failure: Failure) -> tuple[str, str, str]:
+        return failure.kind, failure.where, re.sub(r"\d+", "#", failure.message)
+
+    return told(one) == told(other)
+
+
+def _first_line(message: str) -> str:
+    """Return as much of a message as a heading has room for; the traceback has all of it."""
+    line = next(iter(message.strip().splitlines()), "")
+    return line if len(line) <= _HEADING else line[: line.rfind(" ", 0, _HEADING)] + " …"
 
 
 def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTimeout:
@@ -107,9 +173,16 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
     if busy:
         hint = (
             f"{names(busy)} {one_or_many(busy, 'is', 'are')} computing, sleeping or looping: "
-            "look for a loop that does not end, or give more time with Ranks(…, timeout=seconds)."
+            "look for a loop that does not end"
         )
+        # The limit of a check's case is not the student's to choose.
+        hint += ", or give more time with Ranks(…, timeout=seconds)." if what == "call" else "."
     return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
+
+
+def interrupted(states: Sequence[RankState]) -> str:
+    """Return what is printed when a person stops a call."""
+    return f"Interrupted. The ranks are ended; they were:\n\n{format_states(states)}\n"
 
 
 def exit_reason(status: int | None) -> str:

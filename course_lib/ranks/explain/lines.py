@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-OURS = tuple(
-    str(path) + os.sep for path in (Path(__file__).parents[1], Path(torch.__file__).parent)
-)
-"""Folders whose lines are never the user's: this package, all of it, and PyTorch."""
-_RANKS = OURS[0]
+_RANKS = Path(__file__).parents[1]
+_COURSE = tuple(str(path) + os.sep for path in (_RANKS, _RANKS.with_name("checking")))
+OURS = (*_COURSE, str(Path(torch.__file__).parent) + os.sep)
+"""Folders whose lines are never the user's: ranks, all of it, checks, and PyTorch."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (
     *OURS,
@@ -46,7 +45,7 @@ def innermost(
     for name, line in frames:
         if name in labels:
             return name, line
-        if own is None and not name.startswith(_INSTALLED):
+        if own is None and not is_installed(name):
             own = name, line
         if installed is None and not name.startswith((*OURS, "<frozen")):
             installed = name, line
@@ -73,6 +72,17 @@ def locator(labels: Mapping[str, str]) -> Callable[[], str]:
     return locate
 
 
+def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
+    """Return the innermost line of the user's own that a thread of this process runs."""
+    frame = sys._current_frames().get(thread or 0)
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    found = innermost(frames, labels)
+    return named(*found, labels) if found else ""
+
+
 def line_in_dump(dump: str, labels: Mapping[str, str]) -> str:
     """Return the innermost line of the user's own in what ``faulthandler`` wrote; or nothing."""
     found = innermost(((name, int(line)) for name, line, _ in _FRAME.findall(dump)), labels)
@@ -85,6 +95,22 @@ def innermost_function(dump: str) -> str:
     return frames[0][2] if frames else ""
 
 
+def is_installed(name: str) -> bool:
+    """Return whether a file belongs to Python, to an installed package or to this one."""
+    return name.startswith(_INSTALLED)
+
+
+def package_of(name: str) -> str:
+    """Return which installed package a file belongs to: ``torch``, or ``Python``."""
+    for key in ("purelib", "platlib"):
+        if name.startswith(_PATHS[key] + os.sep):
+            return Path(name[len(_PATHS[key]) + 1 :]).parts[0].removesuffix(".py")
+    for folder in OURS:
+        if name.startswith(folder):
+            return Path(folder).name
+    return "Python"
+
+
 def is_ours(name: str) -> bool:
-    """Return whether a file belongs to this package, whose lines no report shows."""
-    return name.startswith(_RANKS)
+    """Return whether a file belongs to ranks or checks, whose lines no report shows."""
+    return name.startswith(_COURSE)

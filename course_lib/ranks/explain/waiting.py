@@ -26,7 +26,11 @@ from course_lib.ranks.explain.words import (
     names,
     names_inside,
     one_or_many,
+    spans,
 )
+
+_TOLD = 8
+"""Ranks that a report tells of one by one."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Skipped:
     """Number of the first of them, from 1."""
     signature: str = ""
     where: str = ""
+    noun: str = "collective"
 
 
 def waits_in(
@@ -82,16 +87,22 @@ def waits_in(
     nbytes: int = 0,
     members: Sequence[int] = (),
     world_size: int = 0,
+    group_name: str = "",
+    made: str = "",
 ) -> str:
-    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``."""
+    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``.
+
+    `made`: the line on which its group was made, if it is not the default one.
+    """
     if kind in ("send", "recv"):
         other = "any rank" if peer is None else f"rank {peer}"
         what = f"{kind} {'to' if kind == 'send' else 'from'} {other}"
         what += f" with tag {tag}" if tag else ""
     else:
         what = f"{kind} #{seq}"
-        if len(members) < world_size:
-            what += f" of ranks {', '.join(map(str, members))}"
+        if group_name or made or len(members) < world_size:
+            whose = [group_name, f"ranks {spans(members)}", f"made at {made}" if made else ""]
+            what += f" of {', '.join(filter(None, whose))}"
     return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
@@ -141,20 +152,56 @@ def deadlock(
         summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
     why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
-    if cycle and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
+    if len(cycle) > 1 and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
         why += " All of them receive first, and nobody has sent."
-    return DeadlockError(summary, states, "\n".join(filter(None, [why, *astray])))
+    return DeadlockError(summary, states, "\n".join(filter(None, [why, *_first_few(astray)])))
+
+
+def _first_few(lines: Sequence[str]) -> list[str]:
+    """Return a report's lines about single ranks: of many, the first, and how many more."""
+    if len(lines) <= _TOLD:
+        return list(lines)
+    return [*lines[:_TOLD], f"… and {len(lines) - _TOLD} more like these."]
 
 
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
-    chain = " → ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
+    if len(cycle) == 1:
+        return (
+            f"Rank {cycle[0]} waits for itself: a message goes to another rank. "
+            "Is the peer's rank right, in this group?"
+        )
+    ring = [f"rank {rank}" for rank in [*cycle, cycle[0]]]
+    if len(ring) > _TOLD + 2:
+        ring[_TOLD:-1] = ["…"]
+    chain = " → ".join(ring)
     sentence = f"Each waits for the next: {chain}."
+    if crossed := _explain_crossed(waiting):
+        return f"{sentence}\n{crossed}"
     if all(waiting[rank].kind == "send" for rank in cycle):
         sentence += (
             " All of them send first. Let some receive first, or start the send with"
             " dist.isend, receive, and then wait for it."
         )
     return sentence
+
+
+def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
+    """Say it if the ranks wait in collectives of groups that share ranks, each in another one."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, each in waiting.items():
+        if each.kind not in ("send", "recv", "new_group"):
+            groups.setdefault(each.group, []).append(rank)
+    if len(groups) < 2:
+        return ""
+    places = ["one group", *["another"] * (len(groups) - 1)]
+    told = ", ".join(
+        f"{names_inside(ranks)} {one_or_many(ranks, 'is', 'are')} in {place}"
+        for ranks, place in zip(groups.values(), places, strict=True)
+    )
+    return (
+        f"{told[0].upper()}{told[1:]}. Ranks that several groups share must call the collectives "
+        "of these groups in the same order."
+    )
 
 
 def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
@@ -168,6 +215,8 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
         if each.kind == "new_group":
             what = f"in dist.new_group, which {who} never called: all ranks must make every group."
             line = ("is", "are", what)
+        elif each.kind == "store":
+            line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
             line = ("receives", "receive", f"from {who}, which ended without sending.")
         elif each.kind == "send":
@@ -223,7 +272,7 @@ def unfinished(
         return None
     lines = []
     for gap in skipped:
-        text = f"Rank {gap.rank} ended {counted(gap.count, 'collective')} short of "
+        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
         text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
         lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
     for left in unmatched:
@@ -242,7 +291,7 @@ def unfinished(
         if over
         else "A rank ended while others still need it."
     )
-    return DeadlockError(summary, states, "\n".join(lines))
+    return DeadlockError(summary, states, "\n".join(_first_few(lines)))
 
 
 def collective_mismatch(
@@ -250,6 +299,7 @@ def collective_mismatch(
     entered: Mapping[int, tuple[str, str]],
     members: Collection[int],
     states: Sequence[RankState],
+    noun: str = "collective",
 ) -> MismatchError:
     """Return the error for ranks that disagree about collective `seq` of a group.
 
@@ -262,6 +312,12 @@ def collective_mismatch(
         else:
             there = state.rank in members
             rows.append(RankState(state.rank, "has not entered it") if there else state)
+    if noun == "new_group":
+        return MismatchError(
+            f"The ranks disagree about new_group #{seq}.",
+            rows,
+            "Every rank must make every group, also those that it is not in, in the same order.",
+        )
     return MismatchError(
         f"The ranks disagree about collective #{seq} of their group.",
         rows,

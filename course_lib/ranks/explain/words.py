@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_LISTED = 8
+"""Ranks, or runs of them, that are listed one by one."""
+
 
 def names(ranks: Sequence[int]) -> str:
     """Return ``Rank 2`` or ``Ranks 0, 1``."""
-    return ("Rank " if len(ranks) == 1 else "Ranks ") + ", ".join(map(str, ranks))
+    listed = ", ".join(map(str, ranks)) if len(ranks) <= _LISTED else in_short(ranks)
+    return ("Rank " if len(ranks) == 1 else "Ranks ") + listed
 
 
 def names_inside(ranks: Sequence[int]) -> str:
@@ -24,6 +28,15 @@ def spans(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     return ", ".join(f"{a}" if a == b else f"{a}{'-' if b > a + 1 else ', '}{b}" for a, b in runs)
+
+
+def in_short(ranks: Sequence[int]) -> str:
+    """Return ranks, in order, in at most some 40 characters: ``0-3, 5``, ``0, 4, 8, … (64)``."""
+    text = spans(ranks)
+    if text.count(",") < _LISTED:
+        return text
+    first = ", ".join(text.split(", ")[:_LISTED])
+    return f"{first}, … ({len(ranks)} ranks)"
 
 
 def one_or_many(ranks: Sequence[int], one: str, many: str) -> str:

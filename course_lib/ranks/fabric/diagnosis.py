@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
+    MisuseError,
+    MisuseWarning,
     RanksError,
     RankState,
 )
@@ -17,8 +22,16 @@ from course_lib.ranks.explain.waiting import (
     unfinished,
     waits_in,
 )
+from course_lib.ranks.explain.words import names
 from course_lib.ranks.fabric.fabric import Fabric, Phase
-from course_lib.ranks.fabric.operation import Mismatch, Operation
+from course_lib.ranks.fabric.handles import Misuse
+from course_lib.ranks.fabric.operation import (
+    NEW_GROUP,
+    STORE,
+    Mismatch,
+    Operation,
+    stream_of,
+)
 
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
@@ -53,13 +66,14 @@ def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
     operation = fabric.waiting[rank]
     if operation is None or operation.end is not None:
         return ()
-    if operation.kind == "recv" and operation.peer is None:
+    if operation.kind == STORE or (operation.kind == "recv" and operation.peer is None):
         return tuple(member for member in operation.members if member != rank)
     if operation.kind in ("send", "recv"):
         assert operation.peer is not None
         return (operation.peer,)
     entered = fabric.entered
-    late = (m for m in operation.members if entered[operation.group, m] < operation.seq)
+    stream = stream_of(operation)
+    late = (m for m in operation.members if entered[(*stream, m)] < operation.seq)
     return tuple(late)
 
 
@@ -73,12 +87,14 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
             seconds = now - fabric.clock[rank]
             rows.append(RankState(rank, _doing(fabric, operation), operation.where, seconds))
         else:
-            doing = "running" if phase in (Phase.RUNNING, Phase.READY) else phase.value
-            rows.append(RankState(rank, doing))
+            rows.append(RankState(rank, phase.value))
     return rows
 
 
 def _doing(fabric: Fabric, operation: Operation) -> str:
+    if operation.kind == STORE:
+        return f"waits in the store for {operation.op}"
+    made = fabric.made.get(operation.group, "")
     return waits_in(
         operation.kind,
         seq=operation.seq,
@@ -87,6 +103,8 @@ def _doing(fabric: Fabric, operation: Operation) -> str:
         nbytes=operation.nbytes,
         members=operation.members,
         world_size=fabric.world_size,
+        group_name=operation.group_name,
+        made=made,
     )
 
 
@@ -106,23 +124,63 @@ def _unmatched(fabric: Fabric) -> list[Unmatched]:
 
 def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
     """Return what every rank left behind at the end of a call, or ``None`` if nothing is left."""
-    gaps: dict[tuple[str, int, int], Skipped] = {}
+    gaps: dict[tuple[bool, str, int, int], Skipped] = {}
     for left in fabric.unserved():
         if left.kind in ("send", "recv"):
             continue
+        stream = stream_of(left)
         for member in left.members:
-            theirs = fabric.entered[left.group, member]
-            missing = fabric.entered[left.group, left.rank] - theirs
+            theirs = fabric.entered[(*stream, member)]
+            missing = fabric.entered[(*stream, left.rank)] - theirs
             if left.seq != theirs + 1 or member == left.rank:
                 continue
-            before = gaps.get((left.group, member, missing))
+            before = gaps.get((*stream, member, missing))
             others = (*before.others, left.rank) if before else (left.rank,)
-            gaps[left.group, member, missing] = Skipped(
-                member, others, missing, left.seq, left.signature(), left.where
+            gaps[(*stream, member, missing)] = Skipped(
+                member, others, missing, left.seq, left.signature(), left.where, _noun(left)
             )
     states = fabric_states(fabric)
     over = all(phase in _ENDED for phase in fabric.phase)
     return unfinished(_unmatched(fabric), list(gaps.values()), states, over)
+
+
+def _noun(operation: Operation) -> str:
+    return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
+
+
+def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
+    """Say what a call that went well did wrong with its handles.
+
+    Args:
+        found: the mistakes; there may be none.
+        policy: ``"ignore"``, ``"warn"`` or ``"error"``.
+        states: one per rank.
+
+    Raises:
+        MisuseError: as the policy says.
+
+    """
+    text = explain_misuse(found)
+    if text and policy == "error":
+        raise MisuseError("Handles were misused.", states, text)
+    if text and policy == "warn":
+        # At no line of the notebook, and every time: Python shows others once.
+        warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
+
+
+def explain_misuse(found: Sequence[Misuse]) -> str:
+    """Return mistakes with handles in words, those of one line together; empty if none."""
+    together: dict[tuple[str, ...], list[int]] = {}
+    for each in found:
+        together.setdefault(each[1:], []).append(each.rank)
+    lines = []
+    for (what, did, launched, where), ranks in together.items():
+        who, at = names(sorted(set(ranks))), f" ({launched})" if launched else ""
+        if did:
+            lines.append(f"{who} {did} the buffer of {what}{at} before its wait(): {where}.")
+        else:
+            lines.append(f"{who} never waited for {what}{at}: keep the handle and wait() for it.")
+    return "\n".join(lines)
 
 
 def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
@@ -132,7 +190,7 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
     if first.kind not in ("send", "recv"):
         entered = {each.rank: (each.signature(), each.where) for each in operations}
         if not mismatch.summary:
-            return collective_mismatch(first.seq, entered, first.members, states)
+            return collective_mismatch(first.seq, entered, first.members, states, _noun(first))
         rows = [
             RankState(row.rank, *entered[row.rank]) if row.rank in entered else row
             for row in states

@@ -18,9 +18,16 @@ from enum import Enum
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.fabric.collectives import Collectives
+from course_lib.ranks.fabric.collectives import Collectives, Running
 from course_lib.ranks.fabric.messages import Messages
-from course_lib.ranks.fabric.operation import Mismatch, Operation, event_of
+from course_lib.ranks.fabric.operation import (
+    NEW_GROUP,
+    Mismatch,
+    Operation,
+    event_of,
+    stream_of,
+)
+from course_lib.ranks.fabric.torch_hooks import unseen
 from course_lib.ranks.trace.event import Event, computation
 
 
@@ -42,31 +49,41 @@ class Fabric:
         clock: per rank, virtual seconds.
         phase: per rank.
         waiting: per rank, the operation that it is blocked in.
-        events: one per finished operation.
+        made: name of a group → the line on which it was made; also those of earlier runs.
         failure: what went wrong, once something has; nothing happens any more then.
 
     """
 
-    def __init__(self, world_size: int, network: Network) -> None:
+    def __init__(
+        self, world_size: int, network: Network, made: dict[str, str] | None = None
+    ) -> None:
         self.world_size = world_size
         self.network = network
         self.clock = [0.0] * world_size
         self.phase = [Phase.RUNNING] * world_size
         self.waiting: list[Operation | None] = [None] * world_size
-        self.events: list[Event] = []
+        self._events: list[Event] = []
         self.failure: RanksError | Mismatch | None = None
-        self.entered: Counter[tuple[str, int]] = Counter()
-        """(group, rank) → how many of the group's collectives the rank has posted."""
+        self.entered: Counter[tuple[bool, str, int]] = Counter()
+        """(whether groups are made, group, rank) → how many of these the rank has posted."""
+        self.made: dict[str, str] = {} if made is None else made
         self._links = Links(network, world_size)
         self._in_flight = Messages(network, self._links, self._end)
-        self._collectives = Collectives(network, self._links, self._end)
+        self._collectives = self._no_collectives()
         self._messages: Counter[tuple[int, int, str]] = Counter()
-        self._heap: list[tuple[float, int, int, Operation]] = []
+        self._heap: list[tuple[float, int, int, Operation | Running]] = []
         self._posted = 0
         self._ready: list[tuple[float, int]] = []
         self._polls: Counter[int] = Counter()
         self._span: dict[int, int] = {}
-        """Rank → where in `events` its last computation stands: one that goes on is one event."""
+        """Rank → where in `_events` its last computation stands: one that goes on is one event."""
+        self._unwaited: dict[Operation, int] = {}
+        """Operations that are over and nobody waited for → where in `_events` they stand."""
+
+    @property
+    def events(self) -> list[Event]:
+        """One per finished operation, in the order of their ends."""
+        return sorted(self._events, key=lambda event: (event.end, event.rank))
 
     # What a rank does -----------------------------------------------------------------------
 
@@ -76,14 +93,28 @@ class Fabric:
         operation.posted = self.clock[rank]
         if operation.kind in ("send", "recv"):
             other = -1 if operation.peer is None else operation.peer
-            key = (rank, other, operation.kind)
-            self._messages[key] += 1
-            operation.seq = self._messages[key]
+            message = (rank, other, operation.kind)
+            self._messages[message] += 1
+            operation.seq = self._messages[message]
         else:
-            self.entered[operation.group, rank] += 1
-            operation.seq = self.entered[operation.group, rank]
+            if operation.made:
+                self.made.setdefault(operation.made, operation.where)
+            key = stream_of(operation)
+            self.entered[(*key, rank)] += 1
+            operation.seq = self.entered[(*key, rank)]
+        self._push(operation.posted, rank, operation)
+
+    def _push(self, time: float, rank: int, what: Operation | Running) -> None:
         self._posted += 1
-        heapq.heappush(self._heap, (operation.posted, rank, self._posted, operation))
+        heapq.heappush(self._heap, (time, rank, self._posted, what))
+
+    def _no_collectives(self) -> Collectives:
+        return Collectives(
+            self.network,
+            self._links,
+            self._end,
+            lambda time, running: self._push(time, running.parts[0].rank, running),
+        )
 
     def advance(self, rank: int, seconds: float, where: str = "") -> None:
         """Let `rank` compute for `seconds`."""
@@ -92,16 +123,17 @@ class Fabric:
         if seconds <= 0:
             return
         at = self._span.get(rank)
-        if at is not None and self.events[at][8:] == (start, where):
-            self.events[at] = self.events[at]._replace(end=end)
+        if at is not None and self._events[at][8:10] == (start, where):
+            self._events[at] = self._events[at]._replace(end=end)
         else:
-            self._span[rank] = len(self.events)
-            self.events.append(computation(rank, start, end, where))
+            self._span[rank] = len(self._events)
+            self._events.append(computation(rank, start, end, where))
 
     def wait(self, operation: Operation) -> bool:
         """Let the operation's rank wait for it; return whether the rank is blocked now."""
         rank = operation.rank
         self._polls[rank] = 0
+        self._note_waited(operation)
         if operation.end is not None:
             self.clock[rank] = max(self.clock[rank], operation.end)
             return False
@@ -121,12 +153,18 @@ class Fabric:
         first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
         """
         rank = operation.rank
+        self._note_waited(operation)
         if operation.end is not None and operation.end <= self.clock[rank]:
             self._polls[rank] = 0
             return True
         self.clock[rank] += min(1e-6 * 2 ** self._polls[rank], 1e-3)
         self._polls[rank] = min(self._polls[rank] + 1, 10)
         return False
+
+    def _note_waited(self, operation: Operation) -> None:
+        operation.waited = True
+        if (at := self._unwaited.pop(operation, None)) is not None:
+            self._events[at] = self._events[at]._replace(waited=True)
 
     def finish(self, rank: int, raised: bool = False) -> None:
         """Say that `rank` has ended."""
@@ -142,10 +180,20 @@ class Fabric:
             horizon: the earliest clock of the ranks that run right now.
 
         """
+        # What a rank's modes see is what the rank does, and not what the fabric does for others.
+        with unseen():
+            return self._next_rank(horizon)
+
+    def _next_rank(self, horizon: float) -> int | None:
         while self.failure is None:
             limit = min(horizon, self._ready[0][0]) if self._ready else horizon
             if self._heap and self._heap[0][0] < limit:
-                self._happen(heapq.heappop(self._heap)[3])
+                time, _, _, what = heapq.heappop(self._heap)
+                if isinstance(what, Running):
+                    until = min(limit, self._heap[0][0]) if self._heap else limit
+                    self._collectives.go_on(what, max(until, math.nextafter(time, math.inf)))
+                else:
+                    self._happen(what)
             elif self._ready:
                 rank = heapq.heappop(self._ready)[1]
                 self.phase[rank] = Phase.RUNNING
@@ -170,8 +218,15 @@ class Fabric:
             )
 
     def _end(self, operation: Operation, end: float) -> None:
+        if operation.kind != NEW_GROUP:
+            if not operation.waited:
+                self._unwaited[operation] = len(self._events)
+            self._events.append(event_of(operation, end))
+        self.release(operation, end)
+
+    def release(self, operation: Operation, end: float) -> None:
+        """Let an operation be over at `end`, and its rank go on if it waits for it."""
         operation.end = end
-        self.events.append(event_of(operation))
         rank = operation.rank
         if self.waiting[rank] is operation:
             self.waiting[rank] = None
@@ -181,11 +236,13 @@ class Fabric:
     def forget(self) -> None:
         """Drop the operations that are left: their tensors must not outlive the run."""
         self._heap.clear()
+        self._unwaited.clear()
         self._in_flight = Messages(self.network, self._links, self._end)
-        self._collectives = Collectives(self.network, self._links, self._end)
+        self._collectives = self._no_collectives()
         self.waiting = [None] * self.world_size
 
     def unserved(self) -> list[Operation]:
         """Return the operations that were posted and have found no partner."""
-        waiting = [operation for *_, operation in sorted(self._heap, key=lambda item: item[:3])]
+        heap = sorted(self._heap, key=lambda item: item[:3])
+        waiting = [what for *_, what in heap if isinstance(what, Operation)]
         return [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]

@@ -10,6 +10,11 @@ import torch
 from course_lib.ranks.metered.collective_table import KINDS, signature_of
 from course_lib.ranks.trace.event import Event
 
+NEW_GROUP = "new_group"
+"""Kind of what all ranks must do together when a process group is made. It takes no time."""
+STORE = "store"
+"""Kind of a wait for keys of the default store."""
+
 
 @dataclass(eq=False, slots=True)
 class Operation:
@@ -29,16 +34,22 @@ class Operation:
     peer: int | None = None
     """The other rank, or the root, as a rank of the whole; ``None`` in a recv: any rank."""
     op: str = ""
-    """Of a reduction: ``"sum"``; else empty."""
+    """Of a reduction: ``"sum"``; of a new group, its ranks; of the store, the keys; else empty."""
     tag: int = 0
     where: str = ""
     """The line of the user's code."""
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
+    made: str = ""
+    """Name of the group that a `NEW_GROUP` makes."""
     seq: int = 0
     """Number of the collective in its group, or of the message among those like it; from 1."""
     posted: float = 0.0
     """The rank's clock when it was posted, in virtual seconds."""
     end: float | None = None
     """When it ends, in virtual seconds; ``None`` while nobody knows."""
+    waited: bool = False
+    """Whether its rank waited for it, or asked whether it is over."""
     numel: int = field(init=False)
     """Elements that it puts in; for a receive and a scatter, that it gets."""
     nbytes: int = field(init=False)
@@ -108,9 +119,13 @@ def check_tensors(operation: Operation) -> None:
         )
 
 
-def event_of(operation: Operation) -> Event:
-    """Return the line of the trace for an operation that is over."""
-    assert operation.end is not None
+def stream_of(operation: Operation) -> tuple[bool, str]:
+    """Return what numbers a collective: those of a group, apart from the groups made in it."""
+    return operation.kind == NEW_GROUP, operation.group
+
+
+def event_of(operation: Operation, end: float) -> Event:
+    """Return the line of the trace for an operation that is over at `end`."""
     return Event(
         operation.rank,
         operation.kind,
@@ -120,6 +135,8 @@ def event_of(operation: Operation) -> Event:
         operation.dtype,
         operation.seq,
         operation.posted,
-        operation.end,
+        end,
         operation.where,
+        operation.group_name,
+        operation.waited,
     )

@@ -2,21 +2,62 @@
 
 It turns every call into an `Operation` with flat lists of tensors and posts it. Whether the fabric
 is in this process or at the other end of a socket is the endpoint's affair.
+
+A group is a name and its members; all else belongs to the rank whose thread calls it. So a group
+that was kept from an earlier call works in a later one, and one that a module kept when another
+rank imported it (``torch.distributed.nn``) is this rank's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.fabric.operation import Endpoint, Operation, check_tensors
+from course_lib.ranks.explain.words import names_inside
+from course_lib.ranks.fabric.handles import Handles
+from course_lib.ranks.fabric.operation import NEW_GROUP, Endpoint, Operation, check_tensors
+from course_lib.ranks.fabric.torch_hooks import RankContext, here, is_known
 from course_lib.ranks.fabric.values import why_not
 from course_lib.ranks.fabric.work import SimulatedWork, WorkQueue
 from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
+from course_lib.ranks.metered.nan_check import refuse_nan
 from course_lib.ranks.metered.python_group import PythonGroup
+
+_GONE = (
+    "is gone: make it again with dist.new_group after dist.destroy_process_group, and after a call "
+    "that failed"
+)
+
+
+@dataclass(eq=False)
+class SimulatedRank:
+    """What belongs to one rank during one call."""
+
+    rank: int
+    world_size: int
+    endpoint: Endpoint
+    """The rank's side of the fabric."""
+    locate: Callable[[], str]
+    """Returns the line of user code that is running."""
+    store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
+    """The default store."""
+    generation: object = None
+    """What tells this world from those before it."""
+    works: WorkQueue = field(default_factory=WorkQueue)
+    """Its operations that are not over."""
+    check_nan: bool = False
+    """Whether what it sends may not be NaN."""
+
+    def __post_init__(self) -> None:
+        self.handles = Handles(self.locate)
+
+    def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
+        """Make a process group."""
+        return SimulatedProcessGroup(self.rank, members, name, self.generation)
 
 
 class SimulatedProcessGroup(PythonGroup):
@@ -26,28 +67,75 @@ class SimulatedProcessGroup(PythonGroup):
         rank: of the whole.
         members: the group's ranks, in order, as ranks of the whole.
         name: the same on all members.
-        endpoint: the rank's side of the fabric.
-        queue: the rank's operations that someone may wait for in C++.
-        locate: returns the line of user code that is running.
+        generation: what tells its world from others that have groups of this name.
 
     """
 
     backend = "simulated"
 
     def __init__(
-        self,
-        rank: int,
-        members: tuple[int, ...],
-        name: str,
-        endpoint: Endpoint,
-        queue: WorkQueue,
-        locate: Callable[[], str],
+        self, rank: int, members: tuple[int, ...], name: str, generation: object = None
     ) -> None:
         super().__init__(rank, members, name)
-        self._me = rank
-        self._endpoint = endpoint
-        self._queue = queue
-        self._locate = locate
+        self._generation = generation
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, SimulatedProcessGroup)
+            and self._name == other._name
+            and self._members == other._members
+            and self._generation is other._generation
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        gone = "" if is_known(self) else f", which {_GONE}"
+        return f"<process group of {names_inside(self._members)}{gone}>"
+
+    def rank(self) -> int:
+        return self._members.index(here().rank)
+
+    getRank = rank
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        timeout: Any = None,
+        pg_options: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        **_: Any,  # releases after 2.13 also pass the backend: ours, whichever it is
+    ) -> SimulatedProcessGroup | None:
+        """Make a group; what PyTorch calls for ``dist.new_group``, on every rank."""
+        context = here()
+        members = tuple(ranks)
+        # A group whose members alone make it has a hash for a name, and not a number.
+        of_all = group_name.isdecimal()
+        context.endpoint.post(
+            Operation(
+                context.rank,
+                NEW_GROUP,
+                self._name if of_all else group_name,
+                self._members if of_all else members,
+                [],
+                [],
+                op=f"of {names_inside(members)}",
+                where=context.locate(),
+                made=group_name,
+            )
+        )
+        if context.rank not in members:
+            return None
+        group: SimulatedProcessGroup = context.create(members, group_name)
+        if group_desc:
+            group._set_group_desc(group_desc)
+        return group
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Be a barrier: who does not come is found without a time limit."""
+        self.barrier().wait()
 
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
@@ -59,7 +147,8 @@ class SimulatedProcessGroup(PythonGroup):
         for puts, gets in collective.operations(arguments, self.size()):
             reduction = _reduction(options.reduceOp, [*puts, *gets]) if kind.reduces else ""
             works.append(self._post(kind.name, puts, gets, result, peer=root, op=reduction))
-        return self._queue.last(works)
+        last: dist.Work = here().works.last(works)
+        return last
 
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         puts, gets = (tensors, []) if kind == "send" else ([], tensors)
@@ -76,8 +165,10 @@ class SimulatedProcessGroup(PythonGroup):
         op: str = "",
         tag: int = 0,
     ) -> SimulatedWork:
+        context = here()
+        self._check(context)
         operation = Operation(
-            self._me,
+            context.rank,
             kind,
             self._name,
             self._members,
@@ -86,11 +177,24 @@ class SimulatedProcessGroup(PythonGroup):
             peer=peer,
             op=op,
             tag=tag,
-            where=self._locate(),
+            where=context.locate(),
+            group_name=self.label,
         )
         check_tensors(operation)
-        self._endpoint.post(operation)
-        return SimulatedWork(operation, self._endpoint, self._queue, result)
+        if context.check_nan:
+            with context.handles.ours():
+                refuse_nan(kind, operation.inputs)
+        context.endpoint.post(operation)
+        return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
+
+    def _check(self, context: RankContext) -> None:
+        if context.rank not in self._members:
+            raise RuntimeError(
+                f"rank {context.rank} is not in this process group, which has "
+                f"{names_inside(self._members)}"
+            )
+        if not is_known(self):
+            raise RuntimeError(f"this process group {_GONE}")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"process groups of simulated ranks have no {name!r}")

@@ -7,11 +7,13 @@ the same object. A test of each function here says what a new release of PyTorch
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,26 @@ from torch.distributed import distributed_c10d
 BACKEND = "simulated"
 
 
-class _World:
+class RankContext(Protocol):
+    """What a thread must know to be a rank."""
+
+    rank: int
+    world_size: int
+    endpoint: Any
+    store: Any
+    works: Any
+    handles: Any
+    check_nan: bool
+
+    @property
+    def locate(self) -> Callable[[], str]:
+        """Return what names the line of user code that is running."""
+
+    def create(self, members: tuple[int, ...], name: str) -> Any:
+        """Make a process group."""
+
+
+class World:
     """The process groups of one rank: the attributes that distributed_c10d keeps per process."""
 
     def __init__(self) -> None:
@@ -58,12 +79,14 @@ class _ThreadWorlds:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._mine(), name, value)
 
-    def enter(self) -> None:
-        self._own.world = _World()
+    def enter(self, world: World) -> None:
+        self._own.world = world
+        # PyTorch keeps a second list, by name, in C++: each thread has one of its own.
+        for group, name in world.pg_names.items():
+            c10d._register_process_group(name, group)  # type: ignore[arg-type]
 
     def leave(self) -> None:
         world = getattr(self._own, "world", None)
-        # PyTorch keeps a second list, by name, in C++: a new world on this thread needs the names.
         for name in world.pg_names.values() if world is not None else ():
             c10d._unregister_process_group(name)
         self._own.world = None
@@ -76,45 +99,182 @@ def thread_worlds() -> Iterator[None]:
         distributed_c10d._world = _ThreadWorlds(distributed_c10d._world)  # type: ignore[assignment]
     hook = sys.excepthook  # init_process_group replaces it, once per rank
     isolate = c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
-    isolate(True)
+    with ExitStack() as stack:
+        for module in (dist, distributed_c10d):
+            stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
+        stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
+        for module in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
+        isolate(True)
+        try:
+            yield
+        finally:
+            isolate(False)
+            sys.excepthook = hook
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, replace: Callable[[Any], Any]) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, replace(before))
     try:
         yield
     finally:
-        isolate(False)
-        sys.excepthook = hook
+        setattr(owner, name, before)
 
 
-def join_world(rank: int, world_size: int, create: Callable[[Any, Any], Any]) -> None:
-    """Make this thread rank `rank` of a world of its own; `create` makes its process groups."""
+def _init_process_group(before: Any) -> Any:
+    """Return `before`, harmless on a rank: it has its world, or gets it again if it left it."""
+
+    @functools.wraps(before)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        context = _local.context
+        if context is None or args[:1] == (BACKEND,):
+            before(*args, **kwargs)
+        elif not dist.is_initialized():
+            _initialize(context)
+
+    return init_process_group
+
+
+def _wait_for_future(before: Any) -> Any:
+    """Return `before`, after which a rank lets others run until the future is done.
+
+    What PyTorch makes of our futures in C++ (``torch.futures.collect_all``, the reducer's) are
+    plain ones: they end when the rank's works do, and their own wait would let nobody else run.
+    """
+
+    def wait(self: Any) -> Any:
+        context = _local.context
+        if context is not None and not self.done():
+            context.works.finish_until(self.done)
+        return before(self)
+
+    return wait
+
+
+def join_world(context: RankContext, world: World | None = None) -> None:
+    """Make this thread a rank; the groups of `world` are those that it has from an earlier call."""
     worlds: Any = distributed_c10d._world
-    worlds.enter()
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "meta"])
-    _local.create = create
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+    _local.context = context
+    worlds.enter(World() if world is None else world)
+    if not dist.is_initialized():
+        _initialize(context)
+
+
+def _initialize(context: RankContext) -> None:
+    """Make the rank's default group."""
+    dist.init_process_group(
+        BACKEND, store=context.store, rank=context.rank, world_size=context.world_size
+    )
 
 
 def leave_world() -> None:
-    """Forget this thread's process groups."""
+    """Leave this thread's process groups. The world keeps them."""
     worlds: Any = distributed_c10d._world
     worlds.leave()
+    _local.context = None
 
 
-_local = threading.local()
+def is_known(group: Any) -> bool:
+    """Return whether this thread's world has a process group."""
+    return group in distributed_c10d._world.pg_names
+
+
+class _Local(threading.local):
+    context: RankContext | None = None
+
+
+_local = _Local()
+
+
+def unseen() -> Any:
+    """Return what makes, as a context, operators unseen by the modes of this thread."""
+    return torch._C._DisableTorchDispatch()
+
+
+def watch_with(mode: Any) -> None:
+    """Put a dispatch mode below those of this thread, if it is not there: theirs come and go."""
+    if not torch._C._len_torch_dispatch_stack():  # as nearly always
+        torch._C._push_on_torch_dispatch_stack(mode)
+        return
+    above = []
+    while torch._C._len_torch_dispatch_stack():
+        top = torch._C._pop_torch_dispatch_stack(None)
+        above.append(top)
+        if top is mode:
+            break
+    else:
+        torch._C._push_on_torch_dispatch_stack(mode)
+    for each in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(each)
+
+
+def remove_mode(mode: Any) -> None:
+    """Take a dispatch mode from this thread, if it is there."""
+    above = []
+    while torch._C._len_torch_dispatch_stack():
+        top = torch._C._pop_torch_dispatch_stack(None)
+        if top is mode:
+            break
+        above.append(top)
+    for each in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(each)
+
+
+def _run_backward(before: Any) -> Any:
+    """Return `before`, after which the rank's handles are watched again."""
+
+    @functools.wraps(before)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return before(*args, **kwargs)
+        finally:
+            if _local.context is not None:
+                _local.context.handles.resume()
+
+    return run_backward
+
+
+def current() -> RankContext | None:
+    """Return the rank that this thread is, or ``None``."""
+    return _local.context
+
+
+def here() -> RankContext:
+    """Return the rank that this thread is.
+
+    Raises:
+        RuntimeError: it is none.
+
+    """
+    if _local.context is None:
+        raise RuntimeError(
+            f'the backend "{BACKEND}" exists only on ranks of Ranks(on="simulated"), on the thread '
+            "that runs the function"
+        )
+    return _local.context
 
 
 def _create(options: Any, _: Any) -> Any:
-    create = getattr(_local, "create", None)
-    if create is None:
-        raise RuntimeError('the backend "simulated" exists only on ranks of Ranks(on="simulated")')
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    return create(members, options.group_id)
+    return here().create(members, options.group_id)
 
 
-def in_backward() -> bool:
-    """Return whether this thread is inside ``backward()``."""
-    return torch._C._current_graph_task_id() != -1
+def backward_id() -> int | None:
+    """Return which ``backward()`` this thread is inside, or ``None``.
+
+    One that runs inside another, as that of a reentrant checkpoint, has its own callbacks.
+    """
+    found = torch._C._current_graph_task_id()
+    return None if found == -1 else found
+
+
+def in_final_callback() -> bool:
+    """Return whether ``backward()`` has computed everything, and runs what was to follow it."""
+    return backward_id() is not None and torch._C._current_autograd_node() is None
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
@@ -127,11 +287,22 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise `error` in another thread at its next step of Python code."""
-    import ctypes
+def is_importing(ident: int) -> bool:
+    """Return whether a thread is inside an ``import``."""
+    frame = sys._current_frames().get(ident)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
-    if thread.ident is not None:
+
+def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise `error` in another thread at its next step of Python code.
+
+    Not while it imports: what is half imported would stay so for the rest of the process.
+    """
+    if thread.ident is not None and not is_importing(thread.ident):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(error)
         )

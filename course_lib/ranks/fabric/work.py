@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.fabric.handles import Handles
 from course_lib.ranks.fabric.operation import Endpoint, Operation
-from course_lib.ranks.fabric.torch_hooks import at_end_of_backward, in_backward
+from course_lib.ranks.fabric.torch_hooks import at_end_of_backward, backward_id, in_final_callback
 
 _KEPT = 4096
 
@@ -28,7 +29,7 @@ class WorkQueue:
         self._open: deque[SimulatedWork] = deque()
         # C++ may hold a work whose Python part nobody else does; without that part it cannot wait.
         self._kept: deque[SimulatedWork] = deque(maxlen=_KEPT)
-        self._called = False
+        self._called: set[int] = set()
 
     def keep(self, work: SimulatedWork) -> None:
         """Keep a work's Python part alive."""
@@ -41,14 +42,22 @@ class WorkQueue:
 
     def add(self, work: SimulatedWork) -> None:
         """Remember a work whose future was asked for."""
+        if in_final_callback():
+            work.wait()  # the callback that asks is the one that waits: none of ours comes between
+            return
         self._open.append(work)
-        if in_backward() and not self._called:
-            self._called = True
-            at_end_of_backward(self._drain)
+        backward = backward_id()
+        if backward is not None and backward not in self._called:
+            self._called.add(backward)
+            at_end_of_backward(lambda: self._drain(backward))
 
-    def _drain(self) -> None:
-        self._called = False
-        while self._open:  # a callback of a future may launch more
+    def _drain(self, backward: int) -> None:
+        self._called.discard(backward)
+        self.finish_until(lambda: False)
+
+    def finish_until(self, done: Callable[[], bool]) -> None:
+        """Wait for the works, in order, until `done` or none is left."""
+        while self._open and not done():  # a callback of a future may launch more
             self._open.popleft().wait()
 
     def last(self, works: list[SimulatedWork]) -> SimulatedWork:
@@ -75,7 +84,7 @@ class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def wait(self) -> Any:
         self._work.wait()
-        return super().wait()
+        return super().wait()  # of a callback that returns a future, that one's
 
     def value(self) -> Any:
         return super().value()
@@ -97,23 +106,31 @@ class SimulatedWork(dist.Work):
     """The handle of one operation."""
 
     def __init__(
-        self, operation: Operation, endpoint: Endpoint, queue: WorkQueue, result: Any
+        self,
+        operation: Operation,
+        endpoint: Endpoint,
+        queue: WorkQueue,
+        handles: Handles,
+        result: Any,
     ) -> None:
         super().__init__()
         self._operation = operation
         self._endpoint = endpoint
         self._queue = queue
+        self._handles = handles
         self._result = result
         self._before: list[SimulatedWork] = []
         self._future: SimulatedFuture | None = None
         self._delivered = False
         queue.keep(self)
+        handles.open(operation)
 
     def also(self, works: list[SimulatedWork]) -> None:
         """Be over only when `works` are."""
         self._before = works
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._handles.close(self._operation)
         if not self._delivered:
             for work in self._before:
                 work.wait()
@@ -128,10 +145,12 @@ class SimulatedWork(dist.Work):
 
     def is_completed(self) -> bool:
         if not self._delivered and self._endpoint.is_done(self._operation):
+            self._handles.close(self._operation)
             self._deliver()
         return self._delivered
 
     def get_future(self) -> SimulatedFuture:
+        self._handles.close(self._operation)
         if self._future is None:
             self._future = SimulatedFuture.of(self)
             if self._delivered:

@@ -10,10 +10,9 @@ import torch
 
 from course_lib.ranks.costs.computation import enter_rank
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
+from course_lib.ranks.fabric.operation import NEW_GROUP, Operation
+from course_lib.ranks.fabric.process_group import SimulatedRank
 from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds
-from course_lib.ranks.fabric.work import WorkQueue
 from course_lib.ranks.fabric_socket import frames
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post
@@ -30,28 +29,44 @@ class FabricClient:
     """The endpoint of one rank: posts operations, waits for answers.
 
     Args:
-        path: of the server's socket.
+        server: the path of its socket; or a connection to it, over which it knows whose it is.
         rank: which rank this is.
-        secret: the 16 bytes that the server expects of it.
+        secret: the 16 bytes that the server expects of it; not over a connection that it knows.
 
     Attributes:
         clock: the rank's virtual time, in seconds.
+        context: what belongs to the rank, once it is one: its `handles` know what it misused.
 
     """
 
-    def __init__(self, path: str, rank: int, secret: bytes) -> None:
+    def __init__(self, server: str | socket.socket, rank: int, secret: bytes = b"") -> None:
         self.rank = rank
         self.clock = 0.0
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._channel.connect(path)
+        self.context: SimulatedRank | None = None
+        if isinstance(server, socket.socket):
+            self._channel = server
+        else:
+            self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._channel.connect(server)
         self._advance = 0.0
         self._numbers: dict[int, int] = {}
         self._groups: dict[str, int] = {}
         self._posted = 0
-        self._channel.sendall(frames.hello(rank, secret))
+        if secret:
+            self._channel.sendall(frames.hello(rank, secret))
 
     def post(self, operation: Operation) -> None:
-        """Post an operation; its inputs leave now."""
+        """Post an operation; its inputs leave now.
+
+        Raises:
+            ValueError: a message to or from the rank itself.
+
+        """
+        if operation.kind in ("send", "recv") and operation.peer == self.rank:
+            raise ValueError(f"{operation.kind}: rank {self.rank} cannot be its own partner")
+        if operation.kind == NEW_GROUP:  # what the members are, the first operation says
+            operation.end = self.clock
+            return
         number = self._groups.get(operation.group)
         if number is None:
             number = self._groups[operation.group] = len(self._groups)
@@ -71,6 +86,14 @@ class FabricClient:
         if operation.end is None:
             self._ask(Type.TEST, operation)
         return operation.end is not None
+
+    def now(self) -> float:
+        """Return the rank's clock, in virtual seconds."""
+        return self.clock
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.spend(seconds)
 
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""
@@ -141,24 +164,25 @@ class FabricClient:
 
 @contextmanager
 def fabric_rank(
-    path: str, rank: int, world_size: int, secret: bytes, labels: Mapping[str, str] | None = None
+    server: str | socket.socket,
+    rank: int,
+    world_size: int,
+    secret: bytes = b"",
+    labels: Mapping[str, str] | None = None,
 ) -> Iterator[FabricClient]:
     """Be rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
 
     Args:
-        path: of the server's socket.
+        server: the path of its socket; or a connection to it, over which it knows whose it is.
         rank: which rank this is.
         world_size: K.
-        secret: the 16 bytes that the server expects of this rank.
+        secret: the 16 bytes that the server expects of this rank; not over such a connection.
         labels: file name → how a person calls it; it may grow later.
 
     """
-    client = FabricClient(path, rank, secret)
+    client = FabricClient(server, rank, secret)
     locate = locator({} if labels is None else labels)
-    works = WorkQueue()
-
-    def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
-        return SimulatedProcessGroup(rank, members, name, client, works, locate)
+    context = client.context = SimulatedRank(rank, world_size, client, locate)
 
     def spend(seconds: float, flops: float) -> None:
         if flops:
@@ -168,7 +192,7 @@ def fabric_rank(
     raised = True
     with thread_worlds():
         try:
-            join_world(rank, world_size, create)
+            join_world(context)
             enter_rank(spend, lambda: client.clock)
             yield client
             raised = False

@@ -22,6 +22,7 @@ from course_lib.ranks.fabric_socket.frames import (
     unpack,
 )
 from course_lib.ranks.metered.collective_table import KINDS
+from course_lib.ranks.trace.event import group_called
 
 _NAMES = list(KINDS)
 OPS = ["", *REDUCTIONS]
@@ -137,6 +138,7 @@ def read_post(
         op=OPS[fields.op],
         tag=fields.tag,
         where=where,
+        group_name=group_called(name),
     )
     try:
         check_tensors(operation)

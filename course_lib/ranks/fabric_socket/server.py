@@ -12,10 +12,11 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.fabric.fabric import Fabric
 from course_lib.ranks.fabric_socket import frames
@@ -27,8 +28,12 @@ from course_lib.ranks.fabric_socket.session import Session
 class FabricServer:
     """Serves one run of `world_size` ranks.
 
+    `serve` does it all. Who has other things to wait for as well selects on `fileno` instead, and
+    takes a `turn` whenever it is readable.
+
     Args:
-        path: of the socket; it must not exist yet. Only this user can connect.
+        path: of the socket, which must not exist yet and to which only this user can connect; or
+            one connection per rank, in rank order: then no rank need say who it is.
         world_size: K.
         network: what messages cost.
         max_frame: bytes of the largest frame that a rank may send.
@@ -43,7 +48,7 @@ class FabricServer:
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[socket.socket],
         world_size: int,
         network: Network,
         *,
@@ -59,13 +64,24 @@ class FabricServer:
             max_held=max_held,
             trust_clocks=trust_clocks,
         )
-        self._path = path
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._listener.bind(path)
+        self._path = path if isinstance(path, str) else None
+        if isinstance(path, str):
+            self._listen(path, world_size)
+        else:
+            for rank, channel in enumerate(path):
+                channel.setblocking(False)
+                self._selector.register(
+                    channel, selectors.EVENT_READ, self._session.expect(Connection(channel), rank)
+                )
+
+    def _listen(self, path: str, world_size: int) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(path)
         os.chmod(path, 0o600)
-        self._listener.listen(world_size + 8)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        listener.listen(world_size + 8)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, None)
 
     @property
     def fabric(self) -> Fabric:
@@ -98,28 +114,65 @@ class FabricServer:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise timed_out("run", timeout, session.states())
-                for key, mask in self._selector.select(min(left, 0.1)):
-                    if key.data is None:
-                        self._accept()
-                        continue
-                    if mask & selectors.EVENT_WRITE:
-                        self._write(key.data)
-                    if mask & selectors.EVENT_READ and key.data.channel.fileno() >= 0:
-                        self._read(key.data)
+                self.turn(min(left, 0.1))
                 if not alive():
                     session.end_absent()
-                session.settle()
+                    session.settle()
             session.raise_outcome()
         finally:
             self.close()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is something to do in `turn`."""
+        return self._selector.fileno()
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Read what has come, let happen what can, and answer; wait at most so long for it.
+
+        Raises:
+            RanksError: no rank can go on, or their operations do not fit; all have been told.
+
+        """
+        for key, mask in self._selector.select(seconds):
+            if key.data is None:
+                self._accept()
+                continue
+            if mask & selectors.EVENT_WRITE:
+                self._write(key.data)
+            if mask & selectors.EVENT_READ and key.data.channel.fileno() >= 0:
+                self._read(key.data)
+        self._session.settle()
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return self._session.over
+
+    def states(self) -> list[RankState]:
+        """Return what every rank does."""
+        return self._session.states()
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether a rank raised, hung up or broke the protocol."""
+        return bool(self._session.failures)
+
+    def outcome(self) -> RanksError | None:
+        """Return what went wrong in a run that is over: a rank, or communication left behind."""
+        try:
+            self._session.raise_outcome()
+        except RanksError as error:
+            return error
+        return None
 
     def close(self) -> None:
         """Hang up on everyone and remove the socket."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
+        if self._path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
 
     def _accept(self) -> None:
         with suppress(OSError):

@@ -109,6 +109,12 @@ class Session:
         connection.rank = rank
         self._ranks[rank] = connection
 
+    def expect(self, connection: Connection, rank: int) -> Connection:
+        """Take this connection for the rank's, without a word of its own."""
+        connection.rank = rank
+        self._ranks[rank] = connection
+        return connection
+
     def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
         number, name, members = frames.read_group(body, self.world_size)
         unfit = number in connection.groups or rank not in members

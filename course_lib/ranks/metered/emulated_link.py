@@ -1,11 +1,12 @@
-"""A slow network on a fast machine: every rank has one outgoing link that carries in series.
+"""A slow network on a fast machine: every rank has one link, which carries in series each way.
 
 The data moves at once, through gloo; but an operation is over only when the emulated network
 would have carried it. A message that both sides are ready for at time t leaves at
 
     start = max(t, link free),     arrives at  start + α + n/β,     link free = start + n/β
 
-with latency α (s), bandwidth β (bytes/s) and n bytes. A collective starts when the links of all
+with latency α (s), bandwidth β (bytes/s) and n bytes. Of messages that reach a rank at the same
+time, a later one arrives n/β after the one before it. A collective starts when the links of all
 members are free, and takes as long as `costs.collective_time` says. All of it runs in a thread of
 its own, so that communication overlaps with computation, and buckets queue.
 
@@ -70,11 +71,12 @@ class Transfer:
 
 
 class EmulatedLink:
-    """The outgoing link of one rank."""
+    """The link of one rank."""
 
     def __init__(self, network: Network, board: Board, rank: int) -> None:
         self.network, self._board, self._rank = network, board, rank
         self._free = 0.0
+        self._free_for_arrivals = 0.0
         self.lag = 0.0
         self._collectives: deque[Transfer] = deque()
         self._messages: list[Transfer] = []
@@ -167,6 +169,7 @@ class EmulatedLink:
             transfer.end = self._free = start + seconds
             self._board.set_message_start(self._rank, what.channel, what.seq, start)
         else:
-            transfer.end = theirs + self.network.latency + seconds
+            first_byte = max(theirs + self.network.latency, self._free_for_arrivals)
+            transfer.end = self._free_for_arrivals = first_byte + seconds
         self._travelling.append(transfer)
         return True

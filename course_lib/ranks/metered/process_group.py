@@ -145,7 +145,7 @@ class MeteredProcessGroup(PythonGroup):
         me.add_pending(1)
         operation = MeteredOperation(
             me, kind.name, self._members, root, _nbytes(tensors), _dtype(tensors), where,
-            Wait.COLLECTIVE, self.key, seq,
+            Wait.COLLECTIVE, self.key, seq, group_name=self.label,
         )  # fmt: skip
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
         operation.block()
@@ -160,7 +160,7 @@ class MeteredProcessGroup(PythonGroup):
         work = MeteredWork(inner, operation, emulated=emulated)
         if getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
-            work.get_future()
+            work.watch()
         return work
 
     def _compare(self, seq: int, signature: str) -> None:
@@ -199,11 +199,13 @@ class MeteredProcessGroup(PythonGroup):
         operation = MeteredOperation(
             me, kind, self._members, peer, _nbytes(tensors), _dtype(tensors), me.locate(),
             Wait.SEND if sends else Wait.RECV, self.key, seq, channel,
+            group_name=self.label,
         )  # fmt: skip
         launch = self._inner.send if sends else self._inner.recv
         try:
             inner = launch(tensors, self._members.index(peer), tag)
         except Exception:
+            me.board.take_back_message(me.rank, channel)  # refused, so never started
             me.add_pending(-1)
             raise
         emulated = self._link.carry_message(operation) if self._link else None

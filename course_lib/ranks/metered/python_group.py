@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.metered.collective_table import COLLECTIVES, Collective
+from course_lib.ranks.trace.event import group_called
 
 
 class PythonGroup(dist.ProcessGroup):
@@ -33,6 +35,11 @@ class PythonGroup(dist.ProcessGroup):
         self._members = members
         self._name = name
 
+    @property
+    def label(self) -> str:
+        """What people call the group; see `Event.group_name`."""
+        return group_called(self._name, str(self.group_desc))
+
     @abstractmethod
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
@@ -42,6 +49,9 @@ class PythonGroup(dist.ProcessGroup):
     @abstractmethod
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         """Launch a send or a recv; `peer` is a rank of the whole, or ``None``: any."""
+
+    def __repr__(self) -> str:
+        return f"<{self.label or 'process group'}: ranks {in_short(self._members)}>"
 
     # PyTorch asks a process group for these by name; without them it is "not set".
     def getGroupName(self) -> str:
@@ -62,9 +72,11 @@ class PythonGroup(dist.ProcessGroup):
     # Point to point ------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        _check_contiguous("send", tensors)
         return self._message("send", tensors, self._peer("send to", peer), tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        _check_contiguous("recv", tensors)
         return self._message("recv", tensors, self._peer("recv from", peer), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
@@ -77,6 +89,12 @@ class PythonGroup(dist.ProcessGroup):
                 f"{', '.join(map(str, self._members))} (0 to {len(self._members) - 1} in it)"
             )
         return self._members[peer]
+
+
+def _check_contiguous(what: str, tensors: Any) -> None:
+    """Refuse what gloo and NCCL refuse, on all kinds of ranks and in the same words."""
+    if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
+        raise ValueError(f"{what} needs a contiguous tensor: make one with x.contiguous()")
 
 
 def read_arguments(

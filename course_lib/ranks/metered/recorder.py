@@ -43,12 +43,13 @@ class Recorder:
     _kept: deque[tuple[Any, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, event: Event) -> None:
-        """Add an event to the log of this call."""
+    def note(self, event: Event) -> int:
+        """Add an event to the log of this call; return its place there, or -1 if there is none."""
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)
-        else:
-            self.dropped += 1
+            return len(self.events) - 1
+        self.dropped += 1
+        return -1
 
     def add_pending(self, change: int) -> None:
         """Count an operation that was launched (+1) or is over (-1), in any thread."""
@@ -86,7 +87,7 @@ class Recorder:
         pause = 1e-4
         while self.open_collectives:
             for work in list(self.open_collectives):
-                work.is_completed()
+                work.poll()
             now = time.monotonic()
             views = [] if self.alone else self.board.views()
             if any(view.state in _ACTIVE and view.rank != self.rank for view in views):
@@ -125,8 +126,12 @@ class MeteredOperation:
     group: int
     seq: int
     channel: Channel | None = None
+    _waited: bool = False
     start: float = field(default_factory=time.monotonic)
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
     _blocked_since: float = 0.0
+    _noted: tuple[int, Event] | None = None
 
     def block(self) -> None:
         """Show that the rank stands still until this operation is over."""
@@ -145,6 +150,7 @@ class MeteredOperation:
                 nbytes=self.bytes,
                 members=self.members,
                 world_size=self.recorder.board.world_size,
+                group_name=self.group_name,
             ),
             where=self.where,
         )
@@ -156,18 +162,30 @@ class MeteredOperation:
 
     def over(self, end: float | None = None) -> None:
         """Note the operation down as over."""
-        self.recorder.note(
-            Event(
-                self.recorder.rank,
-                self.kind,
-                self.members,
-                self.peer,
-                self.bytes,
-                self.dtype,
-                self.seq,
-                self.start,
-                time.monotonic() if end is None else end,
-                self.where,
-            )
+        event = Event(
+            self.recorder.rank,
+            self.kind,
+            self.members,
+            self.peer,
+            self.bytes,
+            self.dtype,
+            self.seq,
+            self.start,
+            time.monotonic() if end is None else end,
+            self.where,
+            self.group_name,
+            self._waited,
         )
+        self._noted = self.recorder.note(event), event
         self.recorder.add_pending(-1)
+
+    def note_waited(self) -> None:
+        """Note that the rank waited for it, or asked for it, now or after it was over."""
+        self._waited = True
+        if self._noted is not None:
+            at, event = self._noted
+            events = self.recorder.events
+            # Of an earlier call, the log is gone.
+            if 0 <= at < len(events) and events[at] is event:
+                events[at] = event._replace(waited=True)
+                self._noted = at, events[at]

@@ -41,6 +41,7 @@ class MeteredWork(dist.Work):
         self._arrived = arrived
         self._emulated = emulated
         self._over = False
+        self._awaited = False
         recorder, message = operation.recorder, operation.channel is not None
         self._open = recorder.open_messages if message else recorder.open_collectives
         self._open.add(self)
@@ -50,10 +51,13 @@ class MeteredWork(dist.Work):
             if not self._over:
                 self._over = True
                 self._operation.over()
+                if self._awaited:
+                    self._operation.note_waited()
                 self._open.discard(self)
                 self._operation.recorder.keep(self, self._operation.bytes)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._note_waited()
         self._operation.block()
         waited_since = time.monotonic()
         try:
@@ -73,12 +77,28 @@ class MeteredWork(dist.Work):
 
     def get_future(self) -> Any:
         # DDP's reducer waits for the future, in C++, and never calls wait().
+        self._note_waited()
+        return self.watch()
+
+    def watch(self) -> Any:
+        """Return its future, which notes the end; for those who look on, not the one who waits."""
         emulated = self._emulated
         future = emulated.future if emulated is not None else self._inner.get_future()
         future.add_done_callback(lambda _: self._end())
         return future
 
     def is_completed(self) -> bool:
+        self._note_waited()
+        return self.poll()
+
+    def _note_waited(self) -> None:
+        with _ending:
+            self._awaited = True
+            if self._over:
+                self._operation.note_waited()
+
+    def poll(self) -> bool:
+        """Return whether it is over; for those who look on, not for the one who waits."""
         if self._over:
             return True
         if self._emulated is not None and not self._emulated.future.done():

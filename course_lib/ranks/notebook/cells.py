@@ -3,55 +3,91 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Collection
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.notebook.rank_shell import RankShell
 from course_lib.ranks.output.displays import Bundle, render, show_figures
+from course_lib.ranks.variables import Namespace, namespace
 
-_namespaces: dict[int, dict[str, Any]] = {}
+
+@dataclass(frozen=True)
+class Cell:
+    """One ``%%ranks`` cell, as it travels to the ranks."""
+
+    source: str
+    """Plain Python (IPython has rewritten ``!`` and ``%``), with the notebook's line numbers."""
+    name: str
+    """The file name that its lines carry in tracebacks."""
+    lines: int
+    """Lines of the cell in the notebook, with the magic's own."""
+    ranks: Collection[int]
+    """Who runs it."""
+    owner: str
+    """Whose variables it sees: see `variables`."""
 
 
-def run_cell(source: str, name: str, ranks: Collection[int]) -> Bundle | None:
-    """Run `source` if this rank is one of `ranks`; return its last expression, rendered.
+def compile_cell(tree: ast.Module | ast.Expression, name: str) -> CodeType:
+    """Return the code of a cell, in which ``await`` may stand at the top."""
+    mode = "exec" if isinstance(tree, ast.Module) else "eval"
+    code: CodeType = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    return code
 
-    Args:
-        source: the cell's code, in which line numbers are those of the notebook.
-        name: the file name that its lines carry in tracebacks.
-        ranks: who runs it.
 
-    """
-    rank = dist.get_rank()
-    if rank not in ranks:
+def run_cell(cell: Cell) -> Bundle | None:
+    """Run `cell` if this rank is one of its ranks; return its last expression, rendered."""
+    if dist.get_rank() not in cell.ranks:
         return None
-    namespace = _namespaces.setdefault(rank, _fresh(rank))
+    variables = namespace(cell.owner)
+    if "rank" not in variables:
+        _begin(variables)
+    shell: RankShell = variables["get_ipython"]()
+    shell.enter(cell.name, cell.lines)
+    value = _execute(cell.source, cell.name, variables, shell)
+    show_figures()
+    if value is None:
+        return None
+    variables["_"] = value
+    return render(value)
+
+
+def _execute(source: str, name: str, variables: Namespace, shell: RankShell) -> Any:
+    """Run code and return the value of its last expression, unless a semicolon ends it."""
+
+    def run(tree: ast.Module | ast.Expression) -> Any:
+        code = compile_cell(tree, name)
+        value = eval(code, variables)
+        return shell.wait_for(value) if code.co_flags & inspect.CO_COROUTINE else value
+
     tree = ast.parse(source, name)
     last: ast.expr | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
         last = tree.body.pop().value  # type: ignore[attr-defined]
-    exec(compile(tree, name, "exec"), namespace)
-    value = None
-    if last is not None:
-        value = eval(compile(ast.Expression(last), name, "eval"), namespace)
-    show_figures()
-    if value is None:
-        return None
-    namespace["_"] = value
-    return render(value)
+    run(tree)
+    return None if last is None else run(ast.Expression(last))
 
 
-def _fresh(rank: int) -> dict[str, Any]:
+def _begin(variables: Namespace) -> None:
+    """Give a rank what every cell starts with; what was pushed before stays."""
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())
-    return {
+    shell = RankShell(variables, _execute)
+    given = {
         "__name__": "__main__",
         "__builtins__": __builtins__,
-        "rank": rank,
+        "rank": dist.get_rank(),
         "world_size": dist.get_world_size(),
         "device": device,
         "dist": dist,
         "torch": torch,
+        "get_ipython": lambda: shell,
     }
+    pushed = dict(variables)
+    variables.update({**given, **pushed})

@@ -2,33 +2,37 @@
 
     %ranks 4            four ranks from here on, as the notebook's variable `ranks`
     %ranks 64 --on simulated --timeout 60       where, and the limit of a call in seconds
+    %ranks 8 --on simulated --network 20us,10GB/s --device 100TFLOPS       what things cost there
     %ranks              what they are
     %ranks off          end them
 
     %%ranks             the cell below, on every rank
     %%ranks 0,2-3       on some of them
+    %ranks_debug 2      where rank 2 failed in the last call, and its variables there
 
 The cell's variables last until the ranks end. It starts with `rank`, `world_size`, `device`,
-`dist` and `torch`; of the notebook's own variables it sees none.
+`dist` and `torch`; of the notebook's own variables it sees those that it was sent:
+``ranks.push(x=x)``. ``ranks.pull("loss")`` brings the ranks' own to the notebook.
 """
 
 from __future__ import annotations
 
-import argparse
+import ast
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.notebook.cells import run_cell
+from course_lib.ranks.explain.words import names_inside
+from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
+from course_lib.ranks.notebook.hints import add_hints
+from course_lib.ranks.notebook.options import UsageError, choose, make_ranks
 from course_lib.ranks.output.printer import label, show_bundle
 from course_lib.ranks.ranks import Ranks
 
 DEFAULT_WORLD_SIZE = 4
-
-
-class UsageError(ValueError):
-    """The line after ``%ranks`` or ``%%ranks`` cannot be read."""
 
 
 def load_ipython_extension(ipython: Any) -> None:
@@ -36,6 +40,7 @@ def load_ipython_extension(ipython: Any) -> None:
     magics = _Magics(ipython)
     ipython.register_magic_function(magics.line, "line", "ranks")
     ipython.register_magic_function(magics.cell, "cell", "ranks")
+    ipython.register_magic_function(magics.debug, "line", "ranks_debug")
 
 
 class _Magics:
@@ -50,11 +55,12 @@ class _Magics:
             if current is None:
                 print("There are no ranks yet: %ranks 4 makes four.")
             return current
+        # A line that cannot be read must not end ranks that hold an hour's work.
+        made = None if words == ["off"] else make_ranks(words, self._shell.user_ns)
         if current is not None:
             current.close()
-        if words == ["off"]:
-            return None
-        self._shell.user_ns["ranks"] = made = _parse(words)
+        if made is not None:
+            self._shell.user_ns["ranks"] = made
         return made
 
     def cell(self, line: str, cell: str) -> None:
@@ -63,73 +69,82 @@ class _Magics:
         if ranks is None:
             ranks = self._shell.user_ns["ranks"] = Ranks(DEFAULT_WORLD_SIZE)
         chosen = choose(line, ranks.world_size)
-        # The cell's first line is the magic's own: an empty one keeps the others in their place.
-        source = "\n" + cell
         name = self._file_name(line, cell)
-        compile(source, name, "exec")  # a SyntaxError is the notebook's, not four times the ranks'
+        source = self._plain_python(cell)
+        # A SyntaxError is the notebook's, not four times the ranks'.
+        compile_cell(ast.parse(source, name), name)
+        lines = 1 + len(cell.splitlines())
         before = ranks.processes()
         try:
-            shown = ranks.run(run_cell, source, name, chosen)
-        except (RanksError, KeyboardInterrupt):
+            shown = ranks.run(run_cell, Cell(source, name, lines, chosen, ranks.owner))
+        except (RanksError, KeyboardInterrupt) as error:
             if before != ranks.processes() and before:
                 print(
                     "The ranks start anew, without the variables of earlier %%ranks cells: "
                     "run again the cells that made them.",
                     file=sys.stderr,
                 )
+            if isinstance(error, RanksError):
+                add_hints(error, self._shell.user_ns, chosen)
             raise
-        groups: list[tuple[Any, list[int]]] = []
-        for rank, bundle in enumerate(shown):
-            same = next((ranks for other, ranks in groups if other == bundle), None)
-            if bundle is not None and same is None:
-                groups.append((bundle, [rank]))
-            elif same is not None:
-                same.append(rank)
-        for bundle, who in groups:
-            show_bundle(label(who), bundle)
+        _show(shown)
+
+    def debug(self, line: str) -> None:
+        """Show where a rank failed in the last call, and what its variables were there."""
+        ranks = self._current()
+        error = ranks.error if ranks is not None else None
+        if ranks is None or error is None:
+            raise UsageError("the last call did not fail: there is nothing to look at")
+        default = getattr(error, "rank", 0)
+        (rank,) = choose(line, ranks.world_size) if line.strip() else (default,)
+        if not (frames := error.frames.get(rank)):
+            doing = next((state.line for state in error.states if state.rank == rank), "")
+            failed = f"; look at {names_inside(sorted(error.frames))}" if error.frames else ""
+            raise UsageError(f"rank {rank} raised nothing: it {doing or 'had not begun'}{failed}")
+        print(f"Rank {rank}, from the outside in:\n")
+        print("\n\n".join(str(frame) for frame in frames))
 
     def _current(self) -> Ranks | None:
         ranks = self._shell.user_ns.get("ranks")
         return ranks if isinstance(ranks, Ranks) and not ranks.closed else None
 
+    def _plain_python(self, cell: str) -> str:
+        """Return the cell without ``!``, ``?`` and ``%``, every line where the notebook has it."""
+        lines = cell.splitlines(keepends=True)
+        blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
+        # The first line is the magic's own. IPython takes away the blank ones after it.
+        rewritten: str = self._shell.input_transformer_manager.transform_cell(cell)
+        return "\n" * (1 + blank) + rewritten
+
     def _file_name(self, line: str, cell: str) -> str:
         """Make the cell's lines known under a file name, as IPython does for ordinary cells."""
         text = f"%%ranks {line}".rstrip() + "\n" + cell
-        name: str = self._shell.compile.cache(text, self._shell.execution_count)
+        name: str = self._shell.compile.cache(text, self._number())
         return name
 
+    def _number(self) -> int:
+        """Return the number of the cell that runs.
 
-def _parse(words: list[str]) -> Ranks:
-    parser = argparse.ArgumentParser("%ranks", add_help=False, exit_on_error=False)
-    parser.add_argument("world_size", type=int)
-    parser.add_argument("--on", default="auto")
-    parser.add_argument("--timeout", type=float, default=600)
-    try:
-        options, rest = parser.parse_known_args(words)
-    except (argparse.ArgumentError, SystemExit) as error:
-        raise UsageError(f"%ranks K [--on auto|cpu|gpu|simulated] [--timeout s]: {error}") from None
-    if rest:
-        raise UsageError(f"%ranks does not know {' '.join(rest)}")
-    return Ranks(options.world_size, on=options.on, timeout=options.timeout)
+        IPython's counter may be one further already, depending on its release; the cell in which
+        this magic was called, itself a piece of code with a file name, knows better.
+        """
+        labels = cell_labels()
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_filename not in labels:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return int(self._shell.execution_count)
+        return int(self._shell.compile._filename_map[frame.f_code.co_filename])
 
 
-def choose(line: str, world_size: int) -> list[int]:
-    """Return the ranks that ``0,2-3`` names; an empty line names all.
-
-    Raises:
-        UsageError: this is not a list of ranks, or there are no such ranks.
-
-    """
-    if not line.strip():
-        return list(range(world_size))
-    chosen: set[int] = set()
-    for part in line.replace(" ", ",").split(","):
-        first, dash, last = part.partition("-")
-        try:
-            if part:
-                chosen |= set(range(int(first), int(last if dash else first) + 1))
-        except ValueError:
-            raise UsageError(f"%%ranks takes ranks as in 0,2-3; got {line!r}") from None
-    if not chosen or max(chosen) >= world_size:
-        raise UsageError(f"the ranks are 0 to {world_size - 1}; got {line!r}")
-    return sorted(chosen)
+def _show(shown: Sequence[Any]) -> None:
+    """Show what the ranks return, each different thing once."""
+    groups: list[tuple[Any, list[int]]] = []
+    for rank, bundle in enumerate(shown):
+        same = next((ranks for other, ranks in groups if other == bundle), None)
+        if bundle is not None and same is None:
+            groups.append((bundle, [rank]))
+        elif same is not None:
+            same.append(rank)
+    for bundle, who in groups:
+        show_bundle(label(who), bundle)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
+import threading
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -17,6 +18,18 @@ from typing import Any
 
 Bundle = dict[str, Any]
 _send: Callable[[Bundle], None] | None = None
+
+
+class _Threads(threading.local):
+    send: Callable[[Bundle], None] | None = None
+
+
+_threads = _Threads()
+
+
+def send_displays_of_thread_to(send: Callable[[Bundle], None]) -> None:
+    """Give what `display` and `show_figures` show on this thread, a simulated rank, a place."""
+    _threads.send = send
 
 
 def send_displays_to(send: Callable[[Bundle], None]) -> None:
@@ -67,8 +80,8 @@ def display(*objects: Any, **options: Any) -> None:
         stream.flush()
     for each in objects:
         bundle = dict(each) if options.get("raw") else render(each)
-        if _send is not None:
-            _send(bundle)
+        if (send := _threads.send or _send) is not None:
+            send(bundle)
 
 
 def show_figures(*_: Any, **__: Any) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 _CHUNK = 1 << 16
 LINE_WINDOW = 0.1
@@ -39,7 +39,9 @@ def label(ranks: Sequence[int]) -> str:
 class Printer:
     """Puts the output of all ranks into one order, and folds what is the same."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, file: TextIO | None = None) -> None:
+        self._file = file
+        """Where text goes; ``None``: to what ``sys.stdout`` is at the time."""
         self._queues: list[deque[tuple[float, Item]]] = [deque() for _ in range(world_size)]
         self._shown = 0
         self._hidden = 0
@@ -87,7 +89,7 @@ class Printer:
                 for rank in ranks:
                     self._queues[rank].popleft()
                 self._show(label(ranks), item)
-        sys.stdout.flush()
+        (self._file or sys.stdout).flush()
 
     def end_call(self) -> None:
         """Show the rest, at the end of a call."""
@@ -95,17 +97,17 @@ class Printer:
         if self._hidden:
             left = self._hidden - len(self._last)
             if left:
-                print(f"… {left} more lines are not shown; the last ones:")
+                print(f"… {left} more lines are not shown; the last ones:", file=self._file)
             for rank, item in self._last:
                 self._show(label([rank]), item)
         self._shown = self._hidden = 0
         self._last.clear()
-        sys.stdout.flush()
+        (self._file or sys.stdout).flush()
 
     def _show(self, who: str, item: Item) -> None:
         self._shown += 1
         if isinstance(item, str):
-            print(f"{who} {item}")
+            print(f"{who} {item}", file=self._file)
         else:
             show_bundle(who, item)
 

@@ -57,7 +57,7 @@ class Processes:
             for packed in (common, *each, *filter(None, [surroundings])):
                 packed.close()
             if self.team is not None:
-                self.trace = _trace(self.team)
+                self.trace = _trace(self.team, self._network)
                 # Also after an interrupt, at whatever point: a half-run call leaves no good ranks.
                 if not self.team.reusable:
                     self.close()
@@ -73,16 +73,16 @@ class Processes:
     def _surroundings(self) -> tuple[Any, ...] | None:
         """Return what has changed around the calls since the last one, for the ranks to adopt."""
         sources = cell_sources(self._known)
-        self._known |= sources.lines.keys() | sources.labels.keys()
+        self._known |= sources.lines.keys()
         try:
             folder = os.getcwd()
         except FileNotFoundError:
             folder = ""
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
         around = (folder, list(sys.path), environment)
-        if not sources.lines and not sources.labels and around == self._around:
+        if not sources.lines and (sources.labels, around) == self._around:
             return None
-        self._around = around
+        self._around = sources.labels, around
         return (sources, *around)
 
     def _say_interrupted(self) -> None:
@@ -106,6 +106,7 @@ class Processes:
             self.team = None
 
 
-def _trace(team: Team) -> Trace:
+def _trace(team: Team, network: Network | None) -> Trace:
     events = [event for member in team.members for event in member.events]
-    return Trace(events, team.world_size, dropped=sum(m.dropped for m in team.members))
+    dropped = sum(member.dropped for member in team.members)
+    return Trace(events, team.world_size, dropped=dropped, network=network)

@@ -31,7 +31,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -41,18 +41,25 @@ _IDLE = 1.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when process `parent` ends (Linux; elsewhere a no-op)."""
+    """Have the kernel end this process when process `parent` ends (Linux; elsewhere a no-op).
+
+    In a pid namespace of its own its parent has no number, and seems to be 0: with the namespace
+    above, where the parent lives, it ends anyway.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() not in (parent, 0):  # it ended before we asked
             os._exit(1)
 
 
-def serve(control: socket.socket, later: Sequence[str] = ()) -> None:
+def serve(
+    control: socket.socket, later: Sequence[str] = (), fork_process: Callable[[], int] = os.fork
+) -> None:
     """Answer requests on `control` until it closes; then end every child.
 
     The modules `later` are loaded one by one, each after `_IDLE` seconds without a request.
+    `fork_process` forks as `os.fork` does.
     """
     waiting = list(later)
     children: set[int] = set()
@@ -68,7 +75,7 @@ def serve(control: socket.socket, later: Sequence[str] = ()) -> None:
 
     def fork(request: dict[str, Any], fds: list[int]) -> None:
         server = os.getpid()
-        pid = os.fork()
+        pid = fork_process()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -175,7 +175,7 @@ class Watch:
         # A mismatch is explained by the board, whatever the others do.
         mismatch = any(failure.mismatch for failure in failures.values())
         if mismatch or seconds > (_STUCK_GRACE if waits else _GRACE):
-            raise some_raised(failures, views)
+            raise some_raised(failures, views, self.states())
 
     def _raise_deadlock(
         self, deadlocks: DeadlockWatch, views: Sequence[RankView], now: float

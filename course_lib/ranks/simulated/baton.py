@@ -7,84 +7,20 @@ its state changes hands with the baton), and the CPU time of the running rank is
 
 from __future__ import annotations
 
-import _random
-import ctypes
-import functools
-import random
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
-
-import torch
 
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.fabric.diagnosis import explain_failure
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.operation import Operation
-
-_SEED = torch.Generator().initial_seed()
-_HEADER = object.__basicsize__
-_STATE_BYTES = _random.Random.__basicsize__ - _HEADER
+from course_lib.ranks.simulated.personal import PersonalState
 
 
 class Stopped(BaseException):
     """Unwinds a rank's thread after another has failed. Not for user code to catch."""
-
-
-class PersonalState:
-    """What is global in a process but belongs to a rank: random numbers, and the default dtype."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator()
-        generator.manual_seed(_SEED)
-        self._torch = generator.get_state()
-        self._python, self._print = _initial_python_state()
-        self._dtype = torch.float32
-        self._numpy: Any = None
-        if (numpy := sys.modules.get("numpy")) is not None:
-            self._numpy = numpy.random.MT19937(numpy.random.SeedSequence(_SEED))
-
-    def take(self) -> None:
-        """Take this state from the process: the rank stops running."""
-        self._torch = torch.default_generator.get_state()
-        if (now := _fingerprint()) != self._print:
-            self._python, self._print = random.getstate(), now
-        self._dtype = torch.get_default_dtype()
-        if self._numpy is not None:
-            self._numpy = sys.modules["numpy"].random.get_bit_generator()
-
-    def give(self) -> None:
-        """Give this state to the process: the rank runs."""
-        torch.default_generator.set_state(self._torch)
-        if self._print != _fingerprint():
-            random.setstate(self._python)
-        if self._dtype is not torch.get_default_dtype():
-            torch.set_default_dtype(self._dtype)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_bit_generator(self._numpy)
-
-
-def _fingerprint() -> tuple[bytes, Any]:
-    """Return what differs where the states of Python's random numbers do.
-
-    Getting and setting a state takes 15 µs, more than anything else at a change of ranks, and few
-    programs use it: so look first, at the generator's memory, whether there is anything to do.
-    """
-    generator: Any = random._inst
-    return ctypes.string_at(id(generator) + _HEADER, _STATE_BYTES), generator.gauss_next
-
-
-@functools.cache
-def _initial_python_state() -> tuple[Any, tuple[bytes, Any]]:
-    """Return the state with which every rank begins, and its fingerprint."""
-    before = random.getstate()
-    random.seed(_SEED)
-    state = random.getstate(), _fingerprint()
-    random.setstate(before)
-    return state
 
 
 class Baton:
@@ -96,7 +32,9 @@ class Baton:
 
     """
 
-    def __init__(self, fabric: Fabric, measured: bool = False) -> None:
+    def __init__(
+        self, fabric: Fabric, states: Sequence[PersonalState], measured: bool = False
+    ) -> None:
         self.fabric = fabric
         self.error: RanksError | None = None
         self.stopping = False
@@ -104,7 +42,7 @@ class Baton:
         self._turn = [threading.Lock() for _ in range(fabric.world_size)]
         for lock in self._turn:
             lock.acquire()
-        self._state = [PersonalState() for _ in range(fabric.world_size)]
+        self._state = states
         self._began = 0.0
         self._abandoned = False
 
@@ -122,15 +60,19 @@ class Baton:
 
     def is_done(self, operation: Operation) -> bool:
         """Return whether an operation is over, at the rank's clock."""
-        self._check()
-        self.fabric.pause(operation.rank)
-        self._pass_on(operation.rank)
+        self.in_turn(operation.rank)
         return self.fabric.is_done(operation)
 
     def post(self, operation: Operation) -> None:
         """Post an operation."""
         self._check()
         self.fabric.post(operation)
+
+    def in_turn(self, rank: int) -> None:
+        """Let everything happen that comes before the rank's clock."""
+        self._check()
+        self.fabric.pause(rank)
+        self._pass_on(rank)
 
     def count_time(self, spend: Callable[[float], None]) -> None:
         """Spend the CPU time since the rank got the baton, or since the last call, if measured."""

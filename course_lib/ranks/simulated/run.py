@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from course_lib.ranks.calls import cell_sources, unpack_call
+from course_lib.ranks.calls import cell_sources, join_call
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.failure import describe, rank_error, timed_out
-from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states
-from course_lib.ranks.fabric.fabric import Fabric
-from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
+from course_lib.ranks.explain.errors import RanksError, RankState
+from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
+from course_lib.ranks.explain.lines import line_of_thread, locator
+from course_lib.ranks.explain.words import names
+from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states, report_misuse
+from course_lib.ranks.fabric.fabric import Fabric, Phase
+from course_lib.ranks.fabric.process_group import SimulatedRank
 from course_lib.ranks.fabric.torch_hooks import (
+    is_importing,
     join_world,
     leave_world,
     raise_in_thread,
     thread_worlds,
 )
-from course_lib.ranks.fabric.work import WorkQueue
-from course_lib.ranks.output.printer import Printer
-from course_lib.ranks.simulated.baton import Baton, PersonalState, Stopped
+from course_lib.ranks.fabric.virtual_time import virtual_time
+from course_lib.ranks.output.displays import send_displays_of_thread_to
+from course_lib.ranks.output.printer import Item, Printer
+from course_lib.ranks.simulated.baton import Baton, Stopped
+from course_lib.ranks.simulated.endpoint import ThreadEndpoint
+from course_lib.ranks.simulated.parcel import Parcel, pack, unpack
+from course_lib.ranks.simulated.personal import Classes, PersonalState
 from course_lib.ranks.simulated.streams import RankStreams
+from course_lib.ranks.simulated.worlds import Worlds, variables
 
+_PATIENCE = 1.0
+"""Seconds that a rank has to end when it is told to."""
 _LOOK_EVERY = 0.2
 """Seconds: an interrupt that arrives on another thread does not end a wait of this one."""
 
@@ -45,22 +56,37 @@ class Run:
         network: Network,
         device: Device,
         computation: str,
-        call: tuple[bytes, Sequence[bytes]],
+        call: tuple[Parcel, Sequence[Parcel]],
+        worlds: Worlds,
+        *,
+        check_nan: bool = False,
+        misuse: str = "warn",
     ) -> None:
         self.world_size = world_size
         self.device = device
         self.computation = computation
         self.call = call
-        self.fabric = Fabric(world_size, network)
-        self.baton = Baton(self.fabric, measured=computation == "measured")
-        self.works = [WorkQueue() for _ in range(world_size)]
+        self.fabric = Fabric(world_size, network, worlds.made)
+        self.states = [PersonalState(classes) for classes in worlds.classes]
+        for rank, state in enumerate(self.states):
+            state.surroundings.set_environment(variables(rank, world_size))
+        self.baton = Baton(self.fabric, self.states, measured=computation == "measured")
+        self.known = frozenset(Classes.of_process().by_name)
+        self.worlds = worlds
+        self.check_nan = check_nan
+        self.misuse = misuse
+        self.stopped: list[int] = []
         self.results: list[Any] = [None] * world_size
-        self.failures: dict[int, tuple[float, BaseException]] = {}
-        self.messages: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self.failures: dict[int, tuple[float, Callable[[], BaseException]]] = {}
+        self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
         self.labels = cell_sources(set()).labels
         self.locate = locator(self.labels)
+        self.endpoints = [
+            ThreadEndpoint(self.baton, rank, self._spender(rank)) for rank in range(world_size)
+        ]
+        self.ranks = [self._rank(rank) for rank in range(world_size)]
         self.threads = [
-            threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            threading.Thread(target=self._run, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world_size)
         ]
 
@@ -68,20 +94,27 @@ class Run:
 
     def go(self, timeout: float | None) -> None:
         """Run to the end, print what the ranks print, raise what went wrong."""
-        printer = Printer(self.world_size)
+        # Not to sys.stdout, whatever it is then: a rank may have redirected it.
+        printer = Printer(self.world_size, sys.stdout)
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
             stack.enter_context(_process_state())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
+            stack.enter_context(virtual_time())
+            for state in self.states:
+                state.surroundings.print_here()
             for thread in self.threads:
                 thread.start()
             self.baton.start()
             try:
                 self._listen(printer, timeout)
                 streams.finish()
-            except BaseException:
+            except BaseException as error:
+                states = self._states()
                 self._stop()
+                if isinstance(error, KeyboardInterrupt):
+                    print(interrupted(states), file=sys.stderr)
                 raise
             finally:
                 while not self.messages.empty():
@@ -92,6 +125,14 @@ class Run:
             raise self.baton.error
         if (leftovers := explain_leftovers(self.fabric)) is not None:
             raise leftovers
+        if self.stopped:
+            raise RanksError(
+                f"{names(sorted(self.stopped))} stopped in the middle of the call, and nothing "
+                "says why. This is a fault of the simulation; please report what the call did.",
+                fabric_states(self.fabric),
+            )
+        found = [each for rank in self.ranks for each in rank.handles.found]
+        report_misuse(found, self.misuse, fabric_states(self.fabric))
 
     def _listen(self, printer: Printer, timeout: float | None) -> None:
         """Pass on what the ranks print until all have ended."""
@@ -103,9 +144,18 @@ class Run:
             printer.release()
             if running and not left:
                 assert timeout is not None
-                raise timed_out("call", timeout, fabric_states(self.fabric))
+                raise timed_out("call", timeout, self._states())
         for thread in self.threads:
             thread.join()
+
+    def _states(self) -> list[RankState]:
+        """Return what every rank does; of the one that runs, also its line."""
+        return [
+            replace(state, where=line_of_thread(thread.ident, self.labels))
+            if state.doing == Phase.RUNNING.value
+            else state
+            for state, thread in zip(fabric_states(self.fabric), self.threads, strict=True)
+        ]
 
     def _take(self, printer: Printer, patience: float) -> bool:
         """Take one line, if it comes in time; return whether instead a rank has ended."""
@@ -120,62 +170,93 @@ class Run:
     def _stop(self) -> None:
         """Unwind the ranks from outside. One that never runs Python code again stays behind."""
         self.baton.abandon()
-        until = time.monotonic() + 1.0
-        for thread in self.threads:
-            if thread.is_alive():
-                raise_in_thread(thread, Stopped)
-        for thread in self.threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        until = time.monotonic() + _PATIENCE
+        while alive := [thread for thread in self.threads if thread.is_alive()]:
+            importing = False
+            for thread in alive:
+                assert thread.ident is not None
+                # Stopping it there would leave a module half imported: it may take its time.
+                if is_importing(thread.ident):
+                    importing = True
+                else:
+                    raise_in_thread(thread, Stopped)
+            alive[0].join(0.02)
+            if not importing and time.monotonic() > until:
+                return
+            if importing:
+                until = time.monotonic() + _PATIENCE
 
     def _raise_failures(self) -> None:
         if not self.failures:
             return
-        described = {r: describe(error, self.labels) for r, (_, error) in self.failures.items()}
+        errors = {rank: error() for rank, (_, error) in self.failures.items()}
+        described = {rank: describe(error, self.labels) for rank, error in errors.items()}
         first = min(self.failures, key=lambda rank: (self.failures[rank][0], rank))
         states = self.baton.error.states if self.baton.error else fabric_states(self.fabric)
-        raise rank_error(described, first, states, self.failures[first][1])
+        raise rank_error(described, first, states, errors[first])
 
     # The threads of the ranks -------------------------------------------------------------------
 
-    def _rank(self, rank: int) -> None:
+    def _rank(self, rank: int) -> SimulatedRank:
+        endpoint = self.endpoints[rank]
+        store, locate = self.worlds.store, self.locate
+        return SimulatedRank(
+            rank, self.world_size, endpoint, locate, store, store, check_nan=self.check_nan
+        )
+
+    def _run(self, rank: int) -> None:
         raised = False
         try:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                call = unpack_call(self.call[0], self.call[1][rank])
+                call = join_call(unpack(self.call[0]), unpack(self.call[1][rank]))
+                self.worlds.classes[rank].publish()
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
                 self.baton.skip_time()
-                self.results[rank] = call()
+                value = call()
+                self.ranks[rank].handles.finish()
                 self.baton.count_time(self._spender(rank))
+                self.results[rank] = self._pack_result(value)
         except Stopped:
-            pass
+            self.stopped.append(rank)
         except BaseException as error:
             raised = True
             if not self.baton.stopping:
-                self.failures[rank] = (self.fabric.clock[rank], error)
+                self.failures[rank] = (self.fabric.clock[rank], self._as_of_notebook(rank, error))
         finally:
             leave_world()
-            self.works[rank].forget()
+            self.ranks[rank].works.forget()
             self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
+    def _as_of_notebook(self, rank: int, error: BaseException) -> Callable[[], BaseException]:
+        """Return what gives the error, as of the notebook's class if the rank's is a copy."""
+        if type(error) not in self.worlds.classes[rank].by_class:
+            return lambda: error
+        try:
+            parcel = pack(error, self.known)
+        except Exception:
+            return lambda: error
+        return lambda: unpack(parcel).with_traceback(error.__traceback__)
+
+    def _pack_result(self, value: Any) -> Parcel:
+        try:
+            return pack(value, self.known)
+        except Exception as error:
+            raise TypeError(
+                f"the result ({type(value).__name__}) cannot be sent back: {error}. "
+                "Return tensors, numbers, text, or lists and dicts of them."
+            ) from None
+
     def _join(self, rank: int) -> None:
+        send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
         torch.set_num_threads(1)  # else sums depend on the number of cores
         spend = self._spender(rank)
-        endpoint = _ThreadEndpoint(self.baton, spend)
-        works = self.works[rank]
+        join_world(self.ranks[rank], self.worlds.of_rank[rank])
 
-        def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
-            return SimulatedProcessGroup(rank, members, name, endpoint, works, self.locate)
-
-        join_world(rank, self.world_size, create)
-
-        def now() -> float:
-            self.baton.count_time(spend)
-            return self.fabric.clock[rank]
-
+        now = self.endpoints[rank].now
         enter_rank(lambda seconds, flops: spend(seconds + self._flops_time(flops)), now)
 
     def _flops_time(self, flops: float) -> float:
@@ -193,30 +274,6 @@ class Run:
             self.fabric.advance(rank, seconds * factor, self.locate())
 
         return spend
-
-
-class _ThreadEndpoint:
-    """A rank's side of a fabric in the same process."""
-
-    def __init__(self, baton: Baton, spend: Callable[[float], None]) -> None:
-        self._baton = baton
-        self._spend = spend
-
-    def post(self, operation: Operation) -> None:
-        self._baton.count_time(self._spend)
-        self._baton.post(operation)
-        self._baton.skip_time()
-
-    def wait(self, operation: Operation) -> None:
-        self._baton.count_time(self._spend)
-        self._baton.wait(operation)
-        self._baton.skip_time()
-
-    def is_done(self, operation: Operation) -> bool:
-        self._baton.count_time(self._spend)
-        done = self._baton.is_done(operation)
-        self._baton.skip_time()
-        return done
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from course_lib.ranks.trace.shares import draw_shares
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -22,6 +24,8 @@ _HATCHES = ("//", "..", "\\\\", "xx", "--", "++")
 _GAP = 0.08
 """Part of a row that stays free above, and below, its bars."""
 _ROWS_NAMED = 16
+MAX_BARS = 1200
+"""Beyond this, bars are a few pixels wide and their names fit nowhere."""
 _RESOLUTION = 1 / 2000
 """Part of the time shown below which a bar, or a gap, cannot be seen."""
 
@@ -53,12 +57,17 @@ def draw_bars(
     *,
     ranks: Sequence[int],
     strips: int,
-) -> None:
+) -> bool:
     """Draw `bars` with time to the right and a row for each of `ranks`, the first on top.
 
     A row has `strips` strips, so that what overlaps in time does not hide itself. Bars too short to
     be seen are drawn together with their neighbours of the same kind. A label is written where it
-    fits. All bars of one kind are one artist, so thousands are drawn at once.
+    fits. Where the bars are too many to be told apart, each kind has a strip, as high as its share
+    of the moment.
+
+    Returns:
+        Whether every bar is drawn; else it is shares.
+
     """
     rows = {rank: row for row, rank in enumerate(ranks)}
     height = (1 - 2 * _GAP) / strips
@@ -67,13 +76,42 @@ def draw_bars(
     def bottom(bar: Bar) -> float:
         return rows[bar.rank] - 0.5 + _GAP + min(bar.strip, strips - 1) * height
 
+    shown = _merged(bars, longest * _RESOLUTION)
+    each_drawn = len(shown) <= MAX_BARS
+    if each_drawn:
+        _draw_each(axes, shown, styles, longest * _RESOLUTION, height, bottom)
+    else:
+        spans: dict[tuple[int, str], list[tuple[float, float]]] = {}
+        for bar in bars:
+            spans.setdefault((bar.rank, bar.kind), []).append((bar.start, bar.stop))
+        tops = {rank: row - 0.5 + _GAP for rank, row in rows.items()}
+        draw_shares(axes, spans, styles, tops, 1 - 2 * _GAP)
+    axes.autoscale_view()
+    every = -(-len(ranks) // _ROWS_NAMED)  # more names would overlap
+    axes.set_yticks(range(0, len(ranks), every), [f"rank {rank}" for rank in ranks[::every]])
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    for line in range(1, len(ranks)):
+        axes.axhline(line - 0.5, color="black", linewidth=0.3)
+    if each_drawn:
+        _write_labels(axes, shown, height, bottom)
+    return each_drawn
+
+
+def _draw_each(
+    axes: Axes,
+    shown: Sequence[Bar],
+    styles: Mapping[str, Style],
+    least: float,
+    height: float,
+    bottom: Callable[[Bar], float],
+) -> None:
+    """Draw bars, at least `least` long. All of one kind are one artist: drawn at once."""
     from matplotlib.collections import PolyCollection
 
-    shown = _merged(bars, longest * _RESOLUTION)
     for kind, (color, hatch) in styles.items():
         corners = []
         for bar in (each for each in shown if each.kind == kind):
-            y, stop = bottom(bar), max(bar.stop, bar.start + longest * _RESOLUTION)
+            y, stop = bottom(bar), max(bar.stop, bar.start + least)
             top = y + 0.94 * height
             corners.append([(bar.start, y), (bar.start, top), (stop, top), (stop, y)])
         axes.add_collection(
@@ -81,13 +119,6 @@ def draw_bars(
                 corners, facecolor=color, edgecolor="black", linewidth=0.4, hatch=hatch, label=kind
             )
         )
-    axes.autoscale_view()
-    every = -(-len(ranks) // _ROWS_NAMED)  # more names would overlap
-    axes.set_yticks(range(0, len(ranks), every), [f"rank {rank}" for rank in ranks[::every]])
-    axes.set_ylim(len(ranks) - 0.5, -0.5)
-    for line in range(1, len(ranks)):
-        axes.axhline(line - 0.5, color="black", linewidth=0.3)
-    _write_labels(axes, shown, height, bottom)
 
 
 def _merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
@@ -120,10 +151,13 @@ def _write_labels(
         return
     for bar in bars:
         room = (bar.stop - bar.start) * points_per_unit
-        if not bar.label or 0.65 * size * len(bar.label) + 4 > room:
+        # Without its group, after a space, a name may fit that does not with it.
+        names = (bar.label, bar.label.partition(" ")[0])
+        text = next((each for each in names if 0.65 * size * len(each) + 4 <= room), "")
+        if not text:
             continue
         axes.text(
-            (bar.start + bar.stop) / 2, bottom(bar) + height / 2, bar.label,
+            (bar.start + bar.stop) / 2, bottom(bar) + height / 2, text,
             size=size, ha="center", va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
         )  # fmt: skip

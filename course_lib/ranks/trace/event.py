@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from course_lib.ranks.explain.words import spans
+
 
 class Event(NamedTuple):
     """One operation of one rank.
@@ -29,8 +31,35 @@ class Event(NamedTuple):
     end: float
     where: str
     """The line of the user's code, for example ``Cell In[3], line 7``."""
+    group_name: str = ""
+    """What people call the process group: the ``group_desc`` it was made with (a device mesh gives
+    ``mesh_tp``), else ``group 2``, the second that was made; empty for the group of all ranks."""
+    waited: bool = True
+    """Whether the rank waited for it, or asked whether it is over; else nothing says when its
+    tensors may be used."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:
     """Return the event of a rank that computes."""
     return Event(rank, "compute", (), None, 0, "", 0, start, end, where)
+
+
+def group_called(name: str, description: str = "") -> str:
+    """Return what people call a process group: see `Event.group_name`.
+
+    Args:
+        name: PyTorch's: ``0`` is the group of all ranks, then they are numbered as they are made.
+        description: its ``group_desc``, if it has one.
+
+    """
+    if description == "default_pg":
+        return ""
+    if description not in ("", "undefined"):
+        return description
+    return f"group {name}" if name.isdigit() and name != "0" else ""
+
+
+def group_label(event: Event, world_size: int) -> str:
+    """Return which process group an operation ran in: ``mesh_tp: 0, 1``; empty if all ranks."""
+    members = "" if len(event.group) in (0, world_size) else spans(event.group)
+    return ": ".join(filter(None, [event.group_name, members]))

@@ -10,10 +10,18 @@ from matplotlib.figure import Figure
 
 
 def png_of(figure: Figure) -> bytes:
-    """Return the figure as a PNG; the same figure gives the same bytes."""
+    """Return the figure as a PNG of at most 256 colours; the same figure gives the same bytes.
+
+    Figures have few colours, and a notebook holds every figure twice: with a table of colours it is
+    a third as large.
+    """
+    from PIL import Image  # matplotlib writes its PNG with it
+
+    full = io.BytesIO()
+    figure.savefig(full, format="png", bbox_inches="tight")
     png = io.BytesIO()
-    # Software=None leaves matplotlib's version out.
-    figure.savefig(png, format="png", bbox_inches="tight", metadata={"Software": None})
+    few = Image.open(full).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(png, format="png", optimize=True)
     return png.getvalue()
 
 

@@ -14,7 +14,8 @@ def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
     """
     free: dict[int, list[float]] = {}
     placed = []
-    for event in sorted(events, key=lambda e: e.start):
+    # What begins together lies in the same order on every rank, shortest first.
+    for event in sorted(events, key=lambda e: (e.start, e.end)):
         if event.kind == "compute":
             placed.append((event, 0))
             continue

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.ranks.explain.words import counted
+from course_lib.ranks.explain.words import counted, spans
 from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
-from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
 
 if TYPE_CHECKING:
     from course_lib.ranks.trace.figure import DescribedFigure
 
 MAX_LANES = 4
+_LOOKS = 10
+"""Entries of the legend up to which groups have entries of their own."""
+_GROUPS_TOLD = 4
 
 
 class Timeline(NamedTuple):
@@ -38,7 +41,8 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     from course_lib.ranks.trace.figure import DescribedFigure
 
     together = [event for each in timelines.values() for event in each.events]
-    styles = styles_of([event.kind for event in sorted(together, key=lambda e: e.start)])
+    look = _looks(together)
+    styles = styles_of([look(event) for event in sorted(together, key=lambda e: e.start)])
     longest = max(event.end for event in together)
     unit, scale = unit_of(longest)
     placed = {title: with_lanes(each.events) for title, each in timelines.items()}
@@ -46,18 +50,22 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     heights = [_height(lanes[title], each.world_size) for title, each in timelines.items()]
     figure = DescribedFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    all_drawn = True
     for axes, (title, each) in zip(panels, timelines.items(), strict=True):
         axes.set_xlim(0, longest * scale * 1.01)
         bars = [
-            Bar(e.rank, lane, e.kind, e.start * scale, e.end * scale, _name(e))
+            Bar(e.rank, lane, look(e), e.start * scale, e.end * scale, _name(e, each.world_size))
             for e, lane in placed[title]
         ]
-        draw_bars(axes, bars, styles, ranks=range(each.world_size), strips=lanes[title])
+        all_drawn &= draw_bars(
+            axes, bars, styles, ranks=range(each.world_size), strips=lanes[title]
+        )
         axes.set_xlim(0, longest * scale * 1.01)
         axes.spines[["top", "right"]].set_visible(False)
         if len(timelines) > 1:
             axes.set_title(title, loc="left", fontsize=11)
-    panels[-1].set_xlabel(f"time ({unit})")
+    told = "" if all_drawn else " · a strip is as high as its share of the moment"
+    panels[-1].set_xlabel(f"time ({unit}){told}")
     figure.legend(
         handles=[
             Patch(facecolor=color, edgecolor="black", hatch=hatch, label=kind)
@@ -75,6 +83,14 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     return figure
 
 
+def _looks(events: Sequence[Event]) -> Callable[[Event], str]:
+    """Return what an event is called in the legend: its kind and, if that is few, its group."""
+    named = {(event.kind, event.group_name) for event in events}
+    if len(named) > _LOOKS:
+        return lambda event: event.kind
+    return lambda event: ", ".join(filter(None, [event.kind, event.group_name]))
+
+
 def in_words(timeline: Timeline) -> str:
     """Return what a timeline shows, for those who cannot see it."""
     events, k = timeline.events, timeline.world_size
@@ -82,6 +98,11 @@ def in_words(timeline: Timeline) -> str:
     unit, scale = unit_of(makespan)
     calls = Counter(event.kind for event in events if event.kind != "compute")
     told = ", ".join(f"{n} {kind}" for kind, n in calls.most_common(4))
+    told = told or "no communication"
+    groups = dict.fromkeys(filter(None, (group_label(event, k) for event in events)))
+    if groups:
+        told += f", in the groups {'; '.join(list(groups)[:_GROUPS_TOLD])}"
+        told += " and others" if len(groups) > _GROUPS_TOLD else ""
     busy = [
         sum(e.end - e.start for e in events if e.rank == rank and e.kind == "compute") / makespan
         for rank in range(k)
@@ -90,7 +111,7 @@ def in_words(timeline: Timeline) -> str:
     share = f"{most} %" if least == most else f"{least} to {most} %"
     return (
         f"Timeline of {counted(k, 'rank')} over {makespan * scale:.3g} {unit}: on all ranks "
-        f"together {told or 'no communication'}; a rank computes for {share} of the time."
+        f"together {told}; a rank computes for {share} of the time."
     )
 
 
@@ -106,7 +127,8 @@ def _height(lanes: int, world_size: int) -> float:
     return max(2.2, 0.9 + world_size * min(0.9, 0.28 * lanes, 7.0 / world_size))
 
 
-def _name(event: Event) -> str:
-    """Return what is written into the bar."""
+def _name(event: Event, world_size: int) -> str:
+    """Return what is written into the bar: the operation, and its group if that is not all."""
     named = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
-    return named.get(event.kind, event.kind)
+    members = "" if len(event.group) == world_size else spans(event.group)
+    return named.get(event.kind, f"{event.kind} {members}".rstrip())

@@ -10,13 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from course_lib.ranks.costs.collective_time import collective_bytes
+from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import format_bytes, format_table
-from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
 from course_lib.ranks.trace.timeline import Timeline, draw_timelines
 
 if TYPE_CHECKING:
     from course_lib.ranks.trace.figure import DescribedFigure
+
+_PLAIN = Network(latency=0.0, bandwidth=1.0)
 
 
 class Trace:
@@ -26,12 +32,22 @@ class Trace:
         events: one `Event` per operation and rank; times count from the first start, in seconds.
             Events of kind ``compute`` are the times between the waits of a rank.
         dropped: how many more operations there were than a trace holds.
+        network: whose algorithms the bytes of collectives are derived from; by default a ring for
+            all_reduce, all_gather and reduce_scatter, as in gloo, and trees from and to a root.
 
     """
 
-    def __init__(self, events: Sequence[Event], world_size: int, *, dropped: int = 0) -> None:
+    def __init__(
+        self,
+        events: Sequence[Event],
+        world_size: int,
+        *,
+        dropped: int = 0,
+        network: Network | None = None,
+    ) -> None:
         self.world_size = world_size
         self.dropped = dropped
+        self.network = network or _PLAIN
         zero = min((event.start for event in events), default=0.0)
         shifted = [
             event._replace(start=event.start - zero, end=event.end - zero) for event in events
@@ -48,15 +64,32 @@ class Trace:
 
         For example one step of many, to be counted or drawn by itself.
         """
-        return Trace([e for e in self.events if start <= e.start < end], self.world_size)
+        part = [event for event in self.events if start <= event.start < end]
+        return Trace(part, self.world_size, network=self.network)
 
     def calls(self, rank: int) -> Counter[str]:
         """Return how often `rank` called each operation: ``{"all_reduce": 2}``."""
         return Counter(event.kind for event in self.operations if event.rank == rank)
 
     def bytes_sent(self, rank: int) -> int:
-        """Return the bytes of `rank`'s sends (point to point; collectives are not counted)."""
-        return sum(e.bytes for e in self.events if e.rank == rank and e.kind == "send")
+        """Return the bytes that `rank` sends in messages and in collectives.
+
+        Those of a collective are derived from its algorithm, that of `network`: a library may send
+        a little more, and in another order. A ring all_reduce of n bytes on K ranks is
+        2 (K-1)/K n from each; see `costs.collective_time.collective_bytes`.
+        """
+        return sum(self._sent(event) for event in self.operations if event.rank == rank)
+
+    def _sent(self, event: Event) -> int:
+        """Return the bytes that an operation sends from its rank."""
+        if event.kind in ("send", "recv"):
+            return event.bytes if event.kind == "send" else 0
+        root = 0 if event.peer is None else event.group.index(event.peer)
+        itemsize = getattr(torch, event.dtype).itemsize if event.dtype else 1
+        sent = collective_bytes(
+            event.kind, self.network, len(event.group), event.bytes, root, itemsize
+        )
+        return sent[event.group.index(event.rank)]
 
     def peers(self, rank: int) -> set[int]:
         """Return the ranks that `rank` sent to or received from, point to point."""
@@ -72,14 +105,20 @@ class Trace:
         return max((event.end for event in self.events), default=0.0)
 
     def table(self) -> str:
-        """Return the operations as a table, one line each."""
-        rows = [("start", "end", "rank", "operation", "peer", "size", "dtype", "line")]
+        """Return the operations as a table, one line each.
+
+        The column `group` stays empty where all ranks take part; `sent` is what the rank sends,
+        which for a collective is derived as in `bytes_sent`.
+        """
+        head = ("start", "end", "rank", "operation", "group", "peer", "size", "sent", "dtype")
+        rows: list[tuple[str, ...]] = [(*head, "line")]
         for e in self.operations:
             peer = "" if e.peer is None else str(e.peer)
             start, end = f"{1e3 * e.start:.2f} ms", f"{1e3 * e.end:.2f} ms"
-            rows.append(
-                (start, end, str(e.rank), e.kind, peer, format_bytes(e.bytes), e.dtype, e.where)
-            )
+            size, sent = format_bytes(e.bytes), format_bytes(self._sent(e))
+            group = group_label(e, self.world_size)
+            row = (start, end, str(e.rank), e.kind, group, peer, size, sent, e.dtype, e.where)
+            rows.append(row)
         return format_table(rows)
 
     @property

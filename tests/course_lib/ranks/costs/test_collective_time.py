@@ -11,7 +11,11 @@ import torch.distributed as dist
 
 from course_lib import cost_model
 from course_lib.ranks import Network, Ranks
-from course_lib.ranks.costs.collective_time import collective_time
+from course_lib.ranks.costs.collective_time import (
+    collective_bytes,
+    collective_time,
+    split_bytes,
+)
 from course_lib.ranks.fabric.values import apply_collective
 from course_lib.ranks.metered.collective_table import COLLECTIVES, KINDS
 
@@ -99,3 +103,36 @@ def test_every_kind_is_known_where_it_must_be() -> None:
         collective_time(kind, network(), 2, 8)
         sides = [[torch.ones(1)] * 2] * 2 if kind != "barrier" else [[], []]
         apply_collective(kind, "sum", 0, sides, sides)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"send", "recv"}))
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("numel", [0, 1, 10, 840])
+def test_bytes_sent_are_those_that_arrive(kind: str, k: int, numel: int) -> None:
+    """Whatever the algorithm: a gather brings K-1 tensors to the root, and so on."""
+    n = 4 * numel
+    own_piece = sum(split_bytes(n, k, 4))  # of all_to_all: rank r keeps piece r
+    needed = {
+        "barrier": 0,
+        "broadcast": (k - 1) * n,
+        "reduce": (k - 1) * n,
+        "all_reduce": 2 * (k - 1) * n,
+        "gather": (k - 1) * n,
+        "scatter": (k - 1) * n,
+        "all_gather": k * (k - 1) * n,
+        "reduce_scatter": (k - 1) * n,
+        "all_to_all": k * n - own_piece,
+    }
+    root = 1 % k
+    for algorithm in ("ring", "tree", "central"):
+        for broadcast in ("tree", "central", "pipelined"):
+            chosen = network(all_reduce=algorithm, broadcast=broadcast)
+            sent = collective_bytes(kind, chosen, k, n, root, 4)
+            assert sum(sent) == needed[kind], (algorithm, broadcast)
+    halving = collective_bytes("all_reduce", network(all_reduce="halving-doubling"), k, n, 0, 4)
+    assert sum(halving) == 2 * (k - 1) * n
+    if k == 4 and numel == 840:
+        assert collective_bytes("all_reduce", network(), k, n, 0, 4) == (6 * n // 4,) * 4
+        assert collective_bytes("scatter", network(), k, n, 2, 4) == (0, 0, 3 * n, 0)
+        assert collective_bytes("gather", network(), k, n, 2, 4) == (n, n, 0, n)
+        assert collective_bytes("broadcast", network(), k, n, 2, 4) == (n, 0, 2 * n, 0)

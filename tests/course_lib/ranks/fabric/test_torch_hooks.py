@@ -15,8 +15,8 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from course_lib.ranks.fabric import torch_hooks
-from course_lib.ranks.fabric.process_group import SimulatedProcessGroup
-from course_lib.ranks.fabric.work import WorkQueue
+from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric.process_group import SimulatedRank
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,14 @@ from course_lib.ranks.fabric.work import WorkQueue
         (c10d, "_set_thread_isolation_mode"),
         (c10d, "_unregister_process_group"),
         (torch._C, "_current_graph_task_id"),
+        (torch._C, "_current_autograd_node"),
+        (torch._C.Future, "wait"),
+        (torch._C, "_DisableTorchDispatch"),
+        (torch._C, "_len_torch_dispatch_stack"),
+        (torch._C, "_pop_torch_dispatch_stack"),
+        (torch._C, "_push_on_torch_dispatch_stack"),
+        (torch.autograd, "_engine_run_backward"),
+        (torch.autograd.graph, "_engine_run_backward"),
         (torch.autograd.Variable._execution_engine, "queue_callback"),
         (dist, "HashStore"),
         (dist.Backend, "register_backend"),
@@ -36,8 +44,19 @@ def test_the_name_is_still_there(holder: object, name: str) -> None:
     assert hasattr(holder, name), f"PyTorch {torch.__version__} has no {name} any more"
 
 
-def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
-    return SimulatedProcessGroup(0, members, name, None, WorkQueue(), str)  # type: ignore[arg-type]
+def simulated_rank(rank: int, world_size: int) -> SimulatedRank:
+    return SimulatedRank(rank, world_size, AnyEndpoint(), str)
+
+
+class AnyEndpoint:
+    def post(self, operation: Operation) -> None:
+        pass
+
+    def wait(self, operation: Operation) -> None:
+        pass
+
+    def is_done(self, operation: Operation) -> bool:
+        return True
 
 
 def test_our_world_has_every_attribute_of_pytorchs() -> None:
@@ -46,7 +65,7 @@ def test_our_world_has_every_attribute_of_pytorchs() -> None:
     there: set[str] = set()
 
     def rank() -> None:
-        torch_hooks.join_world(0, 1, create)
+        torch_hooks.join_world(simulated_rank(0, 1))
         there.update(n for n in properties if hasattr(distributed_c10d._world, n))
         torch_hooks.leave_world()
 
@@ -62,12 +81,9 @@ def test_each_thread_has_its_own_world() -> None:
     seen: dict[int, tuple[int, int, bool]] = {}
 
     def rank(r: int) -> None:
-        def create(members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
-            return SimulatedProcessGroup(r, members, name, None, WorkQueue(), str)  # type: ignore[arg-type]
-
-        torch_hooks.join_world(r, 3, create)
+        torch_hooks.join_world(simulated_rank(r, 3))
         torch_hooks.leave_world()
-        torch_hooks.join_world(r, 3, create)  # the names of the first world are free again
+        torch_hooks.join_world(simulated_rank(r, 3))  # the names of the first world are free again
         group = dist.new_group([0, 2])
         member = group is not dist.GroupMember.NON_GROUP_MEMBER
         seen[r] = dist.get_rank(), dist.get_world_size(), member
@@ -87,10 +103,10 @@ def test_each_thread_has_its_own_world() -> None:
 
 
 def test_the_backend_is_for_simulated_ranks_only() -> None:
-    simulated_rank = threading.Thread(target=lambda: torch_hooks.join_world(0, 1, create))
+    thread = threading.Thread(target=lambda: torch_hooks.join_world(simulated_rank(0, 1)))
     with torch_hooks.thread_worlds():
-        simulated_rank.start()  # registers the backend
-        simulated_rank.join()
+        thread.start()  # registers the backend
+        thread.join()
         with pytest.raises(RuntimeError, match='on="simulated"'):
             dist.init_process_group("simulated", store=dist.HashStore(), rank=0, world_size=1)
     assert not dist.is_initialized()
@@ -101,13 +117,13 @@ def test_callbacks_at_the_end_of_backward_keep_their_order() -> None:
     x = torch.ones(2, requires_grad=True)
 
     def hook(grad: torch.Tensor) -> None:
-        assert torch_hooks.in_backward()
+        assert torch_hooks.backward_id() is not None
         torch_hooks.at_end_of_backward(lambda: order.append("first"))
         torch_hooks.at_end_of_backward(lambda: order.append("second"))
         order.append("hook")
 
     x.register_hook(hook)
-    assert not torch_hooks.in_backward()
+    assert torch_hooks.backward_id() is None
     (2 * x).sum().backward()
     assert order == ["hook", "first", "second"]
 

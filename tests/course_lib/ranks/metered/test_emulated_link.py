@@ -140,6 +140,16 @@ def test_messages_of_one_rank_leave_one_behind_the_other(links_of: LinksOf) -> N
         assert links.end(receives[number]) == exactly(left + SLOW.latency)
 
 
+def test_messages_to_one_rank_arrive_one_behind_the_other(links_of: LinksOf) -> None:
+    nbytes = 2_000_000
+    links = links_of(4)
+    sends = [links.message(peer, "send", 0, nbytes, 0.0) for peer in (1, 2, 3)]
+    receives = [links.message(0, "recv", peer, nbytes, 0.0) for peer in (1, 2, 3)]
+    assert [links.end(send) for send in sends] == [exactly(nbytes / SLOW.bandwidth)] * 3
+    arrivals = sorted(links.end(receive) for receive in receives)
+    assert arrivals == [exactly(SLOW.latency + i * nbytes / SLOW.bandwidth) for i in (1, 2, 3)]
+
+
 def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
     for sent, received in ((0.0, 0.3), (0.3, 0.0)):
         links = links_of(2)

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.ranks import DeadlockError, Event, Ranks, Trace
+from course_lib.ranks.trace.shares import MOMENTS, shares
 from course_lib.ranks.trace.timeline import draw_timelines
 
 pytestmark = pytest.mark.timeout(60)
@@ -172,6 +176,97 @@ def test_the_figure_tells_without_colour(k: int) -> None:
     hatches = {handle.get_label(): handle.get_hatch() for handle in figure.legends[0].get_patches()}
     assert set(hatches) == {"compute", "all_reduce", "broadcast"}
     assert len({hatch or "" for hatch in hatches.values()}) == 3
+
+
+def many(world_size: int, each: int) -> Trace:
+    """Return so many messages of every rank that a figure has no room for them."""
+    return Trace(
+        [
+            Event(rank, kind, (), 0, 8, "float32", i, i + 0.5 * late, i + 0.5 + 0.5 * late, "")
+            for rank in range(world_size)
+            for i in range(each)
+            for late, kind in enumerate(("send", "recv"))
+        ],
+        world_size,
+    )
+
+
+@pytest.mark.parametrize(("k", "each"), [(4, 1000), (64, 63)])
+def test_thousands_of_operations_are_drawn_as_shares(k: int, each: int) -> None:
+    figure = many(k, each).plot()
+    (axes,) = figure.axes
+    shapes = [path for bars in axes.collections for path in bars.get_paths()]
+    # The time to draw grows with the shapes, and no longer with the events: see benchmarks.
+    assert len(shapes) <= 2 * k * MOMENTS and len(shapes) < 2 * k * each
+    assert "share of the moment" in axes.get_xlabel()
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"send", "recv"}
+    assert "share" not in many(k, 5).plot().axes[0].get_xlabel()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 3)), min_size=1, max_size=20),
+    st.integers(1, 30),
+)
+def test_shares_add_up_to_the_time_covered(spans: list[tuple[float, float]], moments: int) -> None:
+    placed = [(start, start + length) for start, length in spans]
+    stop = 14.0
+    covered, until = 0.0, 0.0
+    for start, end in sorted(placed):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    parts = shares(placed, 0.0, stop, moments)
+    assert all(0 <= part <= 1 for part in parts)
+    assert sum(parts) * stop / moments == pytest.approx(covered, abs=1e-6)
+    assert all(parts[min(int(start / stop * moments), moments - 1)] > 0 for start, _ in placed)
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
+    def program() -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dist.all_reduce(torch.ones(5), group=mesh.get_group("tp"))
+        dist.all_reduce(torch.ones(5), group=mesh.get_group("dp"))
+        pair = dist.new_group([1, 3])
+        if dist.get_rank() in (1, 3):
+            dist.all_reduce(torch.ones(5), group=pair)
+        dist.all_reduce(torch.ones(5))
+
+    with Ranks(4, on=on, timeout=60) as ranks:  # type: ignore[arg-type]
+        ranks.run(program)
+        trace = ranks.trace
+    groups = [(e.group_name, e.group) for e in trace.operations if e.rank == 3][-4:]
+    assert groups[:2] == [("mesh_tp", (2, 3)), ("mesh_dp", (1, 3))]
+    assert groups[2][0].startswith("group ") and groups[2][1] == (1, 3)
+    assert groups[3] == ("", (0, 1, 2, 3))
+    assert "mesh_tp: 2, 3" in trace.table()
+    figure = trace.plot()
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"all_reduce", "all_reduce, mesh_tp", "all_reduce, mesh_dp"} <= legend
+    assert "mesh_dp: 1, 3" in figure.alt
+    trace.to_chrome(tmp_path / "trace.json")
+    assert '"group_name": "mesh_tp"' in (tmp_path / "trace.json").read_text()
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_bytes_on_the_wire_of_ddp(on: str, k: int) -> None:
+    """Each rank of a ring sends 2 (K-1)/K n of the n bytes that are reduced, up to a few pieces."""
+
+    def program() -> None:
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(100, 100))
+        dist.barrier()
+        ddp(torch.full((2, 100), float(dist.get_rank()))).sum().backward()
+
+    with Ranks(k, on=on, timeout=60) as ranks:  # type: ignore[arg-type]
+        ranks.run(program)
+        trace = ranks.trace
+    start = max(e.end for e in trace.operations if e.kind == "barrier")
+    step = Trace([e for e in trace.operations if e.kind == "all_reduce" and e.start >= start], k)
+    n = sum(event.bytes for event in step.events if event.rank == 0)
+    assert n >= 4 * (100 * 100 + 100)
+    assert sum(step.bytes_sent(rank) for rank in range(k)) == 2 * (k - 1) * n
+    for rank in range(k):
+        assert step.bytes_sent(rank) == pytest.approx(2 * (k - 1) / k * n, abs=32)
 
 
 def test_a_part_of_a_trace_begins_at_zero() -> None:

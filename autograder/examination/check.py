@@ -1,0 +1,139 @@
+"""One check of one submission: run it, and let nothing that comes back lose anything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from autograder.examination.budget import OutOfTime
+from autograder.examination.case import SubmissionError
+from autograder.examination.submission import Submission
+from autograder.sandbox.unavailable import SandboxUnavailable
+from course_lib.checking import Case, CaseResult, Check, CheckReport, Wrong, run_check
+from course_lib.checking.wire import Plain
+from course_lib.ranks.explain.errors import (
+    DeadlockError,
+    MismatchError,
+    RankError,
+    RanksError,
+    RankTimeout,
+)
+from course_lib.ranks.processes.fork_client import ForkServerError
+
+_UNEXPECTED = "The answer does not have the form that this check asks for."
+
+_OF_HIDDEN = (
+    ((OutOfTime, SubmissionError), ""),
+    ((DeadlockError,), "The ranks wait for one another, or left communication behind."),
+    ((MismatchError,), "The ranks entered operations that do not fit together."),
+    ((RankTimeout,), "It took longer than its limit."),
+    ((RankError,), "A rank raised an exception, or its process ended."),
+    ((RanksError,), "The ranks did not come to an end."),
+)
+"""What a student may read of a hidden case that failed: nothing that its inputs could be in."""
+_WRONG = "What the function returned, or did, is wrong in this case."
+
+
+@dataclasses.dataclass
+class Examined:
+    """How a check went.
+
+    Attributes:
+        report: all of it, for the instructor.
+        told: what the student may read: hidden cases say what kind of failure it was.
+        notes: for the author of the check: what failed in it.
+
+    """
+
+    report: CheckReport
+    told: CheckReport
+    notes: list[str]
+
+
+def examine(
+    name: str,
+    check: Check,
+    submission: Submission,
+    *,
+    seed: str,
+    hidden: Iterable[Case] = (),
+    progress: Callable[[CaseResult], None] = lambda _: None,
+) -> Examined:
+    """Run the check's cases and return how it went, whatever the answers do to its judge.
+
+    Raises:
+        ForkServerError: the sandbox cannot be started: nobody is graded.
+        SandboxUnavailable: there is none.
+
+    """
+    hidden = tuple(hidden)
+    guard = _Guard(name, check, submission)
+    try:
+        report = run_check(
+            name, guard.check, guard.run, seed=seed, hidden=hidden, progress=progress
+        )
+    except (ForkServerError, SandboxUnavailable, AuthorError):
+        raise
+    except Exception as error:
+        guard.note("the check", error)
+        cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
+        results = (CaseResult(c.name, False, _UNEXPECTED, "", 0.0, is_) for c, is_ in cases)
+        report = CheckReport(name, tuple(results))
+    return Examined(report, _for_the_student(report, guard.kinds), guard.notes)
+
+
+class AuthorError(RuntimeError):
+    """The check itself is broken: no student may pay for it."""
+
+
+class _Guard:
+    """Stands between a check and what comes from outside."""
+
+    def __init__(self, name: str, check: Check, submission: Submission) -> None:
+        self.notes: list[str] = []
+        self.kinds: dict[str, str] = {}
+        self._name = name
+        self._check = check
+        self._run = submission.runner()
+        self.check = dataclasses.replace(check, judge=self._judge, inputs=self._inputs)
+
+    def note(self, what: str, error: Exception) -> None:
+        """Keep an escaped exception for the author."""
+        lines = traceback.format_exception(error)[-6:]
+        self.notes.append(f"{self._name}: {what} failed on an answer: {''.join(lines)}"[:4000])
+
+    def run(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
+        """Run a case; keep what kind of failure it was."""
+        try:
+            return self._run(check, case, inputs)
+        except RanksError as error:
+            words = next(words for kinds, words in _OF_HIDDEN if isinstance(error, kinds))
+            self.kinds[case.name] = words or error.summary
+            raise
+
+    def _inputs(self, case: Case, generator: Any) -> Sequence[Plain]:
+        try:
+            return self._check.inputs(case, generator)
+        except Exception as error:
+            raise AuthorError(f"{self._name}: the inputs of {case.name!r} failed") from error
+
+    def _judge(self, case: Case, inputs: Sequence[Any], outputs: Any) -> None:
+        try:
+            self._check.judge(case, inputs, outputs)
+        except Wrong:
+            raise
+        except Exception as error:
+            self.note(f"the judge of case {case.name!r}", error)
+            raise Wrong(_UNEXPECTED) from None
+
+
+def _for_the_student(report: CheckReport, kinds: dict[str, str]) -> CheckReport:
+    results = (
+        dataclasses.replace(result, reason=kinds.get(result.name, _WRONG), detail="")
+        if result.hidden and not result.passed
+        else result
+        for result in report.results
+    )
+    return dataclasses.replace(report, results=tuple(results))

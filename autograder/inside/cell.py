@@ -1,0 +1,169 @@
+"""A cell: one process of a student's, alone with its files, its processes and its network.
+
+The sandbox's fork server runs our code only. What runs a student's code is forked from it into
+namespaces of its own, in which it sees no other process, has its own ``/tmp``, ``/dev/shm`` and
+loopback, and no right to change any of it. So ranks and notebook cannot see, signal or write to one
+another. It is process 1 of its cell: with it, all that it started dies.
+
+This file needs Linux and the standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import fcntl
+import importlib
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+_DUMPABLE, _SECCOMP, _BOUNDING_DROP, _NO_NEW_PRIVILEGES = 4, 22, 24, 38
+_NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
+    *(0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000),
+)
+_NOSUID, _NODEV, _NOEXEC, _REC, _PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: Any) -> int:
+    result: int = getattr(_libc, name)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+class Forker:
+    """Forks children that are process 1 of a pid namespace of their own; called as `os.fork` is."""
+
+    def __init__(self) -> None:
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __call__(self) -> int:
+        _call("unshare", _NEW_PIDS)  # of the children, not ours
+        try:
+            pid = os.fork()
+        except OSError:
+            _call("setns", self._own, _NEW_PIDS)
+            raise
+        if pid:
+            _call("setns", self._own, _NEW_PIDS)
+        else:
+            os.close(self._own)
+        return pid
+
+
+def serve(fds: list[int], config: dict[str, Any]) -> None:
+    """Run ``config["run"]``, ``module:function``, in a cell; in a child that `Forker` forked.
+
+    `config` has also: ``uid``, the user to become; whether we are ``root``; ``limits``, of
+    `resource.setrlimit`; ``tmp`` and ``shm``, bytes; ``seccomp``, the filter in Base64.
+    """
+    try:
+        _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
+        _mount_own_files(config)
+        _loopback_up()
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _give_up_everything(config)
+    except BaseException as error:
+        print(f"a cell did not start: {error!r}", file=sys.stderr, flush=True)
+        os._exit(125)
+    status = 1
+    try:
+        module, function = config["run"].split(":")
+        getattr(importlib.import_module(module), function)(fds, config)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+    except BaseException as error:
+        print(f"a student's process ended: {error!r}"[:2000], file=sys.stderr, flush=True)
+    finally:
+        # No interpreter shutdown: student code could hang in it.
+        os._exit(status & 0xFF)
+
+
+def _mount_own_files(config: dict[str, Any]) -> None:
+    _call("mount", b"none", b"/", None, _REC | _PRIVATE, None)
+    _call("mount", b"proc", b"/proc", b"proc", _NOSUID | _NODEV | _NOEXEC, None)
+    for target, size in ((b"/tmp", config["tmp"]), (b"/dev/shm", config["shm"])):
+        options = f"mode=1777,size={size},nr_inodes=20000".encode()
+        _call("mount", b"tmpfs", target, b"tmpfs", _NOSUID | _NODEV, options)
+    os.chdir("/tmp")
+
+
+def _loopback_up() -> None:
+    """Give the cell's network namespace its loopback: honest code may use local sockets."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 0x1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack_from("16sH", fcntl.ioctl(any_socket, get_flags, request))[1]
+        fcntl.ioctl(any_socket, set_flags, struct.pack("16sH14x", b"lo", flags | up))
+
+
+def _give_up_everything(config: dict[str, Any]) -> None:
+    uid = config["uid"]
+    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # or its own /proc entries are root's
+    Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory runs out
+    if not config["root"]:  # an ordinary user opened the sandbox: no other uid is to be had
+        _own_user_namespace(uid)
+    for capability in range(64):
+        if _libc.prctl(_BOUNDING_DROP, capability, 0, 0, 0) < 0:
+            break
+    if config["root"]:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    for name, value in config["limits"].items():
+        number = getattr(resource, f"RLIMIT_{name.upper()}")
+        hard = resource.getrlimit(number)[1]
+        value = value if hard < 0 else min(value, hard)
+        resource.setrlimit(number, (value, value))
+    _drop_capabilities()
+    _call("prctl", _DUMPABLE, 1, 0, 0, 0)
+    _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _filter_calls(base64.b64decode(config["seccomp"]))
+    _make_sure()
+
+
+def _own_user_namespace(uid: int) -> None:
+    """Enter one as `uid`: it counts its own processes (Linux 5.14), and owns no other namespace."""
+    me, mine = os.geteuid(), os.getegid()
+    _call("unshare", _NEW_USER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {me} 1")
+    Path("/proc/self/gid_map").write_text(f"{uid} {mine} 1")
+
+
+def _drop_capabilities() -> None:
+    header = struct.pack("=II", 0x20080522, 0)  # version 3, this process
+    _call("capset", header, bytes(24))
+
+
+def _filter_calls(program: bytes) -> None:
+    code = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    _call("prctl", _SECCOMP, 2, described, 0, 0)
+
+
+def _make_sure() -> None:
+    """Look at what the kernel says of us; nothing is run with any right that should be gone.
+
+    Raises:
+        RuntimeError: some right is left.
+
+    """
+    told = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    wanted = {"CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
+    for name, value in wanted.items():
+        if int(told[name].strip(), 16) != value:
+            raise RuntimeError(f"{name} is {told[name]}")
+    if 0 in (*os.getresuid(), *os.getresgid()):
+        raise RuntimeError(f"the user is {os.getresuid()}, of group {os.getresgid()}")

@@ -1,0 +1,117 @@
+"""From the notebook process to the ranks: a function, its cells' source, and the notebook's files.
+
+A function of a notebook needs more than itself: modules written with ``%%writefile``, the working
+directory and the module path that a cell has set, a file that it reads. All of that travels; the
+ranks, in cells of their own, see copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from course_lib.ranks.calls import Sources, cell_sources
+
+MAX_FILES = 1000
+MAX_FILE_BYTES = 16 * 2**20
+"""Of all files together. The rest stays behind: checkpoints are nothing that a task needs."""
+
+_HOME = Path("/tmp")
+
+
+class Refused(Exception):
+    """The function cannot be handed over; the message says why, to its author."""
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Takes a function that is wrapped in a cache apart, which else travels by its name only."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:
+    """Return the function `name` of the notebook and what it needs, as bytes for `unpack`.
+
+    Raises:
+        Refused: there is no such function, or it holds something that cannot travel.
+
+    """
+    function = names.get(name)
+    if not callable(function):
+        raise Refused(f"{name} is not defined as a function after the cells above were run")
+    folder = os.getcwd()
+    path = [entry for entry in sys.path if entry not in usual_path]
+    for entry in own_modules():
+        cloudpickle.register_pickle_by_value(entry)
+    packed = io.BytesIO()
+    try:
+        _Pickler(packed).dump(function)
+        files = _files()
+        sources = cell_sources(set())
+        whole: bytes = cloudpickle.dumps((packed.getvalue(), sources, folder, path, files))
+        return whole
+    except Exception as error:
+        raise Refused(f"{name} cannot be sent to the ranks: {error}") from None
+
+
+def own_modules() -> list[Any]:
+    """Return the modules that the notebook has imported from files of its own."""
+    found = []
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        own = isinstance(file, str) and file.startswith(f"{_HOME}/")
+        if own and sys.modules.get(module.__name__) is module:
+            found.append(module)
+    return found
+
+
+def _files() -> list[tuple[str, int, bytes]]:
+    """Return path, mode and content of the notebook's regular files, the small ones first."""
+    found = []
+    for folder, folders, names in os.walk(_HOME):
+        folders[:] = [each for each in folders if each != "__pycache__"]
+        for name in names:
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            if stat.S_ISREG(info.st_mode):
+                found.append((info.st_size, path, info.st_mode))
+        if len(found) > 100 * MAX_FILES:
+            break
+    files, left = [], MAX_FILE_BYTES
+    for size, path, mode in sorted(found)[:MAX_FILES]:
+        if size > left:
+            break
+        left -= size
+        files.append((path, stat.S_IMODE(mode), Path(path).read_bytes()[:size]))
+    return files
+
+
+def unpack(data: bytes) -> tuple[Callable[..., Any], Sources]:
+    """Return the function and the sources of its cells; put the files where they were."""
+    function, sources, folder, path, files = pickle.loads(data)
+    for name, mode, content in files:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+        os.chmod(name, mode)
+    sys.path.insert(0, "")
+    sys.path.extend(path)
+    if os.path.isdir(folder) or folder.startswith(f"{_HOME}/"):
+        os.makedirs(folder, exist_ok=True)
+        os.chdir(folder)
+    return pickle.loads(function), sources

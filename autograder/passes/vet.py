@@ -1,0 +1,187 @@
+"""Before anything of a submission is copied or read: what lies in its folder, and is it a notebook.
+
+nbgrader copies whatever it finds, follows links, opens pipes, and stops at a timestamp or a
+notebook that it cannot read. So what no student needs to hand in is moved out of the way, to
+``set_aside/`` beside ``submitted/``, and a notebook that is damaged is replaced by what can be read
+of it. Nothing is lost, nothing is fatal, and `notes` tells what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbgrader.utils import parse_utc
+
+MAX_FILES = 200
+MAX_FILE = 10 * 2**20
+MAX_ALL = 50 * 2**20
+MAX_NOTEBOOK = 50 * 2**20
+_MAX_DIGITS = 300
+_MAX_NOTES = 20
+
+notes: dict[tuple[str, str], list[str]] = {}
+"""(Student, assignment) → what was set aside or repaired, in sentences."""
+
+
+def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """Vet the folder that `notebooks` lie in: nbgrader's hook before it converts a submission.
+
+    `assignment` and `student` are what was asked for, and may be patterns.
+    """
+    for folder in {Path(notebook).parent for notebook in notebooks}:
+        told = notes[folder.parent.name, folder.name] = []
+        _vet_files(folder, [Path(notebook) for notebook in notebooks], told)
+        for notebook in notebooks:
+            if Path(notebook).parent == folder:
+                _vet_notebook(Path(notebook), told)
+        del told[_MAX_NOTES:]
+        for note in told:
+            logging.getLogger(__name__).warning("%s: %s", folder, note)
+
+
+def set_aside(path: Path, folder: Path) -> None:
+    """Move `path` out of the submission's `folder`."""
+    student, assignment = folder.parent.name, folder.name
+    target = folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_symlink() or target.exists():
+        target = target.with_name(f"{target.name}.{os.urandom(3).hex()}")
+    shutil.move(path, target)  # a link is moved as a link
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None:
+    kept = size = many = 0
+    for path, info in sorted(_below(folder)):
+        if path in notebooks:
+            continue
+        name = str(path.relative_to(folder))[:80]
+        if not stat.S_ISREG(info.st_mode):
+            told.append(f"{name!r} is not an ordinary file: set aside")
+        elif path == folder / "timestamp.txt" and not _is_timestamp(path, info.st_size):
+            told.append("timestamp.txt holds no time: set aside, it counts as handed in without")
+        elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
+            told.append(f"{name!r} is too large: set aside")
+        elif kept >= MAX_FILES:
+            many += 1
+        else:
+            kept += 1
+            size += info.st_size
+            continue
+        set_aside(path, folder)
+    if many:
+        told.append(f"{many} files beyond the first {MAX_FILES} set aside")
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all that lies below `folder` and is no folder; links are not followed."""
+    for top, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(top, name).is_symlink()]
+        folders[:] = [name for name in folders if name not in links]
+        for name in (*names, *links):
+            yield Path(top, name), os.lstat(Path(top, name))
+
+
+def _is_timestamp(path: Path, size: int) -> bool:
+    if size > 1000:
+        return False
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        return not text or parse_utc(text) is not None
+    except Exception:  # dateutil raises whatever it stumbles over
+        return False
+
+
+# The notebook ---------------------------------------------------------------------------------
+
+
+def _vet_notebook(path: Path, told: list[str]) -> None:
+    info = os.lstat(path)
+    if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
+        problem, content = "is a link, and was refused", None
+    elif info.st_size > MAX_NOTEBOOK:
+        problem, content = f"is larger than {MAX_NOTEBOOK} bytes", None
+    else:
+        problem, content = _read(path.read_bytes())
+    if not problem:
+        return
+    told.append(f"the notebook {problem}: set aside" + (", and repaired" if content else ""))
+    set_aside(path, path.parent)
+    repaired = _repaired(content)
+    path.write_text(json.dumps(repaired), encoding="utf-8")
+
+
+def _read(data: bytes) -> tuple[str, Any]:
+    """Return what is wrong with a notebook, if anything is, and what can be read of it."""
+    long_numbers = 0
+
+    def number(digits: str) -> int:
+        nonlocal long_numbers
+        if len(digits) > _MAX_DIGITS:
+            long_numbers += 1
+            return 0
+        return int(digits)
+
+    try:
+        content = json.loads(data.decode("utf-8", "replace"), parse_int=number)
+    except (ValueError, RecursionError):
+        return "is not JSON", None
+    if long_numbers:
+        return f"holds a number of more than {_MAX_DIGITS} digits", content
+    try:
+        nbformat.reads(json.dumps(content), as_version=4)
+        ordinary = isinstance(content.get("metadata"), dict) and (
+            content.get("nbformat") != 4 or all(map(_is_cell, content["cells"]))
+        )
+    except Exception:  # whatever nbformat stumbles over, nbgrader would
+        ordinary = False
+    return ("" if ordinary else "is damaged"), content
+
+
+def _is_cell(cell: Any) -> bool:
+    return (
+        isinstance(cell, dict)
+        and isinstance(cell.get("metadata"), dict)
+        and isinstance(cell.get("cell_type"), str)
+        and isinstance(_source(cell), str)
+    )
+
+
+def _source(cell: dict[str, Any]) -> str | None:
+    source = cell.get("source", cell.get("input"))
+    if isinstance(source, list) and all(isinstance(line, str) for line in source):
+        return "".join(source)
+    return source if isinstance(source, str) else None
+
+
+def _repaired(content: Any) -> dict[str, Any]:
+    """Return a notebook with the cells that can be read; the next pass puts the rest back."""
+    cells = content.get("cells") if isinstance(content, dict) else None
+    kept: list[dict[str, Any]] = []
+    for cell in cells if isinstance(cells, list) else ():
+        if not isinstance(cell, dict) or (source := _source(cell)) is None:
+            continue
+        kind = cell.get("cell_type")
+        kind = kind if kind in ("code", "markdown", "raw") else "raw"
+        metadata = cell.get("metadata")
+        mark = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+        clean: dict[str, Any] = {
+            "cell_type": kind,
+            "id": f"repaired-{len(kept)}",
+            "metadata": {"nbgrader": mark} if isinstance(mark, dict) else {},
+            "source": source,
+        }
+        if kind == "code":
+            clean |= {"outputs": [], "execution_count": None}
+        kept.append(clean)
+    return {"cells": kept, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}

@@ -1,0 +1,120 @@
+"""The memory that all processes of a submission take together: bounded, or watched.
+
+Limits of processes bound each of them, and a submission may have two hundred. Where this user may
+make a control group (cgroup v2), the kernel holds the bound. Elsewhere somebody looks every now and
+then, and takes down what has grown too large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_count = itertools.count(1)
+
+
+class MemoryGroup:
+    """A control group of our own, with a limit. `make` returns one where that is possible."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def make(
+        cls, limit: int, processes: int, root: Path = _GROUPS, own: str | None = None
+    ) -> MemoryGroup | None:
+        """Return a new group, or None where there is no cgroup v2 that this user may divide.
+
+        Args:
+            limit: bytes of memory, swap included.
+            processes: at most so many.
+            root: where cgroup v2 is mounted.
+            own: the group that this process is in, from the root; default: asked of the kernel.
+
+        """
+        own = _own_group() if own is None else own
+        if own is None or not (root / "cgroup.controllers").exists():
+            return None
+        here = root / own.lstrip("/")
+        # A group with processes in it has none below it with controllers; beside it there may be.
+        for base in (here, here.parent) if here != root else (here,):
+            path = base / f"sgd-to-ddp-{os.getpid()}-{next(_count)}"
+            try:
+                with contextlib.suppress(OSError):
+                    (base / "cgroup.subtree_control").write_text("+memory +pids")
+                path.mkdir()
+            except OSError:
+                continue
+            try:
+                if not (path / "cgroup.procs").exists():
+                    raise FileNotFoundError
+                for name, value in (("memory.max", limit), ("pids.max", processes)):
+                    os.stat(path / name)
+                    (path / name).write_text(str(value))
+                with contextlib.suppress(OSError):  # where there is no swap accounting
+                    (path / "memory.swap.max").write_text("0")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+                continue
+            return cls(path)
+        return None
+
+    def add(self, pids: list[int]) -> None:
+        """Put these processes, and so whatever they start, into the group."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                (self.path / "cgroup.procs").write_text(str(pid))
+
+    def kills(self) -> int:
+        """Return how many processes the kernel has killed over the limit."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in (self.path / "memory.events").read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+        return 0
+
+    def close(self) -> None:
+        """Remove the group; its processes have ended."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def _own_group() -> str | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return line[3:]
+    return None
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Return all processes below `ancestor`, seen from here."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                stat = Path(entry.path, "stat").read_text(errors="replace")
+                # The command's name, in parentheses, may itself hold spaces and parentheses.
+                parent = int(stat.rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [ancestor]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def private_memory(pid: int) -> int:
+    """Return the bytes that this process holds and no file backs; 0 when it is gone."""
+    try:
+        _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,165 @@
+"""Which calls to the kernel student code may make: a seccomp filter, as classic BPF.
+
+A deny list: Python, NumPy and PyTorch use some 150 calls, and another version of any of them a few
+others. Refused is what honest code of a course has no use for and what attacks on kernels and
+neighbours begin with. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp_data`.
+
+The filter answers EPERM, as a kernel does to somebody without the right; to ``clone3`` it answers
+ENOSYS, since a filter cannot see its flags, and libraries then fall back to ``clone``.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import signal
+import struct
+
+# Offsets in struct seccomp_data.
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # arguments have 8 bytes
+
+_LOAD, _AND = 0x20, 0x54  # BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND|BPF_K
+_EQUAL, _AT_LEAST, _RETURN = 0x15, 0x35, 0x06  # BPF_JMP|BPF_JEQ, BPF_JMP|BPF_JGE, BPF_RET
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+
+_X32 = 0x40000000
+"""Calls of x86's third ABI have this bit: other numbers for the same calls."""
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Name → its number on x86_64 and on aarch64.
+WATCHING_OTHERS = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "perf_event_open": (298, 241),
+}
+KERNEL_ITSELF = {
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "lookup_dcookie": (212, 18),
+    "vhangup": (153, 58),
+    "fanotify_init": (300, 262),
+}
+NAMESPACES = {
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+}
+_KILL_CALL = {"kill": (62, 129)}
+_TGKILL = {"tgkill": (234, 131)}
+_CLONE = {"clone": (56, 220)}
+_CLONE3 = {"clone3": (435, 435)}
+
+_NEW_NAMESPACES = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+
+
+class UnknownArchitecture(RuntimeError):
+    """There are no numbers of system calls for this processor."""
+
+
+def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> bytes:
+    """Return the filter as the kernel takes it: 8 bytes per instruction.
+
+    Args:
+        machine: ``x86_64`` or ``aarch64``; default: this one.
+        namespaces: whether namespaces may be made and mounts changed: for our own process, which
+            gives every process of a student's its own. It gives it the filter without them, too.
+
+    Raises:
+        UnknownArchitecture: it is another machine.
+
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise UnknownArchitecture(f"no seccomp filter for {machine}: {', '.join(_ARCHITECTURES)}")
+    column = list(_ARCHITECTURES).index(machine)
+    code = [
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_EQUAL, _ARCHITECTURES[machine], yes=1),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        code += [_instruction(_AT_LEAST, _X32, no=1), _refuse(errno.ENOSYS)]
+    refused = {**WATCHING_OTHERS, **KERNEL_ITSELF, **({} if namespaces else NAMESPACES)}
+    for numbers in refused.values():
+        code += [_instruction(_EQUAL, numbers[column], no=1), _refuse(errno.EPERM)]
+    if not namespaces:
+        for call, which in ((_KILL_CALL["kill"], 24), (_TGKILL["tgkill"], 32)):
+            code += _ends_itself(call[column], which)
+        code += [_instruction(_EQUAL, _CLONE3["clone3"][column], no=1), _refuse(errno.ENOSYS)]
+        code += [
+            _instruction(_EQUAL, _CLONE["clone"][column], no=4),
+            _instruction(_LOAD, _FIRST_ARGUMENT),
+            _instruction(_AND, _NEW_NAMESPACES),
+            _instruction(_EQUAL, 0, yes=1),
+            _refuse(errno.EPERM),
+        ]
+    return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def _ends_itself(number: int, signal_at: int) -> list[bytes]:
+    """Return what ends a process that sends process 1 of its cell SIGKILL or SIGSTOP.
+
+    Process 1 of a pid namespace gets neither from inside: a student's process that killed or
+    stopped itself would go on.
+    """
+    return [
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_EQUAL, number, no=6),
+        _instruction(_LOAD, _FIRST_ARGUMENT),
+        _instruction(_EQUAL, 1, no=4),
+        _instruction(_LOAD, signal_at),
+        _instruction(_EQUAL, signal.SIGKILL, yes=1),
+        _instruction(_EQUAL, signal.SIGSTOP, no=1),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
+
+
+def _instruction(operation: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
+    """Return one instruction; `yes` and `no`: how many to skip if a comparison holds or not."""
+    return struct.pack("=HBBI", operation, yes, no, value)
+
+
+def _refuse(number: int) -> bytes:
+    return _instruction(_RETURN, _ERRNO | number)

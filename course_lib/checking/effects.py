@@ -1,0 +1,139 @@
+"""What a right function leaves as it was: noted before, compared after, on the rank itself.
+
+An effect is a code and the name of what it befell: both come from a rank that nobody trusts, so
+where the verdict is made they only choose among the sentences of `SENTENCES`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Effect = tuple[str, str]
+
+SENTENCES = {
+    "changed": (
+        "the function changes {name}, which is not its to change",
+        "Work on a copy: x = x + 1 makes a new tensor, x += 1 writes into the one that came in.",
+    ),
+    "aliases": (
+        "what comes back shares memory with {name}",
+        "Whoever writes into the one changes the other: return a copy (.clone()).",
+    ),
+    "random": (
+        "the function draws or seeds random numbers of the {name} generator",
+        "Others rely on the state of the generators; this task needs no random numbers.",
+    ),
+    "mode": (
+        "{name} came in one mode and is left in another",
+        "Do not call .train() or .eval(): the caller has chosen.",
+    ),
+    "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
+    "hooks": (
+        "the function leaves hooks on {name}",
+        "They would run once more at every further call: remove them.",
+    ),
+    "structure": ("the function adds, removes or replaces parameters or buffers of {name}", ""),
+    "grad_mode": (
+        "gradients are {name} after the call",
+        "Use torch.no_grad() as a context: with torch.no_grad(): …",
+    ),
+    "dtype": ("the function changes torch's default dtype", ""),
+}
+
+
+class Watch:
+    """Notes what is there before the student's function runs; says afterwards what has changed."""
+
+    def __init__(self, watched: Mapping[str, Any]) -> None:
+        self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
+        self._before = {
+            name: [tensor.detach().clone() for tensor in tensors]
+            for name, tensors in self._tensors.items()
+        }
+        self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
+        self._states = {name: take() for name, take in _GENERATORS.items()}
+        self._grad_mode, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+
+    def add_module(self, name: str, module: nn.Module) -> None:
+        """Watch what is not for a training step to change: mode, structure, hooks."""
+        self._modules[name] = module, _aspects(module)
+
+    def effects(self, output: Any) -> list[Effect]:
+        """Return what is not as it was, the most telling first. `output`: of the program."""
+        found: list[Effect] = []
+        for name, tensors in self._tensors.items():
+            if any(not same(a, b) for a, b in zip(tensors, self._before[name], strict=True)):
+                found.append(("changed", name))
+        held = {t.untyped_storage().data_ptr() for t in tensors_in(output) if t.numel()}
+        for name, tensors in self._tensors.items():
+            if any(t.numel() and t.untyped_storage().data_ptr() in held for t in tensors):
+                found.append(("aliases", name))
+        for name, (module, before) in self._modules.items():
+            after = _aspects(module)
+            found += [(code, name) for code in before if before[code] != after[code]]
+        for name, state in self._states.items():
+            if not _same_state(state, _GENERATORS[name]()):
+                found.append(("random", name))
+        if torch.is_grad_enabled() != self._grad_mode:
+            found.append(("grad_mode", "enabled" if torch.is_grad_enabled() else "disabled"))
+            torch.set_grad_enabled(self._grad_mode)
+        if torch.get_default_dtype() != self._dtype:
+            found.append(("dtype", ""))
+            torch.set_default_dtype(self._dtype)
+        return found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a plain value."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same bits of the same form; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.is_floating_point():
+        return bool(torch.allclose(a.detach(), b, rtol=0, atol=0, equal_nan=True))
+    return torch.equal(a.detach(), b)
+
+
+def _aspects(module: nn.Module) -> dict[str, Any]:
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    parameters = dict(module.named_parameters())
+    return {
+        "mode": [each.training for each in module.modules()],
+        "structure": [(name, id(p)) for name, p in parameters.items()]
+        + [name for name, _ in module.named_buffers()],
+        "requires_grad": [p.requires_grad for p in parameters.values()],
+        "hooks": [len(getattr(each, name)) for each in module.modules() for name in names]
+        + [len(p._backward_hooks or ()) for p in parameters.values()]
+        + [len(getattr(p, "_post_accumulate_grad_hooks", None) or ()) for p in parameters.values()],
+    }
+
+
+_GENERATORS: dict[str, Callable[[], Any]] = {
+    "torch": torch.get_rng_state,
+    "Python": random.getstate,
+    "NumPy": np.random.get_state,
+}
+
+
+def _same_state(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_same_state, a, b))
+    return bool(np.array_equal(a, b))

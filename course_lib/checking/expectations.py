@@ -1,0 +1,222 @@
+"""Expectations: what a case's communication must be like, as data.
+
+Each function makes one `Expectation`, for `Check.expects`. A limit is a number, or a function of
+the case and the rank. A failing one says what was expected, what was sent instead, by whom to
+whom, and on which line. Where nothing was recorded, nothing is expected; what is said of time holds
+on a virtual clock only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from course_lib.checking.cases import Case, Expectation, Observed, Wrong
+from course_lib.checking.traffic import operations, received, sent, told
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.words import counted, format_bytes
+from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.timeline import unit_of
+from course_lib.ranks.trace.trace import Trace
+
+Limit = int | Callable[[Case, int], int]
+
+
+def _each_rank(test: Callable[[Case, int, Trace], None]) -> Expectation:
+    def run(case: Case, observed: Observed, trace: Trace) -> None:
+        for rank in range(case.world_size):
+            test(case, rank, trace)
+
+    return Expectation(run)
+
+
+def _limit(limit: Limit, case: Case, rank: int) -> int:
+    return limit if isinstance(limit, int) else limit(case, rank)
+
+
+def sends_at_most(
+    limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
+) -> Expectation:
+    """Expect a rank to send at most so many bytes; see `traffic` for what counts.
+
+    Args:
+        limit: bytes of one rank in one case.
+        kinds: count operations of these kinds only.
+        besides: count operations of these kinds not.
+        hint: what to say to those who send more.
+
+    """
+    return _bytes_at_most("sends", sent, limit, kinds, besides, hint)
+
+
+def receives_at_most(
+    limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
+) -> Expectation:
+    """Expect a rank to receive at most so many bytes; see `sends_at_most`."""
+    return _bytes_at_most("receives", received, limit, kinds, besides, hint)
+
+
+def _bytes_at_most(
+    verb: str,
+    size: Callable[[Event], int],
+    limit: Limit,
+    kinds: Iterable[str] | None,
+    besides: Iterable[str],
+    hint: str,
+) -> Expectation:
+    wanted, spared = None if kinds is None else tuple(kinds), frozenset(besides)
+    by = f" by {', '.join(wanted)}" if wanted else ""
+    by += f" besides {', '.join(sorted(spared))}" if spared else ""
+
+    def test(case: Case, rank: int, trace: Trace) -> None:
+        allowed = _limit(limit, case, rank)
+        events = [e for e in operations(trace, rank, wanted) if e.kind not in spared and size(e)]
+        total = sum(map(size, events))
+        if total > allowed:
+            raise Wrong(
+                f"rank {rank} {verb} {format_bytes(total)}{by}, expected at most "
+                f"{format_bytes(allowed)}: {told(events)}",
+                hint,
+            )
+
+    return _each_rank(test)
+
+
+def calls(**counts: int | Callable[[Case, int], int]) -> Expectation:
+    """Expect a rank to call each named operation exactly so often: ``calls(all_reduce=1)``."""
+
+    def test(case: Case, rank: int, trace: Trace) -> None:
+        for kind, wanted in counts.items():
+            events, number = operations(trace, rank, [kind]), _limit(wanted, case, rank)
+            if len(events) != number:
+                raise Wrong(
+                    f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected {number}: "
+                    f"{told(events or operations(trace, rank))}"
+                )
+
+    return _each_rank(test)
+
+
+def calls_at_most(hint: str = "", /, **counts: int | Callable[[Case, int], int]) -> Expectation:
+    """Expect a rank to call each named operation at most so often."""
+
+    def test(case: Case, rank: int, trace: Trace) -> None:
+        for kind, wanted in counts.items():
+            events, number = operations(trace, rank, [kind]), _limit(wanted, case, rank)
+            if len(events) > number:
+                raise Wrong(
+                    f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected at most "
+                    f"{number}: {told(events)}",
+                    hint,
+                )
+
+    return _each_rank(test)
+
+
+def only_calls(*kinds: str) -> Expectation:
+    """Expect no operations but these."""
+
+    def test(case: Case, rank: int, trace: Trace) -> None:
+        if others := [e for e in operations(trace, rank) if e.kind not in kinds]:
+            allowed = " and ".join(kinds) or "no communication"
+            raise Wrong(f"rank {rank} calls {told(others)}; this task allows {allowed} only")
+
+    return _each_rank(test)
+
+
+def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
+    """Expect messages between a rank and its neighbours only, and no collectives.
+
+    `neighbours(case, rank)`: the ranks, of the whole, that `rank` may exchange messages with.
+    """
+
+    def test(case: Case, rank: int, trace: Trace) -> None:
+        allowed = set(neighbours(case, rank))
+        strangers = [
+            e
+            for e in operations(trace, rank)
+            if e.kind not in ("send", "recv") or e.peer not in allowed
+        ]
+        if strangers:
+            names = ", ".join(map(str, sorted(allowed))) or "nobody"
+            raise Wrong(f"rank {rank} may talk to {names} only, and does: {told(strangers)}")
+
+    return _each_rank(test)
+
+
+def launches_in_order(
+    order: Callable[[Case, int], Sequence[Any]],
+    of: Callable[[Event], Any] = lambda event: event.bytes,
+    kinds: Iterable[str] | None = None,
+) -> Expectation:
+    """Expect a rank to launch its operations in this order.
+
+    Args:
+        order: ``order(case, rank)``: what `of` gives for one after the other.
+        of: what tells operations apart; by default their bytes.
+        kinds: look at operations of these kinds only.
+
+    """
+    wanted = None if kinds is None else tuple(kinds)
+
+    def test(case: Case, rank: int, trace: Trace) -> None:
+        expected = list(order(case, rank))
+        launched = [of(event) for event in operations(trace, rank, wanted)]
+        if launched != expected:
+            raise Wrong(f"rank {rank} launches {launched}, expected the order {expected}")
+
+    return _each_rank(test)
+
+
+def time_within(
+    seconds: Callable[[Case, Network], float], *, rel: float = 1e-6, exactly: bool = False
+) -> Expectation:
+    """Expect the case to take at most the time of a formula on the virtual clock.
+
+    Args:
+        seconds: ``seconds(case, network)``, in virtual seconds.
+        rel: allowed relative error.
+        exactly: whether less time is wrong as well.
+
+    """
+
+    def run(case: Case, observed: Observed, trace: Trace) -> None:
+        if observed.network is None:
+            return
+        allowed, took = seconds(case, observed.network), trace.makespan
+        if took > allowed * (1 + rel) or (exactly and took < allowed * (1 - rel)):
+            unit, scale = unit_of(max(allowed, took))
+            bound = "" if exactly else "at most "
+            last = max(trace.operations, key=lambda event: event.end, default=None)
+            end = "" if last is None else f"; the last to end is rank {last.rank}: {told([last])}"
+            raise Wrong(
+                f"the ranks need {took * scale:.4g} {unit}, expected {bound}"
+                f"{allowed * scale:.4g} {unit}{end}"
+            )
+
+    return Expectation(run)
+
+
+def overlaps(kind: str, fraction: float) -> Expectation:
+    """Expect at least this fraction of each rank's time in `kind` to pass while it computes.
+
+    Holds on a virtual clock only, with computation that the program declares (`compute`).
+    """
+
+    def run(case: Case, observed: Observed, trace: Trace) -> None:
+        if observed.network is None:
+            return
+        for rank in range(case.world_size):
+            events = operations(trace, rank, [kind])
+            busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+            total = sum(e.end - e.start for e in events)
+            hidden = sum(
+                max(0.0, min(e.end, c.end) - max(e.start, c.start)) for e in events for c in busy
+            )
+            if hidden < fraction * total * (1 - 1e-9):
+                raise Wrong(
+                    f"rank {rank}: {100 * hidden / total:.0f} % of the time in {kind} passes while "
+                    f"it computes, expected at least {100 * fraction:.0f} %: {told(events)}"
+                )
+
+    return Expectation(run)

@@ -1,0 +1,119 @@
+"""The common judges: equal to one process, equal to the library, equal on all ranks.
+
+A judge is a function of a case, the inputs and the values of all ranks; it raises `Wrong`. Where a
+case has several groups, each group is judged by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from course_lib.checking.cases import NETWORK, Case, Wrong
+from course_lib.checking.compare import describe, expect_equal
+from course_lib.checking.effects import same
+from course_lib.checking.given import Program, RankProgram
+from course_lib.checking.wire import leaves
+from course_lib.ranks import Ranks, per_rank
+
+Judge = Callable[[Case, Sequence[Any], Sequence[Any]], None]
+Oracle = Callable[[Case, Sequence[Any], int], Any]
+"""``oracle(case, inputs, me)``: the right value of member `me` of a group whose members have these
+inputs, or a value that a well-known mistake gives there."""
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
+"""Allowed relative error by dtype: some hundred roundings."""
+
+
+def equals(
+    oracle: Oracle,
+    mistakes: Mapping[str, Oracle] | None = None,
+    *,
+    tolerance: Mapping[str, float] | None = None,
+) -> Judge:
+    """Judge by what one process computes from all inputs of the group.
+
+    Args:
+        oracle: gives the right value. Its keys are the words of the report:
+            ``{"gradient of parameter {}": [...]}`` says "rank 2: gradient of parameter 1".
+        mistakes: words → what that mistake gives; it may have some of the oracle's keys only. The
+            one that a rank's wrong element equals becomes the hint.
+        tolerance: dtype → allowed relative error, where it is not that of `TOLERANCE`.
+
+    """
+
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        rtol = {**TOLERANCE, **(tolerance or {})}.get(case.form.dtype, 1e-4)
+        for members in case.groups:
+            theirs = [inputs[rank] for rank in members]
+            for me, rank in enumerate(members):
+                expect_equal(
+                    values[rank],
+                    oracle(case, theirs, me),
+                    f"rank {rank}",
+                    rtol=rtol,
+                    atol=rtol / 10,
+                    lookalikes=_Lazy(mistakes or {}, case, theirs, me),
+                )
+
+    return judge
+
+
+class _Lazy(dict[str, Any]):
+    """Mistakes, computed when somebody looks: mostly nobody does."""
+
+    def __init__(
+        self, mistakes: Mapping[str, Oracle], case: Case, inputs: Sequence[Any], me: int
+    ) -> None:
+        super().__init__(mistakes)
+        self._arguments = case, inputs, me
+
+    def items(self) -> Any:
+        return ((name, oracle(*self._arguments)) for name, oracle in super().items())
+
+
+def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
+    """Judge by what the same program gives with a function of the library, on simulated ranks."""
+
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        run, form = RankProgram(program), form_of(case)
+        mine = per_rank([{"form": form, "own": own} for own in inputs])
+        with Ranks(case.world_size, on="simulated", network=NETWORK) as ranks:
+            right = ranks.run(lambda each: run(library, each)["value"], mine)
+        rtol = TOLERANCE.get(case.form.dtype, 1e-4)
+        for rank, value in enumerate(values):
+            expect_equal(value, right[rank], f"rank {rank}", rtol=rtol, atol=rtol / 10)
+
+    return judge
+
+
+def same_on_all_ranks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether all ranks of a group hold the very same bits."""
+    for members in case.groups:
+        first = dict(leaves(values[members[0]]))
+        for rank in members[1:]:
+            for what, value in leaves(values[rank]):
+                if not _same_bits(value, first.get(what)):
+                    raise Wrong(
+                        f"{what} differs between rank {members[0]} and rank {rank}",
+                        "Replicas must hold the same bits after every step, or they drift apart.",
+                    )
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return same(a, b)
+    return describe(a) == describe(b)
+
+
+def form_of(case: Case) -> dict[str, Any]:
+    """Return the case's form as a plain value, for its ranks."""
+    form = case.form
+    return {
+        "groups": [list(members) for members in form.groups],
+        "layout": form.layout,
+        "iterable": form.iterable,
+        "training": form.training,
+    }

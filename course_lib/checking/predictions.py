@@ -1,0 +1,153 @@
+"""Predictions: a number, locked before the run that shows it, and scored against what was run.
+
+    bytes_sent = predict("bytes that a rank sends", 3_000_000)
+    …                                                     # the run
+    bytes_sent.score(trace.bytes_sent(0))
+
+Who predicts before looking learns more from what they see, also from a wrong prediction. Nothing
+asks for one, and nothing goes on or stops because of it: ``predict("…", None)`` says nothing yet.
+On the student's desk each prediction and its score is one line of ``predictions.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+FILE = "predictions.jsonl"
+_DESK = ".desk"
+_locked: dict[str, Prediction] = {}
+
+
+class Prediction:
+    """A guess that is locked.
+
+    Attributes:
+        question: what was asked.
+        guess: a number or a text; ``None``: no guess.
+        actual: what was run, once it is known; else ``None``.
+
+    """
+
+    def __init__(self, question: str, guess: float | str | None) -> None:
+        self.question = question
+        self.guess = guess
+        self.actual: float | str | None = None
+
+    def score(self, actual: Any, *, within: float = 0.05) -> Prediction:
+        """Compare the guess with what was executed, keep the result, and return it to be shown.
+
+        Args:
+            actual: a number, a tensor of one element, or a text.
+            within: relative error up to which a number is right.
+
+        """
+        self.actual = _plain(actual)
+        self._within = within
+        if self.guess is not None:
+            _keep({"scored": self.question, "actual": self.actual, "right": self.right})
+        return self
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the guess was right; ``None`` if there is no guess or nothing was run yet."""
+        if self.guess is None or self.actual is None:
+            return None
+        if isinstance(self.guess, str) or isinstance(self.actual, str):
+            return str(self.guess).strip().lower() == str(self.actual).strip().lower()
+        return math.isclose(self.guess, self.actual, rel_tol=self._within)
+
+    def __repr__(self) -> str:
+        asked = f"{self.question}: "
+        if self.actual is None:
+            if self.guess is None:
+                return f"{asked}no prediction yet (put one in place of None)"
+            return f"{asked}you predict {_shown(self.guess)}; locked"
+        if self.guess is None:
+            return f"{asked}{_shown(self.actual)} (you made no prediction)"
+        words = "right" if self.right else self._how_far()
+        return f"{asked}{_shown(self.actual)}; you predicted {_shown(self.guess)}: {words}"
+
+    def _how_far(self) -> str:
+        if isinstance(self.guess, str) or isinstance(self.actual, str) or not self.actual:
+            return "not so"
+        assert self.guess is not None
+        ratio = self.guess / self.actual
+        if ratio <= 0:
+            return "not so"
+        return f"{ratio:.3g} times as much" if ratio > 1 else f"too little by {1 / ratio:.3g} times"
+
+
+def predict(question: str, guess: float | str | None) -> Prediction:
+    """Lock a guess at what a run will show; the first guess counts.
+
+    Running the cell again with another guess says so and keeps the first, until the kernel starts
+    anew. A guess of ``None`` locks nothing.
+
+    Args:
+        question: what is asked, with its unit; the same question is the same prediction.
+        guess: a number or a text.
+
+    """
+    guess = None if guess is None else _plain(guess)
+    earlier = _locked.get(question)
+    if earlier is None:
+        made = Prediction(question, guess)
+        if guess is not None:
+            _locked[question] = made
+            _keep({"predicted": question, "guess": guess})
+        return made
+    if guess is not None and guess != earlier.guess:
+        print(f"Your first prediction counts: {_shown(earlier.guess)}.")
+    return earlier
+
+
+def record() -> list[dict[str, Any]]:
+    """Return what the file beside the desk's records holds; empty without a desk."""
+    path = _path()
+    if path is None or not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # cut by a full disk, or edited
+            continue
+    return lines
+
+
+def _path() -> Path | None:
+    """Return the file on the desk that this notebook lies on, or ``None`` if it lies on none."""
+    here = Path.cwd()
+    return next((f / _DESK / FILE for f in (here, *here.parents) if (f / _DESK).is_dir()), None)
+
+
+def _keep(entry: dict[str, Any]) -> None:
+    path = _path()
+    if path is None:
+        return
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **entry}
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    except OSError:  # a full or read-only disk: no reason to stop a lecture
+        return
+
+
+def _plain(value: Any) -> float | str:
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a prediction is a number or a text, got {type(value).__name__}")
+    return value
+
+
+def _shown(value: float | str | None) -> str:
+    if isinstance(value, str) or value is None:
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,36 @@
+"""A check's program as bytes: what the ranks are given to run, and nothing else of the check.
+
+The function travels with the names that it uses, and without its file, so that where a student's
+code runs there is no judge and no oracle to ask.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+_OURS = "course_lib.checking."
+_THERE = tuple(f"{_OURS}{name}" for name in ("wire", "frames", "effects", "given"))
+"""The rank's side, which is where the program arrives."""
+
+
+def pack_program(program: Callable[..., Any]) -> bytes:
+    """Return the program and what it uses of its file and of our judges' files, as bytes.
+
+    They run code where they are read: on ranks, never where a grade is decided.
+    """
+    theirs = getattr(program, "program", program).__module__  # of a task: the author's
+    by_value = {name for name in sys.modules if name.startswith(_OURS)} - set(_THERE) | {theirs}
+    by_value -= cloudpickle.list_registry_pickle_by_value()
+    modules = [sys.modules[name] for name in by_value if name in sys.modules]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        packed: bytes = cloudpickle.dumps(program)
+        return packed
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,163 @@
+"""Where a student's own checks run: on simulated ranks first, then on real ones of this machine.
+
+Simulated ranks are threads, exact and fast. They run in a process of their own, so that a function
+that ends its process, or never returns, costs the student a line of the report and not the kernel.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from os.path import basename
+from typing import Any, Literal
+
+from course_lib.checking.cases import NETWORK, Case, Check, Observed
+from course_lib.checking.wire import Plain, decode, encode
+from course_lib.ranks import Event, RankError, Ranks, RanksError, RankState, Trace, per_rank
+from course_lib.ranks.calls import cell_labels
+from course_lib.ranks.explain import errors
+from course_lib.ranks.explain.failure import timed_out, with_labels
+
+Place = Literal["simulated", "cpu", "gpu"]
+_GRACE = 5.0
+"""Seconds that the process of simulated ranks gets beyond their own limit."""
+_MAX_PRINTED = 20_000
+
+
+class LocalRunner:
+    """Runs cases of one function on ranks of this machine; keeps the ranks between cases.
+
+    Args:
+        function: the student's.
+        on: the kind of ranks.
+        quiet: whether what the ranks print is thrown away.
+        ranks: those to use, by world size, and to keep more in; whoever gives them closes them.
+
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        on: Place = "simulated",
+        *,
+        quiet: bool = False,
+        ranks: dict[int, Ranks] | None = None,
+    ) -> None:
+        self._function = function
+        self._on = on
+        self._quiet = quiet
+        self._ranks = {} if ranks is None else ranks
+        self._own = ranks is None
+
+    def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
+        """Return what was observed.
+
+        Raises:
+            RanksError: the case failed; its `trace` holds the operations until then.
+
+        """
+        mine = [encode(value) for value in inputs]
+        if self._on == "simulated":
+            return self._simulate(check, case, mine)
+        ranks = self._ranks_of(case.world_size, check.seconds)
+        try:
+            arguments = check.program, self._function, per_rank(mine), self._quiet
+            outputs = ranks.run(_run_program, *arguments)
+        except RanksError as error:
+            raise _with_trace(_of_a_case(error, check), ranks.trace) from None
+        return Observed([decode(output) for output in outputs], ranks.trace)
+
+    def _ranks_of(self, world_size: int, seconds: float) -> Ranks:
+        if world_size not in self._ranks:
+            self._ranks[world_size] = Ranks(world_size, on="gpu" if self._on == "gpu" else "cpu")
+        self._ranks[world_size].timeout = seconds
+        return self._ranks[world_size]
+
+    def _simulate(self, check: Check, case: Case, mine: list[bytes]) -> Observed:
+        host = self._ranks_of(1, check.seconds + _GRACE)
+        try:
+            (answer,) = host.run(_simulated, check.program, self._function, mine, check.seconds)
+        except errors.RankTimeout:
+            raise timed_out("case", check.seconds, ()) from None
+        except RanksError as error:  # the process itself has ended, and no rank can say more
+            raise RanksError(error.summary.replace("Rank 0's", "A rank's")) from None
+        labels = cell_labels()
+        if printed := answer["printed"]:
+            print(printed, end="")
+        places = {f"{basename(name)}, line": f"{label}, line" for name, label in labels.items()}
+
+        def relabelled(text: str) -> str:
+            for name, label in places.items():
+                text = text.replace(name, label)
+            return with_labels(text, labels)
+
+        events = [Event(*event) for event in answer["events"]]
+        events = [event._replace(where=relabelled(event.where)) for event in events]
+        trace = Trace(events, case.world_size)
+        if answer["error"] is not None:
+            kind, summary, states, detail = answer["error"]
+            if kind == "RankTimeout":
+                host.close()  # a thread may run in it for ever
+                del self._ranks[1]
+            told = [RankState(r, doing, relabelled(at), s) for r, doing, at, s in states]
+            failure = _error(kind, relabelled(summary), told, relabelled(detail))
+            raise _with_trace(_of_a_case(failure, check), trace)
+        return Observed([decode(output) for output in answer["outputs"]], trace, NETWORK)
+
+    def __enter__(self) -> LocalRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for ranks in self._ranks.values() if self._own else ():
+            ranks.close()
+
+
+def _run_program(
+    program: Callable[..., Any], function: Callable[..., Any], mine: bytes, quiet: bool
+) -> bytes:
+    if not quiet:
+        return encode(program(function, decode(mine)))
+    with redirect_stdout(io.StringIO()):
+        return encode(program(function, decode(mine)))
+
+
+def _simulated(
+    program: Callable[..., Any], function: Callable[..., Any], mine: list[bytes], seconds: float
+) -> dict[str, Any]:
+    """Run a case on simulated ranks, in a process of its own; tell all as plain values."""
+    ranks = Ranks(len(mine), on="simulated", network=NETWORK, timeout=seconds, misuse="ignore")
+    outputs: list[bytes] = []
+    failure = None
+    with redirect_stdout(io.StringIO()) as printed:
+        try:
+            outputs = ranks.run(_run_program, program, function, per_rank(mine), False)
+        except RanksError as error:
+            states = [(s.rank, s.doing, s.where, s.seconds) for s in error.states]
+            failure = type(error).__name__, error.summary, states, error.detail
+    return {
+        "outputs": outputs,
+        "events": [tuple(event) for event in ranks.trace.events],
+        "error": failure,
+        "printed": printed.getvalue()[:_MAX_PRINTED],
+    }
+
+
+def _error(kind: str, summary: str, states: Sequence[RankState], detail: str) -> RanksError:
+    if kind == "RankError":
+        return RankError(summary, states, detail, rank=0)
+    known = (errors.DeadlockError, errors.MismatchError, errors.RankTimeout)
+    found = next((each for each in known if each.__name__ == kind), RanksError)
+    return found(summary, states, detail)
+
+
+def _of_a_case(error: RanksError, check: Check) -> RanksError:
+    """Return the error as it is told of a case, whose limit is the check's to give."""
+    if isinstance(error, errors.RankTimeout):
+        return timed_out("case", check.seconds, error.states)
+    return error
+
+
+def _with_trace(error: RanksError, trace: Trace) -> RanksError:
+    error.trace = trace  # type: ignore[attr-defined]
+    return error

@@ -1,0 +1,67 @@
+"""Who holds which elements: program and judge for contiguous shards, the longer ones first.
+
+The judge looks for what is wrong and does not compute what is right: students can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.given import Given
+
+Bounds = tuple[int, int]
+
+
+def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Ask for the bounds of every rank, for each pair (length, world size) of ``questions``.
+
+    One rank is enough: nothing is communicated.
+    """
+    return [[shard_bounds(length, k, rank) for rank in range(k)] for length, k in mine["questions"]]
+
+
+def balanced_shards(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge bounds (start, stop): all elements once, in order, sizes that differ by one at most."""
+    for (length, k), answer in zip(inputs[0]["questions"], values[0], strict=True):
+        _judge(f"shard_bounds({length}, {k}, rank)", length, k, answer)
+
+
+def _judge(asked: str, length: int, k: int, answer: Sequence[Any]) -> None:
+    for rank, bounds in enumerate(answer):
+        pair = isinstance(bounds, tuple | list) and len(bounds) == 2
+        if not pair or any(type(bound) is not int for bound in bounds):
+            raise Wrong(f"{asked}: rank {rank} got {bounds!r}, expected two whole numbers")
+    at = 0
+    for rank, (start, stop) in enumerate(answer):
+        if start != at:
+            other = f"rank {rank - 1} stopped at {at}" if rank else "expected 0"
+            what = "is skipped" if start > at else "is held twice"
+            raise Wrong(
+                f"{asked}: rank {rank} starts at {start}, but {other}",
+                _if_inclusive(answer, length) or f"Element {min(start, at)} {what}.",
+            )
+        if stop < start:
+            raise Wrong(f"{asked}: rank {rank} stops at {stop}, before its start {start}")
+        at = stop
+    if at > length:
+        raise Wrong(f"{asked}: the last rank stops at {at}, beyond the end")
+    if at < length:
+        lost = f"{asked}: {length - at} of {length} elements belong to nobody"
+        hint = _if_inclusive(answer, length) or "What does the integer division leave over?"
+        raise Wrong(lost, hint)
+    sizes = [stop - start for start, stop in answer]
+    if max(sizes) - min(sizes) > 1 or sizes != sorted(sizes, reverse=True):
+        raise Wrong(
+            f"{asked}: the shards have sizes {sizes}",
+            "Sizes may differ by one at most, and the first ranks take the extra elements.",
+        )
+
+
+def _if_inclusive(answer: Sequence[Bounds], length: int) -> str:
+    """Return a hint if every stop is the last element and not the one behind it."""
+    stops = [0, *(stop + 1 for _, stop in answer)]
+    if [start for start, _ in answer] == stops[:-1] and stops[-1] == length:
+        return "A stop is not part of its shard: [start, stop), as in x[start:stop]."
+    return ""

@@ -1,0 +1,162 @@
+"""`task`: the short way to write a check, with the common judges, forms and effects.
+
+An author writes what a case is, what a rank calls, and what is right; the rest is drawn, watched
+and compared here:
+
+    "average_gradients": task(
+        function="average_gradients",
+        inputs=…,            draws what each rank has, in float32
+        program=…,           program(function, mine, given): calls it, returns plain values
+        judges=(equals(mean, mistakes), same_on_all_ranks),
+        expects=(only_calls("all_reduce"), sends_at_most(gradient_bytes)),
+        cases=in_many_forms(Case("1 rank", 1), …),
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
+from course_lib.checking.effects import SENTENCES
+from course_lib.checking.given import Program, RankProgram
+from course_lib.checking.judges import Judge, form_of
+
+Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
+_MODULES = ("the model", "enabled", "disabled", "torch", "Python", "NumPy")
+
+
+def task(
+    function: str,
+    *,
+    inputs: Inputs,
+    program: Program,
+    judges: Sequence[Judge],
+    cases: Sequence[Case],
+    expects: Sequence[Expectation] = (),
+    may_change: Sequence[str] = (),
+    worth: Mapping[str, float] | None = None,
+    seconds: float = 20.0,
+) -> Check:
+    """Return the check of one task.
+
+    Args:
+        function: name of the student's function.
+        inputs: ``inputs(case, generator)`` draws one plain value per rank, mostly a dict;
+            floating-point tensors become those of the case's dtype.
+        program: ``program(function, mine, given)`` runs on every rank.
+        judges: look at all values, one after the other; the first finding counts.
+        cases: the public cases; see `in_many_forms`.
+        expects: what the communication must be like.
+        may_change: keys of the input that the function may change or return. All others must be
+            what they were.
+        worth: part → share of the points; see `Check`.
+        seconds: time limit of one case.
+
+    """
+
+    def dressed(case: Case, generator: torch.Generator) -> list[Any]:
+        form = form_of(case)
+        return [{"form": form, "own": own} for own in _drawn(inputs, case, generator)]
+
+    return Check(
+        function,
+        RankProgram(program, tuple(may_change)),
+        dressed,
+        _TaskJudge(tuple(judges)),
+        tuple(cases),
+        seconds,
+        tuple(expects),
+        dict(worth or {}),
+    )
+
+
+def _drawn(inputs: Inputs, case: Case, generator: torch.Generator) -> list[Any]:
+    dtype = getattr(torch, case.form.dtype)
+    return [_as_dtype(own, dtype) for own in inputs(case, generator)]
+
+
+def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _as_dtype(item, dtype) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_as_dtype(item, dtype) for item in value)
+    return value
+
+
+@dataclass(frozen=True)
+class _TaskJudge:
+    """Opens what the ranks' programs returned, lets the judges look, then names the effects."""
+
+    judges: tuple[Judge, ...]
+
+    def __call__(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Raise `Wrong` for the first finding."""
+        own = [each["own"] for each in inputs]
+        opened = [_open(rank, output) for rank, output in enumerate(outputs)]
+        for judge in self.judges:
+            judge(case, own, [value for value, _ in opened])
+        for rank, (_, effects) in enumerate(opened):
+            for code, name in effects:
+                sentence, hint = SENTENCES[code]
+                raise Wrong(f"rank {rank}: {sentence.format(name=_named(name, own[rank]))}", hint)
+
+
+def _open(rank: int, output: Any) -> tuple[Any, list[tuple[str, str]]]:
+    """Return a rank's value and effects, if it has the form that `RankProgram` gives it."""
+    match output:
+        case {"refused": str(reason), **rest} if not rest:
+            raise Wrong(f"rank {rank}: {reason[:300]}")
+        case {"value": value, "effects": [*effects], **rest} if not rest and len(effects) < 100:
+            found = []
+            for effect in effects:
+                match effect:
+                    case [str(code), str(name)] if code in SENTENCES:
+                        found.append((code, name))
+                    case _:
+                        raise Wrong(f"rank {rank} answered nonsense")
+            return value, found
+    raise Wrong(f"rank {rank} answered nonsense")
+
+
+def _named(name: str, own: Any) -> str:
+    known = isinstance(own, dict) and name in own
+    return name if known or name in _MODULES else "its input"
+
+
+def in_many_forms(
+    *cases: Case,
+    dtypes: Sequence[str] = ("float32", "float64", "bfloat16"),
+    layouts: Sequence[str] = ("contiguous", "transposed"),
+    iterables: Sequence[str] = ("list", "generator", "tuple"),
+    modes: Sequence[bool] = (True, False),
+    groups: bool = True,
+) -> tuple[Case, ...]:
+    """Return the cases with forms drawn for them, each form as often as the others.
+
+    A right function depends on none of them. Of the cases with three ranks or more, every second
+    one works in two groups at once: the even ranks, and the odd ones. A form that a case already
+    has stays.
+    """
+    formed, many = [], 0
+    for i, case in enumerate(cases):
+        split: tuple[tuple[int, ...], ...] = ()
+        if case.world_size > 2 and groups:
+            many += 1
+            if many % 2 == 0:
+                split = tuple(tuple(range(s, case.world_size, 2)) for s in (0, 1))
+        form = Form(
+            split,
+            dtypes[i % len(dtypes)],
+            layouts[(i + i // len(layouts)) % len(layouts)],
+            iterables[(i + i // len(iterables)) % len(iterables)],
+            modes[(i + 1) // 2 % len(modes)],
+        )
+        formed.append(case if case.form != Form() else replace(case, form=form))
+    return tuple(formed)

@@ -1,0 +1,72 @@
+"""What ranks send and receive, counted from a trace: what expectations are about.
+
+Of a message, its sender sends the tensor and its receiver receives it. Of a collective, a rank
+*sends* what it hands over and *receives* what it is left with, whatever algorithm carries it: an
+all-reduce of n bytes is n bytes sent and n received, an all-gather among K ranks n and K·n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from course_lib.ranks.explain.words import counted, format_bytes
+from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.trace import Trace
+
+_SAID = 4
+
+
+def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> list[Event]:
+    """Return the rank's operations in the order of their launch, of these kinds only if given."""
+    wanted = None if kinds is None else set(kinds)
+    return [
+        event
+        for event in trace.operations
+        if event.rank == rank and (wanted is None or event.kind in wanted)
+    ]
+
+
+def sent(event: Event) -> int:
+    """Return the bytes that the event's rank handed over."""
+    root = event.peer == event.rank
+    if event.kind in ("recv", "barrier") or (event.kind == "broadcast" and not root):
+        return 0
+    if event.kind == "scatter":
+        return event.bytes * len(event.group) if root else 0
+    return event.bytes
+
+
+def received(event: Event) -> int:
+    """Return the bytes that the event's rank got."""
+    root, k = event.peer == event.rank, max(1, len(event.group))
+    match event.kind:
+        case "send" | "barrier":
+            return 0
+        case "broadcast":
+            return 0 if root else event.bytes
+        case "reduce":
+            return event.bytes if root else 0
+        case "gather":
+            return event.bytes * k if root else 0
+        case "all_gather":
+            return event.bytes * k
+        case "reduce_scatter":
+            return event.bytes // k
+    return event.bytes
+
+
+def told(events: Sequence[Event]) -> str:
+    """Return operations in words, like ones together: who, what, to whom, on which line."""
+    groups: dict[tuple[str, int | None, int, str], int] = {}
+    for event in events:
+        key = (event.kind, event.peer, event.bytes, event.where)
+        groups[key] = groups.get(key, 0) + 1
+    lines = []
+    for (kind, peer, size, where), count in list(groups.items())[:_SAID]:
+        whom = "" if peer is None else {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
+        whom = whom if isinstance(whom, str) else whom.get(kind, f" with root {peer}")
+        place = f" ({where})" if where else ""
+        lines.append(f"{count} × {kind}{whom}, {format_bytes(size)}{place}")
+    if rest := sum(list(groups.values())[_SAID:]):
+        lines.append(f"{counted(rest, 'more operation')}")
+    return "; ".join(lines) or "nothing"

@@ -1,0 +1,163 @@
+"""Training steps on each rank's own rows: inputs, program, judge.
+
+The model is a small network of two layers. The judge trains it in one process on all rows, and
+knows what the mistakes that people make would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lib.checking.averaging import MISTAKES, Matrix, by_rows, mean, own
+from course_lib.checking.cases import Case
+from course_lib.checking.given import Given
+from course_lib.checking.judges import Judge, Oracle, equals
+
+STEPS = 2
+FEATURES, HIDDEN, CLASSES = 32, 16, 3
+SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+"""Of the model's parameters."""
+NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
+
+UPDATE_MISTAKES: dict[str, Matrix] = {
+    "what you get when a shard of few rows counts as much as one of many": mean,
+    "the sum of the shards' gradients, not the mean": MISTAKES[
+        "the sum over the ranks, not the mean"
+    ],
+    "the sum over all rows: the division by B is missing": lambda rows: by_rows(rows) * rows.sum(),
+    "the right weights, and then divided by the number of ranks once more": (
+        lambda rows: by_rows(rows) / len(rows)
+    ),
+    "a step up the slope: the sign is wrong": lambda rows: -by_rows(rows),
+    "a step with this rank's own gradient: average before the update": own,
+    "a step with this rank's own share of the gradient: average before the update": (
+        lambda rows: own(rows) * by_rows(rows)
+    ),
+    "a step with this rank's own gradient divided by the number of ranks: the sum did not arrive": (
+        lambda rows: own(rows) / len(rows)
+    ),
+    "the weights before the steps: the model was not updated": lambda rows: 0 * own(rows),
+}
+
+LOSS_MISTAKES: dict[str, Matrix] = {
+    "the loss on this rank's own rows: average it as well": own,
+    "this rank's share of the loss: add the shares up": lambda rows: own(rows) * by_rows(rows),
+    "the plain mean of the ranks' losses, whatever their rows": mean,
+    "the sum of the ranks' losses, not their mean": lambda rows: len(rows) * mean(rows),
+    "the loss of all rows together: divide it by B": lambda rows: by_rows(rows) * rows.sum(),
+}
+
+
+def make_model(weights: Sequence[Tensor]) -> nn.Module:
+    """Return the network with copies of these weights; draws no random numbers."""
+    first = nn.Linear(FEATURES, HIDDEN, device="meta")
+    last = nn.Linear(HIDDEN, CLASSES, device="meta")
+    first.weight, first.bias, last.weight, last.bias = (nn.Parameter(w.clone()) for w in weights)
+    return nn.Sequential(first, nn.Tanh(), last)
+
+
+def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw the same weights and other rows for every rank, for two steps.
+
+    The case has ``rows``, a number per rank, and may have ``lr`` (default 0.5) and ``loss``, the
+    name of a function of ``torch.nn.functional`` (``cross_entropy`` or ``mse_loss``).
+    """
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def targets(rows: int) -> Tensor:
+        return randn(rows, CLASSES) if loss == "mse_loss" else randn(rows, CLASSES).argmax(1)
+
+    weights = [0.3 * randn(*shape) for shape in SHAPES]
+    loss = case.parameters.get("loss", "cross_entropy")
+    return [
+        {
+            "lr": case.parameters.get("lr", 0.5),
+            "loss": loss,
+            "weights": weights,
+            "x": [randn(rows, FEATURES) for _ in range(STEPS)],
+            "y": [targets(rows) for _ in range(STEPS)],
+        }
+        for rows in case.parameters["rows"]
+    ]
+
+
+def step_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
+    model, loss_fn = given.model(make_model(mine["weights"])), getattr(F, mine["loss"])
+    losses = [
+        step(model, loss_fn, x, y, mine["lr"], group=given.group)
+        for x, y in zip(mine["x"], mine["y"], strict=True)
+    ]
+    weights = [param.detach() for param in model.parameters()]
+    return {"parameter {} after two steps": weights, "loss returned by step {}": losses}
+
+
+def equals_sgd(**options: Any) -> Judge:
+    """Judge what `step_program` returns by plain SGD of one process on the rows of all members.
+
+    Args:
+        **options: of `equals`.
+
+    """
+
+    def steps(update: Matrix = by_rows, loss: Matrix = by_rows, carry: float = 0) -> Oracle:
+        def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+            return _steps(inputs, me, update, loss, carry)
+
+        return oracle
+
+    mistakes = {name: steps(matrix) for name, matrix in UPDATE_MISTAKES.items()}
+    mistakes |= {name: steps(loss=matrix) for name, matrix in LOSS_MISTAKES.items()}
+    # What is left of the last gradient was averaged alone, or comes once more from every rank.
+    for times in (1, 2, 3, 4):
+        name = "a step with the last step's gradient still in it: zero_grad is missing"
+        mistakes[name + " " * (times - 1)] = steps(carry=times)
+    return equals(steps(), mistakes, **options)
+
+
+def _steps(
+    inputs: Sequence[Mapping[str, Any]],
+    me: int,
+    update: Matrix,
+    loss: Matrix,
+    carry: float,
+) -> dict[str, Any]:
+    """Return what member `me` ends with if k takes ``w -= lr * sum_j update[k, j] g_j`` each step.
+
+    g_j is the gradient of member j on its rows, at its own weights; `carry` times the last step's
+    mixture is still in it.
+    """
+    rows = torch.tensor([len(each["x"][0]) for each in inputs], dtype=torch.float64)
+    models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
+    last: list[list[Any]] = [[0.0 for _ in model.parameters()] for model in models]
+    losses = []
+    for step in range(STEPS):
+        own_losses, grads = [], []
+        for model, each in zip(models, inputs, strict=True):
+            y = each["y"][step]
+            loss_fn = getattr(F, each["loss"])
+            own_loss = loss_fn(model(each["x"][step].double()), y.double() if _real(y) else y)
+            own_losses.append(own_loss.item())
+            grads.append(torch.autograd.grad(own_loss, list(model.parameters())))
+        for k, model in enumerate(models):
+            for i, param in enumerate(model.parameters()):
+                mixture = sum(m * g[i] for m, g in zip(update(rows)[k], grads, strict=True))
+                last[k][i] = mixture + carry * last[k][i]
+                param.data -= inputs[k]["lr"] * last[k][i]
+        losses.append(sum(m * o for m, o in zip(loss(rows)[me].tolist(), own_losses, strict=True)))
+    dtype = inputs[me]["weights"][0].dtype
+    return {
+        "parameter {} after two steps": [p.detach().to(dtype) for p in models[me].parameters()],
+        "loss returned by step {}": losses,
+    }
+
+
+def _real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()

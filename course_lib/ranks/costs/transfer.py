@@ -1,0 +1,256 @@
+"""One collective under way: which of its messages are sent, and which members are done.
+
+Messages of several collectives, and of sends, share links. Each takes its links when it can start,
+and not before: so a collective reserves none for what it sends later, nor for what must wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+from course_lib.ranks.costs.links import Links
+
+Message = tuple[int, int, int]
+"""From, to (both as ranks of the group), bytes."""
+Round = list[Message]
+
+
+class Transfer(ABC):
+    """The messages of one collective.
+
+    Args:
+        links: carry them.
+        members: the group, as ranks of the whole.
+
+    Attributes:
+        times: per member, until when it is busy, as far as this is known.
+
+    """
+
+    def __init__(self, links: Links, members: Sequence[int]) -> None:
+        self.times = [0.0] * len(members)
+        self._links = links
+        self._members = members
+        self._ready: list[tuple[float, int, Message, int]] = []
+        """Heap of messages that can start: when, in which order, what, and a number of its own."""
+        self._ended: list[int] = []
+        self._count = 0
+
+    @abstractmethod
+    def enter(self, member: int, time: float) -> None:
+        """Let `member` begin at `time`, in seconds."""
+
+    @abstractmethod
+    def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
+        """Note when a message has left and arrived, and offer those that waited for it."""
+
+    def _offer(self, ready: float, message: Message, number: int) -> None:
+        self._count += 1
+        heapq.heappush(self._ready, (ready, self._count, message, number))
+
+    def next_start(self) -> float | None:
+        """Return the time before which nothing starts; ``None``: another must enter first."""
+        return self._ready[0][0] if self._ready else None
+
+    def advance(self, until: float = math.inf) -> list[int]:
+        """Send what is ready before `until`, or until a member is done; return those that are."""
+        ready, members, links = self._ready, self._members, self._links
+        while not self._ended and ready and ready[0][0] < until:
+            start, order, message, number = heapq.heappop(ready)
+            source, target, nbytes = message
+            free = links.free_from(members[source], members[target], start)
+            if free > start:
+                heapq.heappush(ready, (free, order, message, number))
+                continue
+            left, arrival = links.send(members[source], members[target], nbytes, start)
+            self._sent(message, number, left, arrival)
+        ended, self._ended = self._ended, []
+        return ended
+
+
+class RoundsTransfer(Transfer):
+    """Messages in rounds: a member enters a round when it has left the one before.
+
+    A message starts when both its ends have entered its round. So a late member delays those that
+    depend on it, and no others.
+
+    Args:
+        links: carry them.
+        members: the group, as ranks of the whole.
+        rounds: makes the rounds.
+
+    """
+
+    def __init__(
+        self, links: Links, members: Sequence[int], rounds: Callable[[], Iterable[Round]]
+    ) -> None:
+        super().__init__(links, members)
+        self._make = rounds
+        self._rounds = iter(rounds())
+        self._made: list[dict[int, list[int]]] = []
+        """Per round, member → the numbers of its messages that have not been sent."""
+        self._messages: list[tuple[Message, int]] = []
+        """What has which number, and its round."""
+        self._half: dict[int, float] = {}
+        """Message that one of its ends has come to → when."""
+        self._waiting: list[int] = []
+        """Members that have entered, and have not been asked for their first round."""
+        self._begun = False
+
+    def enter(self, member: int, time: float) -> None:
+        self.times[member] = time
+        self._waiting.append(member)
+
+    def next_start(self) -> float | None:
+        known = [self.times[member] for member in self._waiting]
+        if (start := super().next_start()) is not None:
+            known.append(start)
+        return min(known, default=None)
+
+    def advance(self, until: float = math.inf) -> list[int]:
+        if until == math.inf and not self._begun and len(self._waiting) == len(self._members) > 2:
+            members, self._waiting = self._waiting, []
+            if self._at_once():
+                return sorted(members)
+            self._waiting = members
+        self._begin()
+        return super().advance(until)
+
+    def _begin(self) -> None:
+        while self._waiting:
+            self._begun = True
+            self._go_on(self._waiting.pop(0), 0)
+
+    def _go_on(self, member: int, at: int) -> None:
+        """Let a member enter its next round, from `at` on."""
+        while (mine := self._round(at)) is not None:
+            if numbers := mine.get(member):
+                for number in numbers:
+                    self._come(number, self.times[member])
+                return
+            at += 1
+        self._ended.append(member)
+
+    def _come(self, number: int, time: float) -> None:
+        before = self._half.pop(number, None)
+        if before is None:
+            self._half[number] = time
+        else:
+            self._offer(max(before, time), self._messages[number][0], number)
+
+    def _round(self, at: int) -> dict[int, list[int]] | None:
+        while len(self._made) <= at:
+            messages = next(self._rounds, None)
+            if messages is None:
+                return None
+            here: dict[int, list[int]] = {}
+            for message in messages:
+                for end in message[:2]:
+                    here.setdefault(end, []).append(len(self._messages))
+                self._messages.append((message, len(self._made)))
+            self._made.append(here)
+        return self._made[at]
+
+    def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
+        source, target, _ = message
+        self.times[source] = max(self.times[source], left)
+        self.times[target] = max(self.times[target], arrival)
+        at = self._messages[number][1]
+        for end in (source, target):
+            mine = self._made[at][end]
+            mine.remove(number)
+            if not mine:
+                self._go_on(end, at + 1)
+
+    def _at_once(self) -> bool:
+        """Send all messages round by round, if that is the same as one by one; return whether.
+
+        It is where every link is one member's, carries one message a round, and nobody can be
+        done, and send something else, before the last message starts. It is faster.
+        """
+        if not self._links.private:
+            return False
+        before, times, latest = self._links.save(), self.times.copy(), 0.0
+        members, send = self._members, self._links.send
+        for messages in self._make():
+            if len({m[0] for m in messages}) < len(messages) or (
+                len({m[1] for m in messages}) < len(messages)
+            ):
+                break
+            entered = times.copy()
+            for source, target, nbytes in messages:
+                start = max(entered[source], entered[target])
+                latest = max(latest, start)
+                left, arrival = send(members[source], members[target], nbytes, start)
+                times[source] = max(times[source], left)
+                times[target] = max(times[target], arrival)
+        else:
+            if latest < min(times):
+                self.times = times
+                self._begun = True
+                return True
+        self._links.restore(before)
+        return False
+
+
+class PipelinedTransfer(Transfer):
+    """Pieces that go down a chain, from the root on; every receive is posted from the start.
+
+    (K-1)(α + s/β) + (S-1) s/β  for S pieces of s bytes.
+
+    Args:
+        links: carry them.
+        members: the group, as ranks of the whole.
+        root: where the chain begins, as a rank of the group.
+        pieces: bytes of each.
+
+    """
+
+    def __init__(
+        self, links: Links, members: Sequence[int], root: int, pieces: Sequence[int]
+    ) -> None:
+        super().__init__(links, members)
+        self._root = root
+        self._pieces = pieces
+        self._last = (root - 1) % len(members)
+        self._entered: dict[int, float] = {}
+        self._here: dict[tuple[int, int], float] = {}
+        """(member, piece) that is there and has not gone on → since when."""
+        self._left = [
+            len(pieces) * (1 + (m not in (root, self._last))) for m in range(len(members))
+        ]
+        """Per member, how many pieces it has yet to get or pass on."""
+
+    def enter(self, member: int, time: float) -> None:
+        self.times[member] = self._entered[member] = time
+        if member == self._root:
+            for piece in range(len(self._pieces)):
+                self._have(member, piece, time)
+        else:
+            before = (member - 1) % len(self._members)
+            for piece in range(len(self._pieces)):
+                if (before, piece) in self._here:
+                    self._have(before, piece, self._here.pop((before, piece)))
+
+    def _have(self, member: int, piece: int, since: float) -> None:
+        after = (member + 1) % len(self._members)
+        if member == self._last:
+            return
+        if after in self._entered:
+            ready = max(since, self._entered[after])
+            self._offer(ready, (member, after, self._pieces[piece]), piece)
+        else:
+            self._here[member, piece] = since
+
+    def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
+        source, target, _ = message
+        self.times[source] = max(self.times[source], left)
+        self.times[target] = max(self.times[target], arrival)
+        self._have(target, number, arrival)
+        for end in (source, target):
+            self._left[end] -= 1
+            if not self._left[end]:
+                self._ended.append(end)

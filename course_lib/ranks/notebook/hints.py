@@ -1,0 +1,39 @@
+"""What only the notebook knows about an error of a ``%%ranks`` cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError
+from course_lib.ranks.explain.words import names_inside, one_or_many, spans
+
+_UNDEFINED = re.compile(r"name '(\w+)' is not defined")
+
+
+def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[int]) -> None:
+    """Add to an error what the notebook knows: its own `variables`, and who ran the cell."""
+    if isinstance(error, RankError) and (found := _UNDEFINED.search(error.summary)):
+        name = found[1]
+        if name in variables and not name.startswith("_"):
+            error.add_detail(_missing(name, variables[name]))
+    others = [state.rank for state in error.states if state.rank not in chosen]
+    if isinstance(error, DeadlockError) and others:
+        verb = one_or_many(chosen, "runs", "run")
+        error.add_detail(
+            f"Only {names_inside(chosen)} {verb} this cell (%%ranks {spans(chosen)}). What needs "
+            "all ranks of a group needs them in this cell too."
+        )
+
+
+def _missing(name: str, value: Any) -> str:
+    if isinstance(value, ModuleType):
+        module = value.__name__
+        how = f"import {module}" + (f" as {name}" if module != name else "")
+        return f"{name!r} is a module of the notebook. Ranks import their own: {how}"
+    return (
+        f"{name!r} is a variable of the notebook; %%ranks cells have their own. "
+        f"Send it to the ranks first: ranks.push({name}={name})"
+    )

@@ -1,0 +1,178 @@
+"""What ``!``, ``?`` and ``%`` do in a ``%%ranks`` cell.
+
+IPython rewrites ``!ls`` into ``get_ipython().system('ls')``, and the others likewise. A rank has no
+IPython of its own, which would take over the whole process; it has a `RankShell`, which does the
+same things with the rank's variables and prints under the rank's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import subprocess
+import time
+import timeit
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from course_lib.ranks.costs.computation import clock, is_simulated
+from course_lib.ranks.variables import Namespace
+
+Execute = Callable[[str, str, Namespace, "RankShell"], Any]
+
+
+class RankShell:
+    """The part of IPython that cells of ranks need.
+
+    Args:
+        variables: of the rank.
+        execute: runs source text under a file name and returns its last value.
+
+    """
+
+    def __init__(self, variables: Namespace, execute: Execute) -> None:
+        self._variables = variables
+        self._execute = execute
+        self._name = ""
+        self._lines = 0
+        self._runner: asyncio.Runner | None = None
+        self._magics: dict[str, Callable[[str], Any]] = {
+            "time": lambda line: self._timed(line, self._name),
+            "timeit": self._timeit,
+            "env": self._env,
+            "cd": self._cd,
+            "pwd": lambda _: os.getcwd(),
+            "pinfo": lambda name: self._describe(name, source=False),
+            "pinfo2": lambda name: self._describe(name, source=True),
+            "matplotlib": lambda _: None,  # figures of ranks appear in the notebook anyway
+        }
+
+    def enter(self, name: str, lines: int) -> None:
+        """Say which cell runs now: the name of its lines, and how many it has."""
+        self._name, self._lines = name, lines
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run what awaits to its end, all cells of the rank in one event loop."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+    # What IPython's rewriting calls -------------------------------------------------------------
+
+    def system(self, command: str) -> None:
+        """Run a shell command; what it prints, the rank prints."""
+        with subprocess.Popen(
+            self._filled_in(command),
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    print(line, end="")
+            except BaseException:
+                process.kill()
+                raise
+        self._variables["_exit_code"] = process.returncode
+
+    def getoutput(self, command: str, split: bool = True) -> Any:
+        """Return what a shell command prints: its lines, or one text."""
+        done = subprocess.run(
+            self._filled_in(command),
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if not split:
+            return done.stdout
+        from IPython.utils.text import SList
+
+        return SList(done.stdout.splitlines())
+
+    def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
+        """Run ``%name line``."""
+        if name not in self._magics:
+            known = ", ".join(f"%{each}" for each in self._magics if not each.startswith("pinfo"))
+            raise NameError(
+                f"ranks have no %{name}, only {known}: put %{name} into a cell of its own, "
+                "which the notebook runs"
+            )
+        return self._magics[name](line)
+
+    def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
+        """Run a cell magic below ``%%ranks``: ``%%time`` or ``%%timeit``."""
+        if name not in ("time", "timeit"):
+            raise NameError(f"ranks have no %%{name} below %%ranks, only %%time and %%timeit")
+        if name == "timeit":
+            return self._timeit(cell)
+        above = self._lines - len(cell.splitlines())
+        return self._timed("\n" * above + cell, self._name)
+
+    # The magics ---------------------------------------------------------------------------------
+
+    def _timed(self, source: str, name: str) -> Any:
+        start = clock()
+        try:
+            return self._execute(source, name, self._variables, self)
+        finally:
+            kind = "Virtual" if is_simulated() else "Wall"
+            print(f"{kind} time: {_seconds(clock() - start)}")
+
+    def _timeit(self, source: str) -> None:
+        # Not the rank's clock: on a simulated rank it stands still while Python runs.
+        timer = timeit.Timer(source, timer=time.thread_time, globals=self._variables)
+        loops, _ = timer.autorange()
+        best = min(timer.repeat(3, loops)) / loops
+        print(f"{_seconds(best)} per loop (best of 3 runs of {loops} loops)")
+
+    def _env(self, line: str) -> Any:
+        name, equals, value = line.partition("=")
+        if equals:
+            os.environ[name.strip()] = value.strip()
+            return None
+        return os.environ.get(name.strip()) if name.strip() else dict(os.environ)
+
+    def _cd(self, line: str) -> None:
+        os.chdir(os.path.expanduser(line.strip() or "~"))
+
+    def _describe(self, name: str, source: bool) -> None:
+        value = eval(name, self._variables)
+        rows = [("Type", type(value).__name__)]
+        if callable(value):
+            with suppress(TypeError, ValueError):  # of what is compiled
+                rows.insert(0, ("Signature", f"{name}{inspect.signature(value)}"))
+        else:
+            rows.insert(0, ("Value", repr(value)[:500]))
+        if source:
+            try:
+                rows.append(("Source", "\n" + inspect.getsource(value).rstrip()))
+            except (OSError, TypeError):
+                rows.append(("Source", "is not known"))
+        rows.append(("Docstring", inspect.getdoc(value) or "none"))
+        print("\n".join(f"{key}: {text}" for key, text in rows))
+
+    def _filled_in(self, command: str) -> str:
+        """Return a command in which ``{x}`` and ``$x`` are the rank's variables."""
+        from IPython.utils.text import DollarFormatter
+
+        try:
+            return str(DollarFormatter().vformat(command, args=[], kwargs=self._variables))
+        except Exception:  # not meant as one of ours: ${HOME}, awk '{print $1}'
+            return command
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if value * scale >= 1:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs"

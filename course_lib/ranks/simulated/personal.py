@@ -1,0 +1,194 @@
+"""What a process has once and each simulated rank for itself: it changes hands with the baton.
+
+What no rank can have for itself, because nothing changes hands, is in the table of ``README.md``.
+"""
+
+from __future__ import annotations
+
+import _random
+import copy
+import ctypes
+import functools
+import os
+import random
+import sys
+import types
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from cloudpickle import cloudpickle as trackers
+
+_SEED = torch.Generator().initial_seed()
+_HEADER = object.__basicsize__
+_STATE_BYTES = _random.Random.__basicsize__ - _HEADER
+
+
+class Classes:
+    """A rank's copies of the classes that exist only in the notebook, and its ``__main__``.
+
+    Pickles name a class of a cell by its place in ``__main__``; cloudpickle, which sends it, gives
+    it a name of its own and remembers which class has it. With one memory for all ranks, they would
+    share every class with one another and with the notebook.
+    """
+
+    def __init__(self) -> None:
+        self.main = types.ModuleType("__main__")
+        self.by_class: Any = weakref.WeakKeyDictionary()
+        self.by_name: Any = weakref.WeakValueDictionary()
+
+    @classmethod
+    def of_process(cls) -> Classes:
+        """Return what the process has now."""
+        here = cls()
+        here.main = sys.modules["__main__"]
+        here.by_class = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS
+        here.by_name = trackers._DYNAMIC_CLASS_TRACKER_BY_ID
+        return here
+
+    def give(self) -> None:
+        """Make these the process's."""
+        sys.modules["__main__"] = self.main
+        trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS = self.by_class
+        trackers._DYNAMIC_CLASS_TRACKER_BY_ID = self.by_name
+
+    def publish(self) -> None:
+        """Let pickles find what was sent from the notebook's ``__main__`` in this one."""
+        for each in list(self.by_name.values()):
+            if each.__module__ == "__main__" and "." not in each.__qualname__:
+                setattr(self.main, each.__name__, each)
+
+
+class PersonalState:
+    """What is one rank's: the random numbers, the surroundings, the classes of the notebook.
+
+    Args:
+        classes: kept from earlier calls; ``None``: the process's own.
+
+    """
+
+    def __init__(self, classes: Classes | None = None) -> None:
+        generator = torch.Generator()
+        generator.manual_seed(_SEED)
+        self._torch = generator.get_state()
+        self._python, self._print = _initial_python_state()
+        self._dtype = torch.float32
+        self._numpy: Any = None
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self._numpy = numpy.random.MT19937(numpy.random.SeedSequence(_SEED))
+        self._classes = Classes.of_process() if classes is None else classes
+        self.surroundings = Surroundings()
+
+    def take(self) -> None:
+        """Take this state from the process: the rank stops running."""
+        self._torch = torch.default_generator.get_state()
+        if (now := _fingerprint()) != self._print:
+            self._python, self._print = random.getstate(), now
+        self._dtype = torch.get_default_dtype()
+        if self._numpy is not None:
+            self._numpy = sys.modules["numpy"].random.get_bit_generator()
+        self.surroundings.take()
+
+    def give(self) -> None:
+        """Give this state to the process: the rank runs."""
+        torch.default_generator.set_state(self._torch)
+        if self._print != _fingerprint():
+            random.setstate(self._python)
+        if self._dtype is not torch.get_default_dtype():
+            torch.set_default_dtype(self._dtype)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_bit_generator(self._numpy)
+        self._classes.give()
+        self.surroundings.give()
+
+
+class Surroundings:
+    """Environment, working folder, output, warnings and print options, as a rank left them.
+
+    Made from those of the process.
+    """
+
+    def __init__(self) -> None:
+        self._folder = _folder()
+        self.environment: dict[Any, Any] = dict(_environment())
+        self._streams = sys.stdout, sys.stderr
+        self._filters = list(warnings.filters)
+        self._show = _ways_to_show()
+        self._options = copy.copy(torch._tensor_str.PRINT_OPTS)
+
+    def take(self) -> None:
+        self._folder = _folder()
+        if (now := _environment()) != self.environment:
+            self.environment = dict(now)
+        self._streams = sys.stdout, sys.stderr
+        self._filters = warnings.filters  # type: ignore[assignment]
+        self._show = _ways_to_show()
+        self._options = torch._tensor_str.PRINT_OPTS
+
+    def give(self) -> None:
+        if self._folder != _folder():
+            os.chdir(self._folder)
+        if (there := _environment()) != self.environment:
+            for name in there.keys() - self.environment.keys():
+                del os.environ[os.fsdecode(name)]
+            for name, value in self.environment.items():
+                if there.get(name) != value:
+                    os.environ[os.fsdecode(name)] = os.fsdecode(value)
+        sys.stdout, sys.stderr = self._streams
+        if warnings.filters is not self._filters:
+            changed = warnings.filters != self._filters
+            warnings.filters = self._filters
+            if changed:
+                warnings._filters_mutated()  # type: ignore[attr-defined]
+        for name, way in self._show.items():
+            setattr(warnings, name, way)
+        torch._tensor_str.PRINT_OPTS = self._options
+
+    def print_here(self) -> None:
+        """Print, from the next `give` on, where the process prints now."""
+        self._streams = sys.stdout, sys.stderr
+
+    def set_environment(self, values: dict[str, str]) -> None:
+        """Set variables, for the next `give`."""
+        for name, value in values.items():
+            self.environment[os.fsencode(name)] = os.fsencode(value)
+
+
+def _environment() -> dict[Any, Any]:
+    """Return the environment as Python keeps it: looking there costs nothing."""
+    data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    return data
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # somebody removed it
+        return "/"
+
+
+def _ways_to_show() -> dict[str, Any]:
+    """Return what ``warnings.catch_warnings(record=True)`` replaces."""
+    names = ("showwarning", "_showwarnmsg_impl")
+    return {name: getattr(warnings, name) for name in names if hasattr(warnings, name)}
+
+
+def _fingerprint() -> tuple[bytes, Any]:
+    """Return what differs where the states of Python's random numbers do.
+
+    Getting and setting a state takes 15 µs, more than anything else at a change of ranks, and few
+    programs use it: so look first, at the generator's memory, whether there is anything to do.
+    """
+    generator: Any = random._inst
+    return ctypes.string_at(id(generator) + _HEADER, _STATE_BYTES), generator.gauss_next
+
+
+@functools.cache
+def _initial_python_state() -> tuple[Any, tuple[bytes, Any]]:
+    """Return the state with which every rank begins, and its fingerprint."""
+    before = random.getstate()
+    random.seed(_SEED)
+    state = random.getstate(), _fingerprint()
+    random.setstate(before)
+    return state

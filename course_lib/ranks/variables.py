@@ -1,0 +1,47 @@
+"""The variables that ranks keep from call to call: those of ``%%ranks`` cells, `push` and `pull`.
+
+Simulated ranks are threads of one process, and several `Ranks` may follow one another in it: so a
+namespace belongs to a rank *and* to the `Ranks` that it is of, its owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+Namespace = dict[str, Any]
+
+_namespaces: dict[str, dict[int, Namespace]] = {}
+
+
+def namespace(owner: str) -> Namespace:
+    """Return the variables of the rank that asks; empty at first."""
+    return _namespaces.setdefault(owner, {}).setdefault(dist.get_rank(), {})
+
+
+def forget_variables(owner: str) -> None:
+    """Drop what the ranks of `owner` keep in this process."""
+    _namespaces.pop(owner, None)
+
+
+def push_variables(owner: str, /, **values: Any) -> None:
+    """Set variables of this rank."""
+    namespace(owner).update(values)
+
+
+def pull_variables(owner: str, names: tuple[str, ...]) -> list[Any]:
+    """Return variables of this rank.
+
+    Raises:
+        NameError: it has no such variable; says which it has.
+
+    """
+    mine = namespace(owner)
+    for name in names:
+        if name not in mine:
+            given = ("rank", "world_size", "device", "dist", "torch", "get_ipython")
+            own = sorted(key for key in mine if not key.startswith("_") and key not in given)
+            has = f"it has {', '.join(own[:12])}" if own else "it has none yet"
+            raise NameError(f"this rank has no variable {name!r}; {has}")
+    return [mine[name] for name in names]

@@ -1,0 +1,43 @@
+"""Verdict files: what was written is read again, also by later versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autograder.examination.verdict import SCHEMA, CheckVerdict, Verdict
+
+OLD = {  # as the first version of the autograder wrote it
+    "assignment": "02",
+    "student": "ada",
+    "notebook": "02",
+    "seed": "5eed",
+    "source_sha256": "0",
+    "checks": [{"name": "02/a", "score": 3.0, "max_score": 3.0, "reason": "", "cases": []}],
+    "seconds": 1.5,
+    "versions": {"python": "3.11"},
+}
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    verdict = Verdict("02", "ada", "02", "5eed", "0", notes=["half a \ud800 surrogate"])
+    verdict.checks.append(CheckVerdict("02/a", 0.0, 3.0, "wrong", [{"name": "1 rank"}]))
+    verdict.write(tmp_path / "deep" / "v.json")
+    assert json.loads((tmp_path / "deep" / "v.json").read_text())["schema"] == SCHEMA
+    again = Verdict.read(tmp_path / "deep" / "v.json")
+    assert (again.score, again.max_score, again.checks) == (0.0, 3.0, verdict.checks)
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text(json.dumps(OLD))
+    verdict = Verdict.read(tmp_path / "v.json")
+    assert (verdict.score, verdict.seed, verdict.notes) == (3.0, "5eed", [])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99, "checks": []}', '{"checks": 1}'])
+def test_what_is_no_verdict_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "v.json").write_text(text)
+    with pytest.raises(ValueError, match=r"v\.json is not a verdict"):
+        Verdict.read(tmp_path / "v.json")

@@ -1,0 +1,136 @@
+"""What lies beside a notebook, and damage in it: noted, never fatal, and nobody else's mark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbgrader.apps.api import NbGraderAPI
+
+from autograder.commands.demo import ASSIGNMENT, make_submissions
+from autograder.course import load_config
+from autograder.examination.verdict import Verdict, verdict_path
+from autograder.passes.vet import MAX_FILES, _read, _repaired, notes, vet
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # nbgrader's and what it stands on
+]
+
+FILE = f"{ASSIGNMENT}.ipynb"
+
+
+def link_to_another(folder: Path) -> None:
+    (folder / FILE).unlink()
+    (folder / FILE).symlink_to(folder.parents[1] / "right" / ASSIGNMENT / FILE)
+
+
+def without_metadata(folder: Path) -> None:
+    content = json.loads((folder / FILE).read_text())
+    content["metadata"] = None
+    content["cells"][0]["metadata"] = None
+    content["cells"].append(7)
+    (folder / FILE).write_text(json.dumps(content))
+
+
+def with_a_long_number(folder: Path) -> None:
+    text = (folder / FILE).read_text()
+    (folder / FILE).write_text(text.replace('"nbformat": 4', f'"n": {"9" * 10_000}, "nbformat": 4'))
+
+
+def with_empty_lines(folder: Path) -> None:
+    notebook = nbformat.read(folder / FILE, as_version=4)
+    notebook.cells.insert(1, nbformat.v4.new_code_cell("\n" * 600_000 + "x = 1"))
+    nbformat.write(notebook, folder / FILE)
+
+
+def many_files(folder: Path) -> None:
+    for number in range(2_000):
+        (folder / f"{number}.txt").touch()
+
+
+# Name → what is done to the folder of a right submission, its points of 12, a word of its notes.
+BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
+    "right": (lambda folder: (folder / "note.txt").write_text("hello"), 12, ""),
+    "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), 12, "holds no time"),
+    "pipe": (lambda f: os.mkfifo(f / "pipe"), 12, "not an ordinary file"),
+    "dangling": (lambda f: (f / "data").symlink_to("/nowhere"), 12, "not an ordinary file"),
+    "spy": (lambda f: (f / "x").symlink_to("/etc/passwd"), 12, "not an ordinary file"),
+    "files": (many_files, 12, "beyond the first"),
+    "null": (without_metadata, 12, "is damaged"),
+    "digits": (with_a_long_number, 12, "digits"),
+    "lines": (with_empty_lines, 12, "lines: left out"),
+    "link": (link_to_another, 0, "is a link"),
+    "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
+}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: Any) -> Iterator[tuple[NbGraderAPI, Path]]:
+    root = tmp_path_factory.mktemp("course")
+    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    before = os.environ["PATH"]
+    data = root / "grading"
+    api = NbGraderAPI(config=load_config(root, data=data))
+    assert api.generate_assignment(ASSIGNMENT)["success"]
+    notebook = make_submissions(SOURCES / ASSIGNMENT, data / "release" / ASSIGNMENT)["right"]
+    for name, (change, _, _) in BESIDE.items():
+        folder = data / "submitted" / name / ASSIGNMENT
+        folder.mkdir(parents=True)
+        nbformat.write(notebook, folder / FILE)
+        change(folder)
+    for name in BESIDE:
+        outcome = api.autograde(ASSIGNMENT, name)
+        assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
+    yield api, data
+    os.environ["PATH"] = before
+
+
+@needs_sources
+@pytest.mark.parametrize("name", BESIDE)
+def test_it_is_noted_and_not_fatal(graded: tuple[NbGraderAPI, Path], name: str) -> None:
+    api, data = graded
+    _, points, words = BESIDE[name]
+    verdict = Verdict.read(verdict_path(data, ASSIGNMENT, name, ASSIGNMENT))
+    assert verdict.score == points == api.get_submission(ASSIGNMENT, name)["code_score"]
+    assert words in str(verdict.notes)
+    assert bool(words) == bool(verdict.notes), verdict.notes
+
+
+@needs_sources
+def test_what_was_set_aside_is_kept(graded: tuple[NbGraderAPI, Path]) -> None:
+    _, data = graded
+    aside = data / "set_aside"
+    assert (aside / "time" / ASSIGNMENT / "timestamp.txt").read_bytes() == b"\xff\0 soon"
+    assert (aside / "spy" / ASSIGNMENT / "x").is_symlink()
+    assert len(list((aside / "files" / ASSIGNMENT).iterdir())) == 2_000 - MAX_FILES
+    assert not list((data / "autograded").rglob("x"))
+
+
+def test_a_second_look_finds_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "submitted" / "ada" / "one"
+    folder.mkdir(parents=True)
+    path = folder / "one.ipynb"
+    path.write_text('{"cells": [{"cell_type": "code", "source": ["a\\n", "b"]}, null, 3]}')
+    vet("one", "*", [str(path)])
+    assert notes["ada", "one"] == ["the notebook is damaged: set aside, and repaired"]
+    assert [cell.source for cell in nbformat.read(path, as_version=4).cells] == ["a\nb"]
+    vet("one", "*", [str(path)])
+    assert notes["ada", "one"] == []
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"[" * 100_000, b'{"cells": {}}', b"\xff\xfe", b'{"cells": [[]]}']
+)
+def test_whatever_it_is_a_notebook_comes_out(data: bytes) -> None:
+    problem, content = _read(data)
+    assert problem
+    nbformat.validate(nbformat.from_dict(_repaired(content)))

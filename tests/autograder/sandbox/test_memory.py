@@ -1,0 +1,71 @@
+"""The sum over a submission's processes: a control group where there can be one, else counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autograder.sandbox.memory import MemoryGroup, descendants, private_memory
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What looks like a cgroup v2 whose group ``/mine`` this user may divide."""
+    (tmp_path / "cgroup.controllers").write_text("memory pids")
+    (tmp_path / "mine").mkdir()
+    make = Path.mkdir
+
+    def with_its_files(path: Path, *arguments: object, **options: object) -> None:
+        make(path, *arguments, **options)  # type: ignore[arg-type]
+        if path.name.startswith("sgd-to-ddp"):
+            for name in ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max"):
+                (path / name).touch()
+            (path / "memory.events").write_text("low 0\noom_kill 3\n")
+
+    monkeypatch.setattr(Path, "mkdir", with_its_files)
+    return tmp_path
+
+
+def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
+    group = MemoryGroup.make(1000, 7, cgroups, "/mine")
+    assert group is not None and group.path.parent == cgroups / "mine"
+    assert (group.path / "memory.max").read_text() == "1000"
+    assert (group.path / "pids.max").read_text() == "7"
+    assert (group.path / "memory.swap.max").read_text() == "0"
+    group.add([42])
+    assert (group.path / "cgroup.procs").read_text() == "42"
+    assert group.kills() == 3
+
+
+def test_there_is_none_without_version_2(tmp_path: Path) -> None:
+    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
+
+
+def test_a_group_without_the_controller_is_left_again(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "mine").mkdir()
+    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
+    assert not [entry for entry in (tmp_path / "mine").iterdir() if entry.is_dir()]
+
+
+def test_descendants_and_their_memory_are_seen() -> None:
+    code = (
+        "import os, sys\nx = bytearray(os.urandom(1)) * (80 << 20)\n"
+        "if os.fork() == 0: sys.stdin.read()\nprint(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        below = descendants(os.getpid())
+        assert process.pid in below and len(descendants(process.pid)) == 1
+        assert private_memory(process.pid) > 80 << 20
+        process.stdin.close()
+    assert private_memory(2**22 + 1) == 0

@@ -1,0 +1,91 @@
+"""The filter refuses what it should, and nothing that honest code does."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from autograder.sandbox import seccomp
+from autograder.sandbox.seccomp import UnknownArchitecture, seccomp_filter
+
+pytestmark = pytest.mark.timeout(60)
+
+TABLES = {**seccomp.WATCHING_OTHERS, **seccomp.KERNEL_ITSELF, **seccomp.NAMESPACES}
+REFUSED, NO_SUCH_CALL, KILLED, ALLOWED = 0x00050001, 0x00050026, 0x80000000, 0x7FFF0000
+
+
+def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
+    """Carry out a filter as the kernel would; return what it answers."""
+    words = [(a or 0) for a in (*arguments, *[0] * (6 - len(arguments)))]
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *words)
+    at, register = 0, 0
+    while True:
+        code, yes, no, value = struct.unpack_from("=HBBI", program, 8 * at)
+        at += 1
+        if code == 0x20:
+            (register,) = struct.unpack_from("=I", data, value)
+        elif code == 0x54:
+            register &= value
+        elif code == 0x06:
+            return value
+        else:
+            holds = register == value if code == 0x15 else register >= value
+            assert code in (0x15, 0x35)
+            at += yes if holds else no
+
+
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
+def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None:
+    program = seccomp_filter(machine)
+    architecture = seccomp._ARCHITECTURES[machine]
+    refused = {numbers[column] for numbers in TABLES.values()}
+    clone, clone3 = seccomp._CLONE["clone"][column], seccomp._CLONE3["clone3"][column]
+    for number in range(600):
+        wanted = REFUSED if number in refused else NO_SUCH_CALL if number == clone3 else ALLOWED
+        assert run(program, number, architecture) == wanted, number
+    for flag in (0x00020000, 0x02000000, 0x10000000, 0x20000000, 0x40000000):
+        assert run(program, clone, architecture, flag | 17) == REFUSED
+    assert run(program, clone, architecture, 0x003D0F00) == ALLOWED  # a thread
+    assert run(program, 1, 0x40000003) == KILLED  # i386
+    kill = seccomp._KILL_CALL["kill"][column]
+    assert run(program, kill, architecture, 1, 9) == KILLED
+    assert run(program, kill, architecture, 1, 15) == ALLOWED
+    assert run(program, kill, architecture, 2, 9) == ALLOWED
+
+
+def test_our_own_process_may_make_namespaces_and_nothing_more() -> None:
+    program = seccomp_filter("x86_64", namespaces=True)
+    for name, (number, _) in TABLES.items():
+        answer = ALLOWED if name in seccomp.NAMESPACES else REFUSED
+        assert run(program, number, seccomp._ARCHITECTURES["x86_64"]) == answer, name
+    assert run(seccomp_filter("x86_64"), 0x40000000, 0xC000003E) == NO_SUCH_CALL  # x32
+
+
+def test_there_is_none_for_another_machine() -> None:
+    with pytest.raises(UnknownArchitecture, match="riscv64"):
+        seccomp_filter("riscv64")
+
+
+def test_the_kernel_takes_it() -> None:
+    code = """
+    import ctypes, struct, sys
+    program = bytes.fromhex(sys.argv[1])
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, described, 0, 0) == 0
+    assert libc.ptrace(0, 0, 0, 0) == -1 and ctypes.get_errno() == 1
+    assert libc.unshare(0x10000000) == -1 and ctypes.get_errno() == 1
+    import subprocess, threading
+    thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+    subprocess.run(["echo", "process"], check=True)
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(code), seccomp_filter().hex()]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["process", "thread"]

@@ -1,0 +1,192 @@
+"""Expectations on communication, each held and broken by a program on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.checking import (
+    NETWORK,
+    Case,
+    Expectation,
+    Observed,
+    Wrong,
+    calls,
+    calls_at_most,
+    launches_in_order,
+    only_calls,
+    only_peers,
+    overlaps,
+    receives_at_most,
+    sends_at_most,
+    time_within,
+)
+from course_lib.checking.traffic import operations, received, sent
+from course_lib.ranks import Ranks, Trace, compute
+from course_lib.ranks.costs.collective_time import collective_time
+
+pytestmark = pytest.mark.timeout(60)
+NUMBERS = 1000
+
+
+def trace_of(fn: Callable[[], None], k: int = 3) -> Trace:
+    with Ranks(k, on="simulated", network=NETWORK) as ranks:
+        ranks.run(fn)
+        return ranks.trace
+
+
+def finding(expectation: Expectation, trace: Trace, network: Any = NETWORK) -> str:
+    """Return what the expectation says of a trace; nothing if it holds."""
+    case = Case("x", trace.world_size)
+    try:
+        expectation.test(case, Observed([], trace, network), trace)
+    except Wrong as wrong:
+        return wrong.message
+    return ""
+
+
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(NUMBERS))
+
+
+def ring() -> None:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    handle = dist.isend(torch.ones(NUMBERS), (rank + 1) % k)
+    dist.recv(torch.ones(NUMBERS), (rank - 1) % k)
+    handle.wait()
+
+
+def gather_and_broadcast() -> None:
+    x = torch.ones(NUMBERS)
+    dist.gather(x, [x.clone() for _ in range(3)] if dist.get_rank() == 0 else None)
+    dist.broadcast(x, 0)
+
+
+def neighbours(case: Case, rank: int) -> set[int]:
+    return {(rank + 1) % case.world_size, (rank - 1) % case.world_size}
+
+
+def right_only(case: Case, rank: int) -> set[int]:
+    return {(rank + 1) % case.world_size}
+
+
+@pytest.mark.parametrize(
+    ("expectation", "right", "wrong", "words"),
+    [
+        (sends_at_most(4000), all_reduce, gather_and_broadcast, "rank 0 sends 7.8 KiB"),
+        (receives_at_most(4000), all_reduce, gather_and_broadcast, "rank 0 receives 11.7 KiB"),
+        (sends_at_most(0, besides=["send"]), ring, all_reduce, "besides send, expected at most 0"),
+        (sends_at_most(0, kinds=["all_reduce"]), ring, all_reduce, "by all_reduce"),
+        (calls(all_reduce=1), all_reduce, ring, "calls all_reduce 0 times, expected 1: 1 × send"),
+        (calls(all_reduce=0), ring, all_reduce, "calls all_reduce 1 time, expected 0"),
+        (calls_at_most(broadcast=0), ring, gather_and_broadcast, "expected at most 0"),
+        (only_calls("all_reduce"), all_reduce, ring, "this task allows all_reduce only"),
+        (only_peers(neighbours), ring, all_reduce, "1 × all_reduce, 3.9 KiB"),
+        (only_peers(neighbours), ring, gather_and_broadcast, "gather with root 0"),
+    ],
+)
+def test_an_expectation_holds_and_fails(
+    expectation: Expectation, right: Any, wrong: Any, words: str
+) -> None:
+    assert finding(expectation, trace_of(right)) == ""
+    assert words in finding(expectation, trace_of(wrong))
+
+
+def test_a_finding_names_the_line_the_peer_and_the_rank() -> None:
+    found = finding(only_peers(right_only), trace_of(ring, 4))
+    assert "rank 0 may talk to 1 only" in found
+    assert "1 × recv from rank 3, 3.9 KiB (test_expectations.py, line" in found
+
+
+def test_the_order_of_launch() -> None:
+    def buckets(sizes: list[int]) -> Callable[[], None]:
+        return lambda: [dist.all_reduce(torch.ones(n)) for n in sizes] and None
+
+    expectation = launches_in_order(lambda case, rank: [400, 40])
+    assert finding(expectation, trace_of(buckets([100, 10]))) == ""
+    assert "launches [40, 400], expected the order [400, 40]" in finding(
+        expectation, trace_of(buckets([10, 100]))
+    )
+
+
+def test_time_against_the_formula() -> None:
+    def formula(case: Case, network: Any) -> float:
+        return collective_time("all_reduce", network, case.world_size, 4 * NUMBERS, itemsize=4)
+
+    def twice() -> None:
+        all_reduce()
+        all_reduce()
+
+    for k in (1, 2, 3, 4):
+        assert finding(time_within(formula, exactly=True), trace_of(all_reduce, k)) == ""
+    assert "expected at most" in finding(time_within(formula), trace_of(twice))
+    half = time_within(lambda case, network: 2 * formula(case, network), exactly=True)
+    assert "expected " in finding(half, trace_of(all_reduce))
+    assert finding(time_within(formula), trace_of(twice), network=None) == ""
+
+
+def test_overlap_with_computation() -> None:
+    def hidden() -> None:
+        handle = dist.all_reduce(torch.ones(NUMBERS), async_op=True)
+        compute(1.0)
+        handle.wait()
+
+    def bare() -> None:
+        compute(1.0)
+        all_reduce()
+
+    assert finding(overlaps("all_reduce", 0.9), trace_of(hidden)) == ""
+    assert "0 % of the time in all_reduce" in finding(overlaps("all_reduce", 0.9), trace_of(bare))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "gather", "scatter", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_collective_hands_over_and_leaves_behind_what_its_tensors_hold(kind: str, k: int) -> None:
+    """Counted at the call: the tensors that a rank gives, and those that it is left with."""
+
+    def call() -> tuple[int, int]:
+        x, many = torch.ones(5), [torch.ones(5) for _ in range(k)]
+        root = dist.get_rank() == 0
+        if kind == "all_gather":
+            dist.all_gather(many, x)
+            return 20, 20 * k
+        if kind == "gather":
+            dist.gather(x, many if root else None)
+            return 20, 20 * k if root else 0
+        if kind == "scatter":
+            dist.scatter(x, many if root else None)
+            return 20 * k if root else 0, 20
+        if kind == "reduce_scatter":
+            dist.reduce_scatter(x, many)
+            return 20 * k, 20
+        dist.broadcast(x, 0)
+        return (20, 0) if root else (0, 20)
+
+    with Ranks(k, on="simulated") as ranks:
+        counted = ranks.run(call)
+        for rank, (gave, got) in enumerate(counted):
+            events = operations(ranks.trace, rank)
+            assert (sum(map(sent, events)), sum(map(received, events))) == (gave, got)
+
+
+@pytest.mark.filterwarnings("ignore::course_lib.ranks.MisuseWarning")
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_the_trace_tells_which_handles_nobody_waited_for(on: Any) -> None:
+    def launch(wait: bool) -> None:
+        handle = dist.all_reduce(torch.ones(3), async_op=True)
+        if wait:
+            handle.wait()
+        dist.all_reduce(torch.ones(2))
+
+    with Ranks(2, on=on) as ranks:
+        ranks.run(launch, False)
+        assert sorted((e.bytes, e.waited) for e in ranks.trace.operations) == [
+            *[(8, True)] * 2,
+            *[(12, False)] * 2,
+        ]
+        ranks.run(launch, True)
+        assert all(event.waited for event in ranks.trace.operations)

@@ -1,0 +1,77 @@
+"""Predictions: locked, scored, kept on the desk, never in the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.checking import predict, predictions
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(predictions, "_locked", {})
+
+
+def test_the_first_guess_counts(capsys: Any) -> None:
+    assert repr(predict("bytes", 3_000_000)) == "bytes: you predict 3,000,000; locked"
+    again = predict("bytes", 4)
+    assert again.guess == 3_000_000
+    assert "Your first prediction counts: 3,000,000." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("guess", "actual", "words"),
+    [
+        (100, 101, "right"),
+        (100, torch.tensor(100.0), "right"),
+        (200, 100, "2 times as much"),
+        (50, 100, "too little by 2 times"),
+        (-1, 100, "not so"),
+        ("last", "Last", "right"),
+        ("first", "last", "not so"),
+        (1, 0, "not so"),
+    ],
+)
+def test_a_guess_is_scored_against_what_was_run(guess: Any, actual: Any, words: str) -> None:
+    scored = predict("q", guess).score(actual)
+    assert repr(scored).endswith(f": {words}")
+    assert scored.right is (words == "right")
+
+
+def test_no_guess_locks_nothing_and_stops_nothing() -> None:
+    assert "no prediction yet" in repr(predict("q", None))
+    unasked = predict("q", None).score(7)
+    assert repr(unasked) == "q: 7 (you made no prediction)"
+    assert unasked.right is None
+    assert predict("q", 7).guess == 7
+
+
+def test_the_desk_keeps_a_record(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / ".desk").mkdir()
+    lecture = tmp_path / "lectures" / "01"
+    lecture.mkdir(parents=True)
+    monkeypatch.chdir(lecture)
+    predict("steps", 10).score(12)
+    predict("nothing", None).score(3)
+    with (tmp_path / ".desk" / predictions.FILE).open("a") as file:
+        file.write("{ cut")
+    first, second = predictions.record()
+    assert (first["predicted"], first["guess"]) == ("steps", 10)
+    assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
+
+
+def test_without_a_desk_nothing_is_written(tmp_path: Path) -> None:
+    predict("q", 1).score(1)
+    assert predictions.record() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("guess", [True, [1], object()])
+def test_a_guess_is_a_number_or_a_text(guess: Any) -> None:
+    with pytest.raises(TypeError, match="a number or a text"):
+        predict("q", guess)

@@ -1,0 +1,235 @@
+"""`task`: values, effects, forms and points, on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.checking import (
+    Case,
+    Check,
+    CheckReport,
+    Form,
+    Observed,
+    Wrong,
+    equals,
+    equals_library,
+    in_many_forms,
+    only_calls,
+    run_check,
+    same_on_all_ranks,
+    task,
+)
+from course_lib.checking.mutants import edited
+from course_lib.checking.runners import LocalRunner
+from course_lib.checking.variation import unvaried
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    return [{"x": torch.randn(3, 2, generator=generator)} for _ in range(case.world_size)]
+
+
+def program(total: Callable[..., Any], mine: Any, given: Any) -> Any:
+    return {"the total": total(mine["x"], group=given.group)}
+
+
+def right(case: Case, theirs: Any, me: int) -> Any:
+    return {
+        "the total": torch.stack([each["x"].double() for each in theirs])
+        .sum(0)
+        .to(theirs[me]["x"].dtype)
+    }
+
+
+def mean(case: Case, theirs: Any, me: int) -> Any:
+    return {"the total": right(case, theirs, me)["the total"] / len(theirs)}
+
+
+def sum_task(**changes: Any) -> Check:
+    settings: dict[str, Any] = {
+        "inputs": inputs,
+        "program": program,
+        "judges": [equals(right, {"the mean": mean}), same_on_all_ranks],
+        "expects": [only_calls("all_reduce")],
+        "worth": {"values": 3, "communication": 1},
+        "cases": in_many_forms(*(Case(f"{k} ranks", k) for k in (1, 2, 3, 4))),
+    }
+    return task("total", **{**settings, **changes})
+
+
+def run(function: Callable[..., Any], check: Check | None = None) -> CheckReport:
+    with LocalRunner(function) as runner:
+        return run_check("t/total", check or sum_task(), runner, seed="1")
+
+
+def total(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    x = x.clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def by_gathering(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    copies = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(copies, x, group=group)
+    return torch.stack(copies).sum(0)
+
+
+def test_a_right_function_gets_all_points() -> None:
+    report = run(total)
+    assert report.passed, str(report)
+    assert report.fraction == 1
+
+
+def test_a_right_sum_by_a_forbidden_way_keeps_the_points_of_its_values() -> None:
+    report = run(by_gathering)
+    assert not report.passed
+    assert report.parts == {"values": True, "communication": False}
+    assert report.fraction == 0.75
+    assert "calls 1 × all_gather, 24 B (test_task.py, line" in report.reason
+    assert report.trace is not None
+    # One rank alone needs no time to communicate, and has no timeline.
+    assert report.trace.world_size == 2
+    assert "all_gather" in report.trace.plot().alt
+
+
+def test_sending_nothing_earns_nothing() -> None:
+    report = run(lambda x, group=None: x.clone())
+    assert report.fraction == 0
+
+
+def test_without_shares_a_task_is_all_or_nothing() -> None:
+    assert run(by_gathering, sum_task(worth=None)).fraction == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x, group=None: total(x, group) / dist.get_world_size(group), "equals the mean"),
+        (lambda x, group=None: total(x), "groups of the ranks"),
+        (lambda x, group=None: (total(x, group), x.zero_())[0], "changes x"),
+        (lambda x, group=None: x.copy_(total(x, group)), "shares memory with x"),
+        (lambda x, group=None: (torch.rand(1), total(x, group))[1], "numbers of the torch gener"),
+        (lambda x, group=None: (torch.set_grad_enabled(False), total(x, group))[1], "disabled"),
+        (lambda x, group=None: (torch.set_default_dtype(torch.float64), total(x, group))[1],
+         "changes torch's default dtype"),
+        (lambda x, group=None: object(), "the total is a <class 'object'>; return tensors"),
+        (lambda x, group=None: None, "the total is None"),
+        (lambda x, group=None: [total(x, group)], "expected a tensor"),
+        (lambda x, group=None: (dist.all_reduce(x.clone(), async_op=True), total(x, group))[1],
+         "never waits for the handle of all_reduce"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(function: Any, words: str) -> None:
+    report = run(function)
+    if words == "groups of the ranks":  # right wherever the group is the world
+        assert [result.passed for result in report.results] == [True, True, True, False]
+    else:
+        assert words in report.reason
+
+
+def test_an_alias_of_the_input_is_found() -> None:
+    cases = [Case("1 rank", 1)]
+    report = run(lambda x, group=None: x, sum_task(cases=cases))
+    assert "what comes back shares memory with x" in report.reason
+
+
+def test_what_may_change_may_come_back() -> None:
+    def in_place(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+        dist.all_reduce(x, group=group)
+        return x
+
+    assert "shares memory with x" in run(in_place).reason
+    assert run(in_place, sum_task(may_change=["x"])).passed
+
+
+def test_a_tracebacks_lines_are_the_students() -> None:
+    written = edited(by_gathering, ("dist.all_gather(copies,", "dist.all_gather(copies + [1],"))
+    detail = run(written).results[0].detail
+    assert "in by_gathering" in detail
+    assert "site-packages" not in detail
+    assert "course_lib" not in detail
+
+
+@pytest.mark.parametrize(
+    "output",
+    [None, 1, [], {}, {"value": 1}, {"value": 1, "effects": [["no such", "x"]]},
+     {"value": 1, "effects": [7]}, {"value": {"the total": 10**300}, "effects": []},
+     {"refused": 1}, {"value": [[]], "effects": {}}],
+)  # fmt: skip
+def test_forged_answers_cost_their_case_and_nothing_else(output: Any) -> None:
+    report = run_check("t/total", sum_task(), lambda *_: Observed([output] * 4), seed="1")
+    assert len(report.results) == 4
+    assert not any(result.passed for result in report.results)
+    assert not any(result.trouble for result in report.results)
+
+
+def test_what_escapes_a_judge_is_kept_for_the_author() -> None:
+    def careless(case: Case, theirs: Any, values: Any) -> None:
+        raise KeyError(values[0]["no such key"])
+
+    result = run(total, sum_task(judges=[careless])).results[0]
+    assert result.reason == "the answer has a form that this check does not expect"
+    assert "no such key" in result.trouble
+
+
+def test_a_runner_may_return_outputs_alone() -> None:
+    """Where nothing was recorded, nothing is expected of the communication."""
+    with LocalRunner(by_gathering) as runner:
+        report = run_check("t/total", sum_task(), lambda *a: list(runner(*a).outputs), seed="1")
+    assert report.passed, str(report)
+
+
+def test_after_two_cases_out_of_time_a_check_stops_and_says_so() -> None:
+    def endless(x: torch.Tensor, group: Any = None) -> None:
+        while True:
+            pass
+
+    report = run(endless, sum_task(seconds=0.5))
+    assert "limit of 0.5 s" in report.results[1].reason
+    assert "not run: 2 cases before it" in report.results[2].reason
+    assert "Ranks(…, timeout" not in str(report)
+
+
+def test_a_library_can_be_the_oracle() -> None:
+    check = sum_task(judges=[equals_library(program, total)])
+    assert run(total, check).passed
+    assert run(by_gathering, check).parts["values"]
+    assert "expected" in run(lambda x, group=None: 2 * total(x, group), check).reason
+
+
+def test_forms_are_drawn_evenly_and_a_case_keeps_its_own() -> None:
+    own = Form(dtype="float64", layout="transposed")
+    cases = in_many_forms(*(Case(str(k), k) for k in (1, 2, 3, 4, 5, 6)), Case("own", 2, form=own))
+    assert cases[-1].form == own
+    assert {case.form.dtype for case in cases[:3]} == {"float32", "float64", "bfloat16"}
+    assert [bool(case.form.groups) for case in cases[:6]] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    for case in cases:
+        members = sorted(rank for group in case.groups for rank in group)
+        assert members == list(range(case.world_size))
+
+
+def test_arguments_that_never_vary_are_named() -> None:
+    fixed = sum_task(cases=[Case("1 rank", 1), Case("2 ranks", 2)])
+    found = unvaried("t/total", fixed, total)
+    assert {"x: dtype", "x: layout", "group: whole", "x: shape"} <= set(found)
+    assert unvaried("t/total", sum_task(), total) == ["x: shape"]
+
+
+def test_a_judge_may_be_any_function() -> None:
+    def judge(case: Case, theirs: Any, values: Any) -> None:
+        raise Wrong("no", "Look again.")
+
+    assert run(total, sum_task(judges=[judge])).reason == "no. Look again."

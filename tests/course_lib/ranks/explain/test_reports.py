@@ -1,0 +1,116 @@
+"""Reports stay short and keep to the user's own lines, with many ranks and deep libraries too."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.ranks import DeadlockError, RankState
+from course_lib.ranks.explain.failure import Failure, describe, rank_error
+from course_lib.ranks.explain.frames import frames_of, shortened
+from course_lib.ranks.explain.waiting import Unmatched, Waiting, deadlock, unfinished
+from course_lib.ranks.explain.words import in_short, names
+
+
+def caught(fn: Any, *args: Any) -> Exception:
+    try:
+        fn(*args)
+    except Exception as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+def ring_of(k: int) -> DeadlockError:
+    """Return the report on a ring of `k` receives whose messages went to the other neighbour."""
+    waiting = {r: Waiting(r, "recv", ((r - 1) % k,)) for r in range(k)}
+    astray = [Unmatched(r, True, (r - 1) % k, where="Cell In[1], line 2") for r in range(k)]
+    states = [RankState(r, f"waits in recv from rank {(r - 1) % k}") for r in range(k)]
+    return deadlock(waiting, states, astray)
+
+
+def test_many_ranks_are_told_of_in_short() -> None:
+    assert names([0, 1, 2]) == "Ranks 0, 1, 2"
+    assert names([*range(3), *range(4, 64)]) == "Ranks 0-2, 4-63"
+    assert in_short(range(0, 1024, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, … (512 ranks)"
+    few, many = ring_of(3).detail, ring_of(64).detail
+    assert len(few.splitlines()) == 4 and "Rank 1 did send, but to rank 0, not rank 2" in few
+    assert len(many.splitlines()) == 10 and "… and 56 more like these." in many
+    assert len(many.splitlines()[0]) < 120
+    left = [Unmatched(r, True, 0) for r in range(1, 64)]
+    assert len(str(unfinished(left, [], [], over=True)).splitlines()) < 15
+
+
+def test_calls_inside_libraries_are_told_in_short() -> None:
+    """Of those after the innermost line of the user's own, the last says what was wrong."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.Sequential(torch.nn.Linear(3, 4))(x)
+
+    trace = describe(caught(Model(), torch.ones(2, 5)), {}).trace
+    assert "calls inside torch" in trace
+    assert trace.count("site-packages") == 1 and "linear.py" in trace
+    assert "return torch.nn.Sequential(torch.nn.Linear(3, 4))(x)" in trace
+    assert "shapes cannot be multiplied" in trace
+    short = describe(caught(json.loads, "{"), {}).trace
+    assert "JSONDecodeError" in short and "decoder.py" in short
+
+
+def test_frames_are_the_users_own_with_their_variables() -> None:
+    def inner(count: int) -> float:
+        weights = torch.arange(3.0)
+        return weights.sum().item() / count
+
+    error = caught(lambda: inner(0))
+    frame = frames_of(error, {__file__: "Cell In[7]"})[-1]
+    assert (frame.file, frame.source) == ("Cell In[7]", "return weights.sum().item() / count")
+    assert frame.locals == {"count": "0", "weights": "tensor([0., 1., 2.]), float32 [3]"}
+    assert "Cell In[7], line" in str(frame) and "count   = 0" in str(frame)
+    failure = describe(error, {__file__: "Cell In[7]"})
+    report = rank_error({2: failure}, 2, [RankState(r, "finished") for r in range(3)], error)
+    assert list(report.frames) == [2] and report.frames[2][-1] == frame
+    assert "site-packages" not in str(frames_of(caught(json.loads, "{"), {}))
+
+
+class Hostile:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(10_000):
+        value = [value]
+    return value
+
+
+VALUES = {
+    "repr raises": Hostile(),
+    "inner repr raises": [Hostile()],
+    "long text": "x" * 10**6,
+    "long list": list(range(10**6)),
+    "deep list": deep(),
+    "long values": {"a": "y" * 999, "b": b"z" * 9999},
+    "large tensor": torch.zeros(1000, 1000),
+    "meta tensor": torch.empty(5, device="meta"),
+    "sparse tensor": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_any_variable_is_one_short_line(value: object) -> None:
+    text = shortened(value)
+    assert 0 < len(text) <= 200 and "\n" not in text
+
+
+def test_a_paragraph_can_be_added() -> None:
+    error = DeadlockError("Stuck.", [RankState(0, "finished")], "Why.")
+    error.add_detail("And how.")
+    assert str(error).endswith("Why.\n\nAnd how.")
+    assert error.detail == "Why.\n\nAnd how."
+
+
+def test_a_failure_without_frames_is_one() -> None:
+    failure = Failure("ValueError", "", "", "ValueError", mismatch=False, pickled=None)
+    assert rank_error({0: failure}, 0, [RankState(0, "raised")], None).frames == {}

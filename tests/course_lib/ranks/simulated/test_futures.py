@@ -1,0 +1,108 @@
+"""Where PyTorch waits for a future in C++, the other ranks get their turn all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.ranks.ranks import Ranks
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Any:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+STATIC = {"static_graph": True}
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, use_reentrant=True) if i < self.parts else layer(x)
+        return x
+
+
+def train(parts: int, steps: int, bucket_cap_mb: float, **options: Any) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model = Checkpointed(parts)
+    wrapped = DDP(model, bucket_cap_mb=bucket_cap_mb, **options) if dist.is_initialized() else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.linspace(-1, 1, 12 * 8).reshape(12, 8)
+    rank, k = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    mine = x[rank * (12 // k) : (rank + 1) * (12 // k)].requires_grad_()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        wrapped(mine).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("bucket_cap_mb", [25.0, 1e-4])
+@pytest.mark.parametrize(
+    ("checkpoints", "options"),
+    [(0, STATIC), (4, STATIC), (2, STATIC), (2, {})],
+    ids=["static graph", "static, checkpoints", "static, some checkpoints", "some checkpoints"],
+)
+def test_ddp_equals_one_process(
+    k: int, bucket_cap_mb: float, checkpoints: int, options: dict[str, Any]
+) -> None:
+    expected = train(checkpoints, 3, bucket_cap_mb)
+    ranks = Ranks(k, on="simulated", timeout=60)
+    for found in ranks.run(train, checkpoints, 3, bucket_cap_mb, **options):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize("k", [2, 3])
+def test_join_with_uneven_inputs(k: int, find_unused: bool) -> None:
+    def fn() -> torch.Tensor:
+        model = torch.nn.Linear(2, 1, bias=False)
+        wrapped = DDP(model, find_unused_parameters=find_unused)
+        with wrapped.join():
+            for step in range(1 + dist.get_rank()):
+                wrapped.zero_grad()
+                wrapped(torch.full((1, 2), 1.0 + step)).sum().backward()
+        return wrapped.module.weight.grad.clone()
+
+    for rank, grad in enumerate(Ranks(k, on="simulated", timeout=60).run(fn)):
+        # In its last step, a rank's input is rank + 1; those before it have joined, and add zeros.
+        torch.testing.assert_close(grad, torch.full((1, 2), (rank + 1) * (k - rank) / k))
+
+
+def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
+    return torch.futures.wait_all(futures)
+
+
+def collected(futures: list[torch.futures.Future[Any]]) -> Any:
+    return [future.value() for future in torch.futures.collect_all(futures).wait()]
+
+
+def chained(futures: list[torch.futures.Future[Any]]) -> Any:
+    return [future.then(lambda f: f.value()).wait() for future in futures]
+
+
+@pytest.mark.parametrize("wait", [all_of, collected, chained])
+def test_futures_waited_for_together(wait: Callable[[Any], Any]) -> None:
+    def fn() -> list[float]:
+        x = [torch.full((2,), i + 1.0 + dist.get_rank()) for i in range(3)]
+        futures = [dist.all_reduce(each, async_op=True).get_future() for each in x]
+        wait(futures)
+        return [each[0].item() for each in x]
+
+    assert Ranks(3, on="simulated", timeout=60).run(fn) == [[6.0, 9.0, 12.0]] * 3

@@ -1,0 +1,239 @@
+"""A handle never waited for and a buffer touched too early are found, by rank and line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_lib.ranks import MisuseError, MisuseWarning, RankError, Ranks
+
+
+def never_waited() -> None:
+    dist.all_reduce(torch.ones(3), async_op=True)
+
+
+def one_of_two_never_waited() -> None:
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(2)]
+    works[0].wait()
+
+
+def read_before_wait() -> None:
+    x = torch.ones(3)
+    work = dist.all_reduce(x, async_op=True)
+    x.sum()
+    work.wait()
+
+
+def written_before_wait() -> None:
+    x = torch.ones(3)
+    work = dist.all_reduce(x, async_op=True)
+    x.add_(1)
+    work.wait()
+
+
+def view_read_before_wait() -> None:
+    whole = torch.ones(4, 3)
+    work = dist.broadcast(whole[1], 0, async_op=True)
+    if dist.get_rank() != 0:
+        whole[:2].sum()
+    work.wait()
+
+
+def send_buffer_written() -> None:
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        work = dist.isend(x, 1)
+        x.zero_()
+        work.wait()
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0)
+
+
+def received_and_passed_on() -> None:
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    elif dist.get_rank() == 1:
+        work = dist.irecv(x, 0)
+        dist.send(x, 2)
+        work.wait()
+    else:
+        dist.recv(x, 1)
+
+
+def step_before_wait() -> None:
+    """Gradients are reduced from hooks, and the optimizer does not wait."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    works = []
+    layer.weight.register_post_accumulate_grad_hook(
+        lambda p: works.append(dist.all_reduce(p.grad, async_op=True))
+    )
+    layer(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    for work in works:
+        work.wait()
+
+
+WRONG = [
+    (never_waited, "Ranks 0, 1, 2 never waited for all_reduce #1", 1, None),
+    (one_of_two_never_waited, "Ranks 0, 1, 2 never waited for all_reduce #2", 1, None),
+    (read_before_wait, "Ranks 0, 1, 2 read the buffer of all_reduce #1", 2, 3),
+    (written_before_wait, "Ranks 0, 1, 2 wrote to the buffer of all_reduce #1", 2, 3),
+    (view_read_before_wait, "Ranks 1, 2 read the buffer of broadcast #1", 2, 4),
+    (send_buffer_written, "Rank 0 wrote to the buffer of send to rank 1", 3, 4),
+    (received_and_passed_on, "Rank 1 read the buffer of recv from rank 0", 5, 6),
+    (step_before_wait, "Ranks 0, 1, 2 read the buffer of all_reduce #1", 5, 8),
+]
+
+
+@pytest.mark.parametrize(
+    ("fn", "text", "launch", "line"), WRONG, ids=[fn.__name__ for fn, *_ in WRONG]
+)
+def test_found_by_rank_and_line(
+    fn: Callable[[], None], text: str, launch: int, line: int | None
+) -> None:
+    first = fn.__code__.co_firstlineno
+    text += f" (test_handles.py, line {first + launch})"
+    if line is not None:
+        text += f" before its wait(): test_handles.py, line {first + line}."
+    with pytest.warns(MisuseWarning) as caught:
+        Ranks(3, on="simulated").run(fn)
+    (message,) = {str(each.message) for each in caught}
+    assert text in message
+    with pytest.raises(MisuseError) as refused:
+        Ranks(3, on="simulated", misuse="error").run(fn)
+    assert text in str(refused.value)
+
+
+def waited_for() -> None:
+    x, y = torch.ones(3), torch.zeros(3)
+    work = dist.all_reduce(x, async_op=True)
+    y += 1
+    assert x.shape == (3,) and torch.zeros_like(x).sum() == 0 and x.view(1, 3).size(0) == 1
+    work.wait()
+    x += 1
+
+
+def asked_until_done() -> None:
+    work = dist.all_reduce(x := torch.ones(3), async_op=True)
+    while not work.is_completed():
+        pass
+    x += 1
+
+
+def future_with_a_callback() -> None:
+    work = dist.all_reduce(x := torch.ones(3), async_op=True)
+    work.get_future().then(lambda future: future.value()[0].div_(3)).wait()
+    x += 1
+
+
+def the_other_half() -> None:
+    x = torch.ones(6)
+    work = dist.all_reduce(x[:3], async_op=True)
+    x[3:] += 1
+    work.wait()
+
+
+def sent_and_read() -> None:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    x, y = torch.ones(3), torch.ones(3)
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x, (rank + 1) % k), dist.P2POp(dist.irecv, y, (rank - 1) % k)]
+    )
+    x.sum()
+    for work in works:
+        work.wait()
+    y.sum()
+
+
+def twice_on_one_stream() -> None:
+    x = torch.ones(3)
+    works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+
+
+def inside_a_mode_of_the_user() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.ones(3)
+    before = dist.all_reduce(torch.ones(1), async_op=True)
+    with FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+        before.wait()
+        work = dist.all_reduce(x, async_op=True)
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    work.wait()
+    assert counter.get_total_flops() == 2 * 4**3
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def trained_by_ddp() -> None:
+    model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)))
+    model.register_comm_hook(None, hook_that_chains)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def hook_that_chains(state: Any, bucket):  # type: ignore[no-untyped-def]
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0] / 3)
+
+
+def functional() -> None:
+    from torch.distributed import _functional_collectives as functional_collectives
+
+    x = functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+    assert x.sum() == 9
+
+
+RIGHT = [waited_for, asked_until_done, future_with_a_callback, the_other_half, sent_and_read,
+         twice_on_one_stream, inside_a_mode_of_the_user, trained_by_ddp, functional]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", RIGHT, ids=[fn.__name__ for fn in RIGHT])
+def test_what_is_right_is_left_alone(fn: Callable[[], None]) -> None:
+    Ranks(3, on="simulated", misuse="error").run(fn)
+
+
+def test_every_call_says_it_again_and_a_failure_says_only_itself() -> None:
+    def fails() -> None:
+        never_waited()
+        raise ValueError
+
+    ranks = Ranks(2, on="simulated")
+    for _ in range(2):
+        with pytest.warns(MisuseWarning):
+            ranks.run(never_waited)
+    with warnings.catch_warnings(), pytest.raises(RankError):
+        warnings.simplefilter("error")
+        ranks.run(fails)
+
+
+@pytest.mark.parametrize("send", [False, True])
+def test_the_first_nan_names_its_rank_and_line(send: bool) -> None:
+    def fn() -> None:
+        x = torch.ones(2, 3)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            x[1, 2] = torch.nan
+        if send:
+            dist.recv(x, 1) if dist.get_rank() == 0 else None
+            dist.send(x, 0) if dist.get_rank() == 1 else None
+        dist.all_reduce(x)
+        dist.all_reduce(x)
+
+    ranks = Ranks(3, on="simulated")
+    ranks.run(fn)
+    with pytest.raises(RankError) as caught:
+        ranks.run(fn, check_nan=True)
+    kind, line = ("send", 7) if send else ("all_reduce", 8)
+    assert caught.value.rank == 1
+    assert f"{kind} carries NaN: 1 of 6 elements, the first at [1, 2]" in str(caught.value)
+    assert f"test_handles.py, line {fn.__code__.co_firstlineno + line}" in caught.value.summary
+    assert ranks.run(lambda: dist.all_reduce(torch.ones(1)), check_nan=True) == [None] * 3

@@ -1,0 +1,228 @@
+"""Process groups outlive a call, and what is not made alike on all ranks is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import types
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankError
+from course_lib.ranks.ranks import Ranks
+
+sys.modules["kept_by_ranks"] = types.ModuleType("kept_by_ranks")
+
+
+def kept() -> dict[int, Any]:
+    """Return what ranks keep between calls: of a module, since the globals of cells are sent."""
+    return vars(sys.modules["kept_by_ranks"])  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_a_group_from_an_earlier_call(k: int) -> None:
+    def make() -> None:
+        kept()[dist.get_rank()] = dist.new_group([0, 1])
+
+    def use(scale: float) -> float:
+        x = torch.full((3,), scale * (1 + dist.get_rank()))
+        if dist.get_rank() < 2:
+            dist.all_reduce(x, group=kept()[dist.get_rank()])
+            assert dist.get_world_size(kept()[dist.get_rank()]) == 2
+            assert dist.get_rank(kept()[dist.get_rank()]) == dist.get_rank()
+        return x[0].item()
+
+    ranks = Ranks(k, on="simulated")
+    ranks.run(make)
+    for scale in (1.0, 2.0):
+        assert ranks.run(use, scale) == [3 * scale, 3 * scale, 3 * scale, 4 * scale][:k]
+    trace = ranks.trace.events
+    assert {event.group for event in trace} == {(0, 1)}
+
+
+def test_a_model_wrapped_in_an_earlier_call() -> None:
+    def wrap() -> None:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 1)
+        kept()[dist.get_rank()] = torch.nn.parallel.DistributedDataParallel(net)
+
+    def step() -> torch.Tensor:
+        model = kept()[dist.get_rank()]
+        model.zero_grad()
+        model(torch.full((1, 3), 1.0 + dist.get_rank())).sum().backward()
+        return model.module.weight.grad.clone()
+
+    ranks = Ranks(3, on="simulated")
+    ranks.run(wrap)
+    for _ in range(2):
+        for grad in ranks.run(step):
+            torch.testing.assert_close(grad, torch.full((1, 3), 2.0))
+
+
+def test_a_group_from_before_a_failure_is_refused() -> None:
+    def make(fail: bool) -> None:
+        kept()[dist.get_rank()] = dist.new_group([0, 1])
+        if fail and dist.get_rank() == 1:
+            raise ValueError
+
+    ranks = Ranks(2, on="simulated")
+    with pytest.raises(RankError, match="ValueError"):
+        ranks.run(make, True)
+    with pytest.raises(RankError, match="make it again"):
+        ranks.run(lambda: dist.all_reduce(torch.ones(1), group=kept()[dist.get_rank()]))
+    ranks.run(make, False)
+    ranks.run(lambda: dist.all_reduce(torch.ones(1), group=kept()[dist.get_rank()]))
+
+
+def test_a_module_that_keeps_the_group_of_the_rank_that_imported_it() -> None:
+    program = """
+import torch, torch.distributed as dist
+from course_lib.ranks import Ranks
+
+def fn():
+    from torch.distributed.nn.functional import all_gather, all_reduce
+    x = torch.full((2,), 1.0 + dist.get_rank(), requires_grad=True)
+    y = all_reduce(x)
+    (y * (1 + dist.get_rank())).sum().backward()
+    return y[0].item(), x.grad[0].item(), [t[0].item() for t in all_gather(x)]
+
+ranks = Ranks(3, on="simulated")
+for _ in range(2):
+    assert ranks.run(fn) == [(6.0, 6.0, [1.0, 2.0, 3.0])] * 3, ranks.run(fn)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_destroyed_groups_are_back_in_the_next_call_and_after_init() -> None:
+    def script() -> float:
+        x = torch.ones(1)
+        dist.init_process_group("gloo")  # harmless: there is one
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group("gloo")
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        return x.item()
+
+    ranks = Ranks(3, on="simulated")
+    assert ranks.run(script) == [9.0] * 3
+    assert ranks.run(script) == [9.0] * 3
+
+
+def test_a_gloo_group_is_simulated() -> None:
+    def fn() -> list[float]:
+        group = dist.new_group([0, 2], backend="gloo")
+        x = torch.full((1,), 1.0 + dist.get_rank())
+        if dist.get_rank() != 1:
+            dist.all_reduce(x, group=group)
+            dist.monitored_barrier(group, timeout=timedelta(seconds=1))
+            objects = [None, None]
+            dist.all_gather_object(objects, dist.get_rank(), group=group)
+            assert objects == [0, 2]
+        return x.tolist()
+
+    ranks = Ranks(3, on="simulated")
+    assert ranks.run(fn) == [[4.0], [2.0], [4.0]]
+    assert ranks.trace.calls(0)["barrier"] == 1
+
+
+def test_the_default_store_is_one_and_waits() -> None:
+    def fn() -> Any:
+        store = dist.distributed_c10d._get_default_store()
+        rank = dist.get_rank()
+        if rank == 2:
+            from course_lib.ranks.costs.computation import compute
+
+            compute(0.5)
+            store.set("go", b"now")
+        value = store.get("go")
+        store.add("count", rank + 1)
+        store.wait([f"done {(rank + 1) % 3}"]) if rank == 0 else store.set(f"done {rank}", "x")
+        dist.barrier()
+        return value, store.add("count", 0), store.check(["go"]), store.check(["no"])
+
+    assert Ranks(3, on="simulated").run(fn) == [(b"now", 6, True, False)] * 3
+
+
+def test_a_key_that_nobody_sets_is_a_deadlock() -> None:
+    def fn() -> None:
+        if dist.get_rank() == 1:
+            dist.distributed_c10d._get_default_store().get("weights")
+
+    before = threading.active_count()
+    with pytest.raises(DeadlockError, match="a key of the store") as caught:
+        Ranks(3, on="simulated").run(fn)
+    assert "waits in the store for 'weights'" in str(caught.value)
+    assert threading.active_count() == before
+
+
+def test_a_group_made_on_some_ranks_only() -> None:
+    def fn() -> None:
+        if dist.get_rank() < 2:
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(1), group=group)
+
+    with pytest.raises(DeadlockError) as caught:
+        Ranks(3, on="simulated").run(fn)
+    text = str(caught.value)
+    assert "Rank 2 ended 1 new_group short of ranks 0, 1" in text
+    assert "new_group of ranks 0, 1 (test_kept_groups.py" in text
+
+
+def test_groups_made_in_different_order() -> None:
+    def fn() -> None:
+        pairs = [[0, 1], [0, 2]]
+        if dist.get_rank() == 2:
+            pairs.reverse()
+        groups = [dist.new_group(pair) for pair in pairs]
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(1), group=groups[pairs.index([0, 2])])
+
+    with pytest.raises(MismatchError, match="disagree about new_group #1") as caught:
+        Ranks(3, on="simulated").run(fn)
+    assert "new_group of ranks 0, 1" in str(caught.value)
+    assert "new_group of ranks 0, 2" in str(caught.value)
+
+
+def test_two_groups_entered_crosswise_are_named() -> None:
+    def fn() -> None:
+        a, b = dist.new_group(), dist.new_group()
+        first, second = (a, b) if dist.get_rank() < 2 else (b, a)
+        dist.all_reduce(torch.ones(1), group=first)
+        dist.all_reduce(torch.ones(1), group=second)
+
+    with pytest.raises(DeadlockError) as caught:
+        Ranks(4, on="simulated").run(fn)
+    line = f"test_kept_groups.py, line {fn.__code__.co_firstlineno + 1}"
+    doing = [state.doing for state in caught.value.states]
+    assert all(f"ranks 0-3, made at {line}" in each for each in doing)
+    assert sorted("of group 1," in each for each in doing) == [False, False, True, True]
+
+
+def test_a_mesh_of_rows_and_columns_is_symmetric() -> None:
+    def fn() -> None:
+        rank = dist.get_rank()
+        rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        x, y = torch.ones(1_000_000), torch.ones(1_000_000)
+        works = [
+            dist.all_reduce(x, group=rows[rank // 2], async_op=True),
+            dist.all_reduce(y, group=columns[rank % 2], async_op=True),
+        ]
+        for work in works:
+            work.wait()
+
+    ranks = Ranks(4, on="simulated", network=Network(latency=1e-4, bandwidth=40e6))
+    ranks.run(fn)
+    ends = {r: max(e.end for e in ranks.trace.events if e.rank == r) for r in range(4)}
+    # 4 MB twice around a ring of two are 8 MB over each link; the latencies partly overlap.
+    for end in ends.values():
+        assert end == pytest.approx(8e6 / 40e6, rel=0.01)
+    assert len({round(end, 12) for end in ends.values()}) == 1

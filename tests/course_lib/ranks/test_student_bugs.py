@@ -1,0 +1,123 @@
+"""The same mistake is called the same on every kind of ranks; `docs/student_bugs.md` lists them.
+
+After a change of the words: ``python -m tests.course_lib.ranks.test_student_bugs`` writes the page.
+"""
+
+import functools
+import re
+from typing import Literal
+
+import pytest
+import torch
+import torch._dynamo  # DDP imports it when first used, which takes seconds
+import torch.distributed as dist
+
+from course_lib.ranks import DeadlockError, MismatchError, Ranks, RankTimeout
+from course_lib.ranks.explain.words import names
+from tests.helpers import ROOT
+from tests.helpers.student_bugs import BUGS, Bug
+
+pytestmark = pytest.mark.timeout(120)
+
+PAGE = ROOT / "docs" / "student_bugs.md"
+KINDS: tuple[Literal["cpu", "simulated"], ...] = ("cpu", "simulated")
+NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]
+
+
+@functools.cache
+def four(on: Literal["cpu", "simulated"], timeout: float) -> Ranks:
+    """Return four ranks that the bugs of this file share: each must leave them in order."""
+    return Ranks(4, on=on, timeout=timeout)
+
+
+@functools.cache
+def outcome(index: int, on: Literal["cpu", "simulated"]) -> Exception | None:
+    """Return what a bug ends in."""
+    bug = BUGS[index]
+    limit = 1 if bug.error is RankTimeout else 5 if bug.differs else 60
+    try:
+        four(on, limit).run(bug.fn)
+    except Exception as error:
+        return error
+    return None
+
+
+def tells(bug: Bug, error: Exception | None) -> bool:
+    """Return whether this is the error that the bug must end in, and names its cause."""
+    report = str(error).lower()
+    return type(error) is bug.error and all(word.lower() in report for word in bug.words)
+
+
+@pytest.mark.parametrize("on", KINDS)
+@pytest.mark.parametrize("index", range(len(BUGS)), ids=NAMES)
+def test_the_cause_is_named(index: int, on: Literal["cpu", "simulated"]) -> None:
+    bug, error = BUGS[index], outcome(index, on)
+    if bug.differs:
+        both = all(tells(bug, outcome(index, each)) for each in KINDS)
+        assert not both, "it differs no longer: take away the note"
+        return
+    assert type(error) is bug.error, error
+    report = str(error).lower()
+    for word in bug.words:
+        assert word.lower() in report
+    assert four(on, 60).run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_there_are_forty() -> None:
+    assert sum(not bug.differs for bug in BUGS) >= 40
+
+
+def cause(bug: Bug, error: Exception | None) -> str:
+    """Return the part of a report that names the cause."""
+    if error is None:
+        return "nothing"
+    summary = str(getattr(error, "summary", error))
+    if isinstance(error, MismatchError) and "collective" in summary:
+        same: dict[str, list[int]] = {}
+        for state in error.states:
+            same.setdefault(state.doing, []).append(state.rank)
+        told = [f"{names(ranks)}: {doing}" for doing, ranks in same.items() if doing != "finished"]
+        return f"{summary} {'; '.join(told)}"
+    if isinstance(error, DeadlockError):
+        lines = error.detail.splitlines()
+        return next((line for line in lines if bug.words[0] in line), lines[0])
+    return summary
+
+
+def page() -> str:
+    """Return the page: what simulated ranks say, which say it the same every time."""
+    rows = []
+    for index, bug in enumerate(BUGS):
+        said = cause(bug, outcome(index, "simulated")).replace("|", "\\|")
+        said = re.sub(r" *\((\S+|Cell In.*), line \d+\)", "", said)
+        other = bug.differs or "the same"
+        rows.append(f"| {index + 1} | {bug.what} | `{bug.error.__name__}` | {said} | {other} |")
+    return "\n".join([_HEAD, *rows, ""])
+
+
+_HEAD = """\
+# What students do wrong, and what they are told
+
+Each mistake was made on four CPU ranks and on four simulated ranks. Both end in an exception of
+the class below and name the same cause; a table of what every rank was doing, with the line of the
+cell, follows in each report. `tests/helpers/student_bugs.py` has the programs;
+`tests/course_lib/ranks/test_student_bugs.py` runs them and made this page, with PyTorch
+"""
+_HEAD += (
+    torch.__version__.partition("+")[0]
+    + """.
+
+| | mistake | exception | its cause, as simulated ranks say it | CPU ranks |
+|---|---|---|---|---|"""
+)
+
+
+def test_the_page_says_what_the_ranks_say() -> None:
+    if _HEAD not in PAGE.read_text() or torch.version.cuda:
+        pytest.skip("the page quotes another PyTorch")
+    assert PAGE.read_text() == page(), "python -m tests.course_lib.ranks.test_student_bugs"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)
