@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Device, Network
@@ -46,8 +46,8 @@ class Simulated:
         if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
         known = ("declared", "counted", "measured")
-        if misuse not in ("warn", "error"):
-            raise ValueError(f'misuse must be "warn" or "error", got {misuse!r}')
+        if misuse not in get_args(Misuse):
+            raise ValueError(f'misuse must be "ignore", "warn" or "error", got {misuse!r}')
         if computation is not None and computation not in known:
             raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
         if computation == "counted" and device is None:
