@@ -12,6 +12,7 @@
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
 - `local_sgd`: many steps alone, one together; and one step late
+- `asynchronous`: a server, and workers that do not wait
 - `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
@@ -25,7 +26,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression", "local_sgd", "decentralized"),
+    *("ddp", "peer_memory", "compression", "local_sgd", "asynchronous", "decentralized"),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

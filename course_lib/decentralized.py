@@ -25,10 +25,14 @@ eigenvalue, the consensus distance shrinks, without gradients, by at least
 
     matrix        neighbours   λ₂ for 4, 8, 16 ranks     time of a step (n bytes)
     ring          2            .333  .805  .949          α + 2n/β, however many ranks there are
-    torus         4            the product of two rings' first lines
-    exponential   log₂ K       .333  .5    .6            log₂ K messages
-    complete      K - 1        0     0     0             an all-reduce's mean, K - 1 messages
-    random pairs  1            differs in every step
+    torus         4            .6    .6    .6            α + 4n/β (2 × 2, 2 × 4, 4 × 4)
+    exponential   log₂ K       .333  .5    .6            α + log₂ K · n/β
+    complete      K - 1        0     0     0             α + (K-1) n/β
+    random pairs  1            1 in any one step         α + n/β
+
+The times are those of ports without idle moments, where messages leave at once. Where each send
+waits for its receive and a port carries one message at a time (a simulated `Network` with
+eager_below=0), neighbours hold one another up along the whole ring.
 
 X. Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for
 Decentralized Parallel Stochastic Gradient Descent", NeurIPS 2017; exponential graphs: B. Ying et

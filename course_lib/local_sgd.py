@@ -20,7 +20,8 @@ With outer learning rate 1 and no momentum this is `LocalSGD`.
 *Streaming* (`fragments` > 1): the weights are cut into fragments, which take turns, so that no more
 than one fragment is on its way at a time: as many bytes in all, but a peak of 1/F. With `overlap` =
 τ the fragment is given τ more inner steps for its way; the ranks train on, and when the mean
-arrives, they move to it.
+arrives, they move to it: what those τ steps did to this fragment is given up. (The paper can also
+go only part of the way, α.) `finish` waits for the last fragment.
 
 `OneStepDelay` keeps everyone in step, but one step late: the gradients of step t travel during step
 t + 1, and everyone applies their mean at its end. w_{t+1} = w_t - γ ḡ(w_{t-1}).
@@ -82,7 +83,8 @@ class DiLoCo:
     """Inner steps alone, an outer step together, fragment by fragment.
 
     Args:
-        optimizer: the inner one, for example AdamW. Its state stays local.
+        optimizer: the inner one, for example AdamW. Its state stays local. Its weights are equal on
+            all ranks at first, which is not checked: see `course_lib.ddp.broadcast_module_states`.
         every: H, inner steps between two outer steps of a fragment; a multiple of `fragments`.
         outer_lr: learning rate of the outer optimizer.
         outer_momentum: its Nesterov momentum.
@@ -142,13 +144,18 @@ class DiLoCo:
         self.steps += 1
         between = self.every // len(self._cuts)
         if self.steps % between == 0:
-            self._send(self.steps // between % len(self._cuts) - 1)
+            self._send((self.steps // between - 1) % len(self._cuts))
         if self.steps % between == self.overlap and self._flight is not None:
             self._arrive()
 
-    def _send(self, turn: int) -> None:
-        """Begin to average the pseudo-gradient of the fragment whose turn it is."""
-        index = turn % len(self._cuts)
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for a fragment that is still on its way, and move to it: at the end of training."""
+        if self._flight is not None:
+            self._arrive()
+
+    def _send(self, index: int) -> None:
+        """Begin to average the pseudo-gradient of a fragment."""
         start, stop = self._cuts[index]
         change = self.global_weights[index].detach() - flatten(self.params)[start:stop]
         change /= self.world_size
