@@ -12,7 +12,7 @@
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
 - `local_sgd`: many steps alone, one together; and one step late
-- `asynchronous`: a server, and workers that do not wait
+- `asynchronous`: a server, and workers that do not wait for one another
 - `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,

@@ -11,8 +11,8 @@ One rank serves, the others work:
     ...             loss_fn(model(x), y).backward()
     ...             server.push()  # the gradient, which is cleared
 
-While a worker computes a gradient, the others' gradients arrive at the server. The weights that it
-is applied to are newer than those it was computed at, by τ updates, its *staleness*:
+While a worker computes a gradient, the others' arrive at the server. The weights that it meets are
+newer than those it was computed at, by τ updates, its *staleness*:
 
     w_{t+1} = w_t - γ ∇f(w_{t-τ}; b)
 
@@ -103,10 +103,10 @@ class ParameterServer:
         self._asked = False
         self.version = int(answer[1])
         self._over = self.version == _OVER
-        if not self._over:
+        self._has_weights = not self._over
+        if self._has_weights:
             unflatten(answer[_HEADER:], self.params)
-            self._has_weights = True
-        return not self._over
+        return self._has_weights
 
     def push(self) -> None:
         """Send the gradients, and set them to None. Also asks for the next weights.
@@ -194,7 +194,7 @@ class _Server:
         self.waiting: list[int] = []  # for weights, in the order in which they asked
         self.collected: dict[int, Tensor] = {}  # for this step, by worker
         self.replies: dict[int, tuple[dist.Work, Tensor]] = {}
-        self.expected: dict[int, tuple[dist.Work, Tensor]] = {}
+        self.expected: dict[int, tuple[dist.Work, Tensor]] = {}  # only without any_source
         self.any_source = True
         self.start = time.perf_counter()
 
@@ -272,8 +272,7 @@ class _Server:
     def _answer(self) -> None:
         """Send weights to those who wait and may go on; at the end, that it is the end."""
         for worker in list(self.waiting):
-            over = self.version >= self.updates
-            if not over and not self._may_go(worker):
+            if not (over := self.version >= self.updates) and not self._may_go(worker):
                 continue
             self.waiting.remove(worker)
             if over:
@@ -297,5 +296,5 @@ def _message(params: list[Tensor]) -> Tensor:
     dtype = torch.float32
     for param in params:
         dtype = torch.promote_types(dtype, param.dtype)
-    length = _HEADER + sum(param.numel() for param in params)
-    return torch.zeros(length, dtype=dtype, device=params[0].device)
+    length = sum(param.numel() for param in params)
+    return torch.zeros(_HEADER + length, dtype=dtype, device=params[0].device)
