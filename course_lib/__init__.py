@@ -17,6 +17,9 @@
 - `tensor_parallel`: one matrix over several ranks
 - `pipeline_parallel`: the layers over the ranks, and micro-batches through them
 - `expert_parallel`: the experts over the ranks, and tokens that travel to them
+- `local_sgd`: many steps alone, one together; and one step late
+- `asynchronous`: a server, and workers that do not wait for one another
+- `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` and
@@ -37,7 +40,7 @@ READING_ORDER = (
         "tensor_parallel",
         "pipeline_parallel",
     ),
-    *("expert_parallel",),
+    *("expert_parallel", "local_sgd", "asynchronous", "decentralized"),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 
