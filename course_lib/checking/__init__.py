@@ -10,6 +10,7 @@ order:
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
 - `averaging`, `training`, `shards`: inputs, programs and judges that several assignments need
+- `whole_runs`: what K ranks' training runs must equal, in one process
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
