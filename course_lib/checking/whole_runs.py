@@ -159,10 +159,10 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run that drops rows (drop_last)": with_epochs(drop_last=True),
     "a run that drops the last, short micro-batch": with_epochs(short=False),
     "a run without shuffling": with_epochs(shuffle=False),
+    "a run in which a short micro-batch counts as much as a full one": with_epochs(scale="micro"),
     "a run that divides by `accumulate` also where a window has fewer micro-batches": with_epochs(
         scale="accumulate"
     ),
-    "a run in which a short micro-batch counts as much as a full one": with_epochs(scale="micro"),
     "a run that adds up the means of a window's micro-batches: divide": with_epochs(scale="none"),
     "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
     "a run with the sum of the ranks' gradients, not their mean": with_epochs(
