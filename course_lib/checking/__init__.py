@@ -12,6 +12,7 @@ order:
 - `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
   programs and judges that several assignments need
 - `forbidden`: classes of PyTorch that do what a task asks for
+- `whole_runs`: what K ranks' training runs must equal, in one process
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
