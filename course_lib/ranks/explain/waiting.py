@@ -47,6 +47,8 @@ class Waiting:
     tag: int = 0
     group: Hashable = None
     """What tells the process group from others."""
+    one_is_enough: bool = False
+    """Whether it needs but one of those that it waits for: a message from any rank."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,12 @@ def waits_in(
 def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:
     """Return those of the waiting ranks that can never go on."""
     left = {rank for rank, each in waiting.items() if each.awaited}
-    while moving := {r for r in left if not (left | set(ended)).intersection(waiting[r].awaited)}:
+
+    def moves(each: Waiting) -> bool:
+        lost = (left | set(ended)).intersection(each.awaited)
+        return len(lost) < len(each.awaited) if each.one_is_enough else not lost
+
+    while moving := {rank for rank in left if moves(waiting[rank])}:
         left -= moving
     return {rank: waiting[rank] for rank in sorted(left)}
 
@@ -323,4 +330,20 @@ def collective_mismatch(
         rows,
         "All ranks of a group must call the same collectives in the same order, with the same"
         " number of elements, dtype and root.",
+    )
+
+
+def message_mismatch(
+    sender: int,
+    sent: tuple[int, str],
+    receiver: int,
+    received: tuple[int, str],
+    states: Sequence[RankState],
+) -> MismatchError:
+    """Return the error for a send and a receive that differ; each is (elements, dtype)."""
+    return MismatchError(
+        f"Rank {sender} sends {sent[0]} elements of {sent[1]}, but rank {receiver} receives them"
+        f" as {received[0]} elements of {received[1]}.",
+        states,
+        "A send and its receive must have the same number of elements and the same dtype.",
     )
