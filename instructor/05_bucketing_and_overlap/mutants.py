@@ -588,9 +588,9 @@ data_parallel__no_sync_for_ever = fails(
         ("ready, sent, local = set(), [], []", "ready, sent, local = set(), [], [True]"),
     )
 )
-data_parallel__zeros_for_those_that_are_not_ready = fails("what .grad held before is lost")(
-    parallel_with(("if p.grad is None else p.grad", "if p not in ready else p.grad"))
-)
+data_parallel__zeros_for_those_that_are_not_ready = fails(
+    "there was no gradient yet in what was sent"
+)(parallel_with(("if p.grad is None else p.grad", "if p not in ready else p.grad")))
 data_parallel__waits_in_the_hook = fails(
     "Launch a bucket in the hook that completes it", only=TIMED
 )(parallel_with((LAUNCHES, LAUNCHES + "; sent[-1][1].wait()")))
