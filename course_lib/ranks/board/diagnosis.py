@@ -12,16 +12,8 @@ from dataclasses import replace
 
 from course_lib.ranks.board.views import Channel, RankPhase, RankView, Wait
 from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
-from course_lib.ranks.explain.waiting import (
-    Skipped,
-    Unmatched,
-    Waiting,
-    collective_mismatch,
-    deadlock,
-    message_mismatch,
-    stuck,
-    unfinished,
-)
+from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
 
 NEW_GROUPS = (1 << 33) - 1
 """Key of a group that is none: its collectives are the calls of ``dist.new_group``, for which

@@ -12,7 +12,7 @@ here the world outlives what a call does to it:
 - After a call that was given up, every group connects anew: what is left of the call in the old
   connections meets nobody.
 
-All of it needs what PyTorch does not document, and only this file does.
+All of it needs what PyTorch does not document, and only this file and `group_tables` do.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from course_lib.ranks.board.pages import SIGNATURE
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.metered.emulated_link import EmulatedLink
 from course_lib.ranks.metered.gloo import connect
+from course_lib.ranks.metered.group_tables import group_names, put_back, tables_of
 from course_lib.ranks.metered.process_group import (
     NAMES_PER_CALL,
     MeteredProcessGroup,
@@ -264,7 +265,7 @@ class World:
             name
             for each in gc.get_objects()
             if type(each) is DeviceMesh
-            for name in _group_names(each)
+            for name in group_names(each)
         }
         recorder, world = self.recorder, c10d._world
         works = [*recorder.open_collectives, *recorder.open_messages]
@@ -275,12 +276,12 @@ class World:
             name = world.pg_names.get(group)
             if group is self._everyone or name in named or getattr(group, "key", 0) in busy:
                 continue
-            kept = _tables_of(group)
+            kept = tables_of(group)
             found = weakref.ref(group)
             dist.destroy_process_group(group)
             del group
             if (still := found()) is not None:
-                _put_back(still, kept)
+                put_back(still, kept)
 
     # What PyTorch offers for gloo alone -----------------------------------------------------------
 
@@ -289,33 +290,3 @@ class World:
     ) -> None:
         """Stand in for ``dist.monitored_barrier``: a barrier, as all here are monitored."""
         dist.barrier(group)
-
-
-def _group_names(mesh: Any) -> Iterator[str]:
-    yield from getattr(mesh, "_dim_group_names", None) or ()
-    for info in getattr(mesh, "_dim_group_infos", None) or ():  # before 2.9
-        yield info[2]
-
-
-def _tables_of(group: Any) -> tuple[Any, ...]:
-    world = c10d._world
-    return (
-        world.pg_map[group],
-        world.pg_names[group],
-        world.pg_group_ranks[group],
-        world.pg_backend_config[group],
-        world.pg_to_tag.get(group),
-        [tag for tag, groups in world.tags_to_pg.items() if group in groups],
-    )
-
-
-def _put_back(group: Any, kept: tuple[Any, ...]) -> None:
-    world = c10d._world
-    world.pg_map[group], name, world.pg_group_ranks[group] = kept[:3]
-    world.pg_names[group] = name
-    world.pg_backend_config[group] = kept[3]
-    if kept[4] is not None:
-        world.pg_to_tag[group] = kept[4]
-    for tag in kept[5]:
-        world.tags_to_pg.setdefault(tag, []).append(group)
-    torch._C._distributed_c10d._register_process_group(name, group)
