@@ -77,11 +77,18 @@ def reference(folder: Path, task: str) -> Any:
     return namespace[function]
 
 
+EVERY = 6
+"""Of so many mutants one runs on CPU ranks by default; ``make test-all`` runs all of them there."""
+
 TASKS = [(folder, task) for folder in ASSIGNMENTS for task in parts(folder)[0]]
 MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in parts(folder)[2]]
 FAILING = [
-    pytest.param(folder, mutant, place, id=f"{mutant.task}__{mutant.mistake}-{place}")
-    for folder, mutant in MUTANTS
+    pytest.param(
+        *(folder, mutant, place),
+        id=f"{mutant.task}__{mutant.mistake}-{place}",
+        marks=() if place == "simulated" or number % EVERY == 0 else pytest.mark.large,
+    )
+    for number, (folder, mutant) in enumerate(MUTANTS)
     for place in ("simulated", "cpu")
     if place in mutant.where
 ]

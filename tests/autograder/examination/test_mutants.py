@@ -25,6 +25,16 @@ MUTANTS = [
     for mutant in mutants_of(load_module(folder / "mutants.py"))
     if "grader" in mutant.where
 ]
+EVERY = 6
+"""Of so many mutants one runs by default, ``make test-all`` runs all; with those for here alone."""
+CASES = [
+    pytest.param(
+        *(folder, mutant),
+        id=f"{mutant.task}__{mutant.mistake}",
+        marks=() if number % EVERY == 0 or len(mutant.where) == 1 else pytest.mark.large,
+    )
+    for number, (folder, mutant) in enumerate(MUTANTS)
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +52,8 @@ def setup_cell(folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("graded", "mutant"),
-    MUTANTS,
+    CASES,
     indirect=["graded"],
-    ids=[f"{m.task}__{m.mistake}" for _, m in MUTANTS],
     scope="module",
 )
 def test_mutant(graded: tuple[Path, SandboxedPlace], mutant: Mutant) -> None:
