@@ -66,6 +66,8 @@ def waiting(*shapes, **options):
 def hooks_program(hook_buckets, mine, given):
     params = chain_params(mine)
     buckets = [[params[i] for i in bucket] for bucket in mine["buckets"]]
+    if mine["in_place"]:
+        buckets = tuple(buckets)
     finish = called(hook_buckets(buckets, group=given.group), "what hook_buckets returns")
     found = []
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
@@ -77,6 +79,8 @@ def hooks_program(hook_buckets, mine, given):
 
 def parallel_program(data_parallel, mine, given):
     params = chain_params(mine)
+    for param in params if mine["in_place"] else ():
+        param.grad = torch.zeros_like(param) if param.requires_grad else None
     tied = given.iterable([*params, *(params[i] for i in mine["again"])])
     made = data_parallel(tied, mine["cap"], mine["first_cap"], group=given.group)
     if not isinstance(made, tuple) or len(made) != 2:
@@ -291,7 +295,14 @@ CHECKS = {
             Case(
                 "3 ranks, no_sync for two of three",
                 3,
-                chain(4, [[3], [2, 1], [0]], [[0, 1, 2, 3]] * 3, cap=10, first_cap=2),
+                chain(
+                    4,
+                    [[3], [2, 1], [0]],
+                    [[0, 1, 2, 3]] * 3,
+                    cap=10,
+                    first_cap=2,
+                    in_place=True,
+                ),
             ),
             Case(
                 "4 ranks, in two groups, two steps with no_sync",

@@ -21,6 +21,9 @@ def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) 
     for name, elements, dtype, trainable in mine["tensors"]:
         tensor = torch.zeros(elements, dtype=getattr(torch, dtype), device=given.device)
         made.setdefault(name, nn.Parameter(tensor, requires_grad=trainable))
+    if mine["cap"] >= 32:  # that there are gradients already changes nothing
+        for param in made.values():
+            param.grad = torch.zeros_like(param)
     params = given.iterable([made[name] for name, *_ in mine["tensors"]])
     return assign_buckets(params, mine["cap"], mine["first_cap"])
 
