@@ -253,3 +253,48 @@ def _room(
         if b <= a:
             return 1.0, width, math.sqrt(left * right), y
     return b / a, width, math.sqrt(a * b), y
+
+
+def error_curves(
+    xs: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    xlabel: str,
+    title: str,
+    ylabel: str = "relative error",
+) -> Figure:
+    """Draw curves over `xs` on two logarithmic axes, named in a legend beside them; return it.
+
+    `curves[name][i]` is positive and belongs to `xs[i]`. A power law is a straight line.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8.4, 3.6), layout="constrained")
+    for name, values in curves.items():
+        ax.plot(xs, values, label=name, markevery=1)
+    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
+    if max(xs) < 1000:
+        ax.set_xticks(xs, [f"{x:g}" for x in xs])
+        ax.xaxis.set_minor_locator(plt.NullLocator())
+    figure.legend(loc="outside right center", frameon=False)
+    return figure
+
+
+def bytes_and_quality(runs: Mapping[str, tuple[float, float, float]]) -> Figure:
+    """Draw the accuracy of runs over the bytes that they sent; return the figure.
+
+    `runs[name]`, of eight runs at most, is `(bytes, mean, half)`: the accuracy is between
+    mean - half and mean + half.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8.4, 4.0), layout="constrained")
+    styles = zip((*_COLORS, _COLORS[0]), (*_MARKERS, "*"), strict=True)
+    for (name, (nbytes, mean, half)), (color, marker) in zip(runs.items(), styles, strict=False):
+        ax.errorbar(
+            nbytes, mean, half, color=color, marker=marker, markersize=7, capsize=4,
+            linestyle="none", label=name, markevery=1,
+        )  # fmt: skip
+    ax.set(xscale="log", xlabel="bytes sent per rank and step", ylabel="accuracy on the test set")
+    ax.set_title("What the bytes buy")
+    figure.legend(loc="outside right center", frameon=False)
+    return figure
