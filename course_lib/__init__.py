@@ -11,6 +11,15 @@
 - `ddp`: DistributedDataParallel, with buckets that leave during backward
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
+- `sharded_optimizer`: ZeRO-1 and 2, each rank the optimizer of one K-th
+- `fully_sharded`: ZeRO-3, weights that are there while a layer runs
+- `rematerialize`: activations computed again in place of kept
+- `tensor_parallel`: one matrix over several ranks
+- `pipeline_parallel`: the layers over the ranks, and micro-batches through them
+- `expert_parallel`: the experts over the ranks, and tokens that travel to them
+- `local_sgd`: many steps alone, one together; and one step late
+- `asynchronous`: a server, and workers that do not wait for one another
+- `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` and
@@ -22,8 +31,16 @@ from __future__ import annotations
 from typing import Any
 
 READING_ORDER = (
-    *("sgd", "sharding", "replicas", "cost_model", "collectives", "bucketing", "gradient_sync"),
-    *("ddp", "peer_memory", "compression"),
+    *("sgd", "sharding", "replicas", "cost_model", "collectives"),
+    *("bucketing", "gradient_sync", "ddp", "peer_memory", "compression"),
+    *(
+        "sharded_optimizer",
+        "fully_sharded",
+        "rematerialize",
+        "tensor_parallel",
+        "pipeline_parallel",
+    ),
+    *("expert_parallel", "local_sgd", "asynchronous", "decentralized"),
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

@@ -77,8 +77,21 @@ def reference(folder: Path, task: str) -> Any:
     return namespace[function]
 
 
+EVERY = 6
+"""Of so many mutants one runs on CPU ranks by default; ``make test-all`` runs all of them there."""
+
 TASKS = [(folder, task) for folder in ASSIGNMENTS for task in parts(folder)[0]]
 MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in parts(folder)[2]]
+FAILING = [
+    pytest.param(
+        *(folder, mutant, place),
+        id=f"{mutant.task}__{mutant.mistake}-{place}",
+        marks=() if place == "simulated" or number % EVERY == 0 else pytest.mark.large,
+    )
+    for number, (folder, mutant) in enumerate(MUTANTS)
+    for place in ("simulated", "cpu")
+    if place in mutant.where
+]
 
 
 def test_there_are_assignments_and_each_is_released() -> None:
@@ -106,10 +119,7 @@ def test_an_unwritten_function_fails_every_case(folder: Path, task: str) -> None
     assert "NotImplementedError" in report.reason
 
 
-@pytest.mark.parametrize("on", PLACES)
-@pytest.mark.parametrize(
-    ("folder", "mutant"), MUTANTS, ids=[f"{m.task}__{m.mistake}" for _, m in MUTANTS]
-)
+@pytest.mark.parametrize(("folder", "mutant", "on"), FAILING)
 def test_mutant(folder: Path, mutant: Mutant, on: Place) -> None:
     report = run(folder, mutant.task, mutant.function, on)
     if mutant.reason is None:

@@ -3,7 +3,8 @@
 ``assignments/NN_name/`` is nbgrader's release of ``instructor/NN_name/``, byte for byte: the
 notebook without solutions and mark schemes, and the files beside it, except those that
 nbgrader_config.py ignores, such as ``hidden.py``. It is committed, so that a clone is all that a
-student needs, and made anew by this command, never edited.
+student needs, and made anew by this command, never edited. So is the kill matrix in
+``instructor/README.md``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
+from autograder.commands.kill_matrix import kill_matrix, with_matrix
 from autograder.course import find_sources, load_config
 
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
@@ -66,7 +68,22 @@ def release(
             if write:
                 _write(target / name, {path: made.get(path) for path in changed})
             differing += [f"assignments/{name}/{path}" for path in changed]
+    if not names and _renew_kill_matrix(sources, write):
+        differing.append("instructor/README.md")
+        say(f"instructor/README.md: the kill matrix {'made anew' if write else 'DIFFERS'}")
     return differing
+
+
+def _renew_kill_matrix(sources: Path, write: bool) -> bool:
+    """Return whether the kill matrix in ``instructor/README.md``, if there is one, was another."""
+    readme = sources / "README.md"
+    if not readme.is_file():
+        return False
+    before = readme.read_text(encoding="utf-8")
+    after = with_matrix(before, kill_matrix(sources))
+    if write and after != before:
+        readme.write_text(after, encoding="utf-8")
+    return after != before
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:

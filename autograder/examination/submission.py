@@ -15,7 +15,7 @@ from autograder.examination.budget import Budget, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, SubmissionError
 from autograder.examination.channel import Channel
 from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
-from course_lib.checking.cases import NETWORK, Case, Check, Observed
+from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.frames import Frame
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
@@ -170,13 +170,12 @@ class Submission:
             if timeouts >= limits.timeouts:
                 raise OutOfTime(f"{timeouts} cases took too long: this one was not run.")
             program = program or pack_program(check.program)
-            network = getattr(check, "network", None) or NETWORK
             with self.budget:
                 function = self._take(check.function)
                 seconds = self.budget.of(min(check.seconds, limits.case))
-                with CaseRanks(self._place, case, program, function, network) as ranks:
+                with CaseRanks(self._place, case, program, function, case.network) as ranks:
                     try:
-                        return Observed(ranks.run(inputs, seconds), ranks.trace, network)
+                        return Observed(ranks.run(inputs, seconds), ranks.trace, case.network)
                     except RanksError as error:
                         timeouts += isinstance(error, RankTimeout)
                         error.trace = ranks.trace  # type: ignore[attr-defined]

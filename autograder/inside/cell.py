@@ -70,7 +70,6 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
         _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
         _mount_own_files(config)
         _loopback_up()
-        os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _give_up_everything(config)
     except BaseException as error:

@@ -9,7 +9,11 @@ order:
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
-- `averaging`, `training`, `shards`: inputs, programs and judges that several assignments need
+- `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
+  programs and judges that several assignments need
+- `forbidden`: classes of PyTorch that do what a task asks for
+- `whole_runs`: what K ranks' training runs must equal, in one process
+- `chain`, `buckets`: a chain of layers whose backward takes time, and judges of its buckets
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine

@@ -25,8 +25,8 @@ from course_lib.checking.wire import Plain
 from course_lib.ranks import Network, Trace
 
 NETWORK = Network(latency=20e-6, bandwidth=10e9)
-"""The network of every check on simulated ranks, here and in the grader: 20 µs and 10 GB/s. No
-send leaves before its receive, so that a program that may deadlock does."""
+"""The network of a check on simulated ranks, here and in the grader: 20 µs and 10 GB/s. No send
+leaves before its receive, so that a program that may deadlock does."""
 
 VALUES, COMMUNICATION = "values", "communication"
 
@@ -79,6 +79,7 @@ class Case:
         world_size: number of ranks.
         parameters: whatever `Check.inputs` needs to draw the inputs.
         form: in which form the arguments come.
+        network: of the virtual clock.
 
     """
 
@@ -86,6 +87,7 @@ class Case:
     world_size: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
     form: Form = Form()
+    network: Network = NETWORK
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:

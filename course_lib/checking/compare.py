@@ -52,9 +52,10 @@ def expect_close(
     index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     wrong = int((~torch.isclose(tensor, expected, rtol=rtol, atol=atol)).sum())
     here = tuple(index)
+    right, theirs = numbers_apart(expected[here].item(), tensor[here].item())
     message = (
-        f"{what}{index if index else ''}: expected {_number(expected[here])}, "
-        f"got {_number(tensor[here])} ({wrong} of {expected.numel()} elements differ)"
+        f"{what}{index if index else ''}: expected {right}, "
+        f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
     )
     for mistake, value in (lookalikes or {}).items():
         if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol):
@@ -160,8 +161,11 @@ def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
             )
 
 
-def _number(value: Tensor) -> str:
-    return f"{value.item():.6g}"
+def numbers_apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
+    """Return two numbers in `digits` digits, or in as many as it takes to tell them apart."""
+    while digits < 17 and f"{a:.{digits}g}" == f"{b:.{digits}g}":
+        digits += 1
+    return f"{a:.{digits}g}", f"{b:.{digits}g}"
 
 
 def describe(value: Any) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
+from course_lib.checking.compare import numbers_apart
 from course_lib.checking.traffic import operations, received, sent, told
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes
@@ -169,7 +170,11 @@ def launches_in_order(
 
 
 def time_within(
-    seconds: Callable[[Case, Network], float], *, rel: float = 1e-6, exactly: bool = False
+    seconds: Callable[[Case, Network], float],
+    *,
+    rel: float = 1e-6,
+    exactly: bool = False,
+    hint: str = "",
 ) -> Expectation:
     """Expect the case to take at most the time of a formula on the virtual clock.
 
@@ -177,6 +182,7 @@ def time_within(
         seconds: ``seconds(case, network)``, in virtual seconds.
         rel: allowed relative error.
         exactly: whether less time is wrong as well.
+        hint: what to say to those who need more.
 
     """
 
@@ -189,9 +195,10 @@ def time_within(
             bound = "" if exactly else "at most "
             last = max(trace.operations, key=lambda event: event.end, default=None)
             end = "" if last is None else f"; the last to end is rank {last.rank}: {told([last])}"
+            needed, most = numbers_apart(took * scale, allowed * scale, 4)
             raise Wrong(
-                f"the ranks need {took * scale:.4g} {unit}, expected {bound}"
-                f"{allowed * scale:.4g} {unit}{end}"
+                f"the ranks need {needed} {unit}, expected {bound}{most} {unit}{end}",
+                hint,
             )
 
     return Expectation(run)

@@ -40,6 +40,17 @@ class Given:
         # After the groups: PyTorch may draw random numbers for their names.
         self.watch = Watch(watched)
 
+    def group_among(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Return the group of this rank, for a function that works in several groups at once.
+
+        Args:
+            groups: lists of ranks, each rank in one of them; the same on all ranks.
+
+        """
+        mine = _my_group(groups)
+        assert mine is not None, "every rank is in a group"
+        return mine
+
     def iterable(self, items: Sequence[Any]) -> Iterable[Any]:
         """Return the items as a list, a tuple or a generator: whatever may be walked once."""
         if self._iterable == "generator":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checking.cases import NETWORK, Case, Wrong
+from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe, expect_equal
 from course_lib.checking.effects import same
 from course_lib.checking.given import Program, RankProgram
@@ -80,7 +80,7 @@ def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         run, form = RankProgram(program), form_of(case)
         mine = per_rank([{"form": form, "own": own} for own in inputs])
-        with Ranks(case.world_size, on="simulated", network=NETWORK) as ranks:
+        with Ranks(case.world_size, on="simulated", network=case.network) as ranks:
             right = ranks.run(lambda each: run(library, each)["value"], mine)
         rtol = TOLERANCE.get(case.form.dtype, 1e-4)
         for rank, value in enumerate(values):

@@ -7,12 +7,16 @@ import hashlib
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
+
+
+EVERYWHERE = ("simulated", "cpu", "grader")
+"""Where checks run: on simulated ranks, on CPU ranks, and in the grader's sandbox."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Mutant:
     function: Function
     reason: str | None
     """Text that the report must contain; ``None`` if the solution is right."""
+    where: tuple[str, ...] = EVERYWHERE
+    """The places in which it fails."""
 
     @property
     def source(self) -> str:
@@ -62,11 +68,16 @@ def edited(function: Function, *edits: tuple[str, str]) -> Function:
     return made
 
 
-def fails(reason: str) -> Callable[[Function], Function]:
-    """Mark a wrong solution; the check's report must contain `reason`."""
+def fails(reason: str, *, only: Sequence[str] = EVERYWHERE) -> Callable[[Function], Function]:
+    """Mark a wrong solution; the check's report must contain `reason`.
+
+    `only`: the places in which it fails, where it is not found in all. Time is exact on a virtual
+    clock alone, gloo keeps small messages and so hides deadlocks, and only the grader hides
+    modules.
+    """
 
     def mark(function: Function) -> Function:
-        function.__dict__["fails"] = reason
+        function.__dict__.update(fails=reason, where=tuple(only))
         return function
 
     return mark
@@ -86,5 +97,6 @@ def mutants_of(module: ModuleType) -> list[Mutant]:
             task, separator, mistake = name.partition("__")
             if not separator:
                 raise ValueError(f"{name}: a mutant is named task__mistake")
-            found.append(Mutant(task, mistake, function, function.__dict__["fails"]))
+            where = function.__dict__.get("where", EVERYWHERE)
+            found.append(Mutant(task, mistake, function, function.__dict__["fails"], where))
     return found

@@ -12,9 +12,18 @@ from contextlib import redirect_stdout
 from os.path import basename
 from typing import Any, Literal
 
-from course_lib.checking.cases import NETWORK, Case, Check, Observed
+from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.wire import Plain, decode, encode
-from course_lib.ranks import Event, RankError, Ranks, RanksError, RankState, Trace, per_rank
+from course_lib.ranks import (
+    Event,
+    Network,
+    RankError,
+    Ranks,
+    RanksError,
+    RankState,
+    Trace,
+    per_rank,
+)
 from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
@@ -77,7 +86,9 @@ class LocalRunner:
     def _simulate(self, check: Check, case: Case, mine: list[bytes]) -> Observed:
         host = self._ranks_of(1, check.seconds + _GRACE)
         try:
-            (answer,) = host.run(_simulated, check.program, self._function, mine, check.seconds)
+            (answer,) = host.run(
+                _simulated, check.program, self._function, mine, case.network, check.seconds
+            )
         except errors.RankTimeout:
             raise timed_out("case", check.seconds, ()) from None
         except RanksError as error:  # the process itself has ended, and no rank can say more
@@ -103,7 +114,7 @@ class LocalRunner:
             told = [RankState(r, doing, relabelled(at), s) for r, doing, at, s in states]
             failure = _error(kind, relabelled(summary), told, relabelled(detail))
             raise _with_trace(_of_a_case(failure, check), trace)
-        return Observed([decode(output) for output in answer["outputs"]], trace, NETWORK)
+        return Observed([decode(output) for output in answer["outputs"]], trace, case.network)
 
     def __enter__(self) -> LocalRunner:
         return self
@@ -123,10 +134,14 @@ def _run_program(
 
 
 def _simulated(
-    program: Callable[..., Any], function: Callable[..., Any], mine: list[bytes], seconds: float
+    program: Callable[..., Any],
+    function: Callable[..., Any],
+    mine: list[bytes],
+    network: Network,
+    seconds: float,
 ) -> dict[str, Any]:
     """Run a case on simulated ranks, in a process of its own; tell all as plain values."""
-    ranks = Ranks(len(mine), on="simulated", network=NETWORK, timeout=seconds, misuse="ignore")
+    ranks = Ranks(len(mine), on="simulated", network=network, timeout=seconds, misuse="ignore")
     outputs: list[bytes] = []
     failure = None
     with redirect_stdout(io.StringIO()) as printed:

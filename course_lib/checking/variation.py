@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checking.cases import NETWORK, Case, Check, case_generator
+from course_lib.checking.cases import Case, Check, case_generator
 from course_lib.ranks import Ranks, per_rank
 
 Aspects = dict[str, str]
@@ -62,7 +62,7 @@ def _of_case(
         return found
 
     inputs = check.inputs(case, case_generator("variation", name, case))
-    with Ranks(case.world_size, on="simulated", network=NETWORK) as ranks:
+    with Ranks(case.world_size, on="simulated", network=case.network) as ranks:
         for found in ranks.run(watched, per_rank(inputs)):
             yield from found
 

@@ -16,6 +16,9 @@ From the ground up; each room knows only those above it in this list:
 - `notebook`: `%%ranks`, and the kernel that has it loaded
 """
 
+# First: it starts what takes longest, beside the imports below.
+from course_lib.ranks.processes import early as _early  # noqa: F401  # isort: skip
+
 from course_lib.ranks.calls import per_rank
 from course_lib.ranks.costs.computation import clock, compute
 from course_lib.ranks.costs.network import Device, Network

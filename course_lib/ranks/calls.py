@@ -6,9 +6,11 @@ travel along, so that tracebacks and ``inspect.getsource`` show the cell inside 
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,24 +23,45 @@ _MAX_SOURCE = 1 << 20
 
 
 class PerRank(tuple[Any, ...]):
-    """Arguments that differ between ranks: made by `per_rank`."""
+    """Values that differ between ranks, anywhere in the arguments: made by `per_rank`."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        own = getattr(_packing, "own", None)
+        if own is None:  # not in a call: a tuple like any other
+            return PerRank, (tuple(self),)
+        if len(self) != _packing.world_size:
+            raise _WrongNumber(
+                f"{_packing.name} is per_rank with {len(self)} values, but there are "
+                f"{_packing.world_size} ranks"
+            )
+        own.append(self)
+        return _mine, (len(own) - 1,)
+
+
+class _WrongNumber(ValueError):
+    """A `per_rank` has not one value per rank."""
+
+
+_packing = threading.local()
+"""While a call is packed: ``own``, the `PerRank` found so far, and what errors need to know."""
+_joining = threading.local()
+"""While a call is unpacked on a rank: ``own``, what the rank alone gets."""
+
+
+def _mine(index: int) -> Any:
+    return _joining.own[index]
 
 
 def per_rank(values: Iterable[Any]) -> PerRank:
-    """Mark `values` as one argument per rank: rank ``r`` gets the ``r``-th.
+    """Mark `values` as one per rank: rank ``r`` gets the ``r``-th.
+
+    It may be an argument, or lie anywhere inside one: in a list, in a dict, in an object.
 
     Example:
         ``ranks.run(fn, per_rank(shards), lr=0.1)``: rank r runs ``fn(shards[r], lr=0.1)``.
 
     """
     return PerRank(values)
-
-
-@dataclass(frozen=True)
-class _Mine:
-    """Stands in the shared arguments for the `index`-th of the rank's own."""
-
-    index: int
 
 
 def pack_call(
@@ -59,30 +82,29 @@ def pack_call(
     """
     if not callable(fn):
         raise TypeError(f"run(fn, …) needs a function, got {type(fn).__name__}")
+    parts = {f"argument {i + 1}": value for i, value in enumerate(args)}
+    parts |= {f"argument '{key}'": value for key, value in kwargs.items()}
     own: list[PerRank] = []
-
-    def shared(name: str, value: Any) -> Any:
-        if not isinstance(value, PerRank):
-            return value
-        if len(value) != world_size:
-            raise ValueError(
-                f"{name} is per_rank with {len(value)} values, but there are {world_size} ranks"
-            )
-        own.append(value)
-        return _Mine(len(own) - 1)
-
-    shared_args = [shared(f"argument {i + 1}", value) for i, value in enumerate(args)]
-    shared_kwargs = {key: shared(f"argument '{key}'", value) for key, value in kwargs.items()}
     try:
-        common = pack((fn, shared_args, shared_kwargs))
+        _packing.own, _packing.world_size = own, world_size
+        _packing.name = "a part of the arguments"
+        for name, value in parts.items():
+            if isinstance(value, PerRank) and len(value) != world_size:
+                _packing.name = name
+                value.__reduce_ex__(5)
+        try:
+            common = pack((fn, list(args), kwargs))
+        finally:
+            _packing.own = None
         if not own:
             return common, [pack([])] * world_size
         return common, [pack([values[rank] for values in own]) for rank in range(world_size)]
+    except _WrongNumber as error:
+        raise ValueError(str(error)) from None
     except Exception as error:
-        parts = {"the function": fn}
-        parts |= {f"argument {i + 1}": value for i, value in enumerate(args)}
-        parts |= {f"argument '{key}'": value for key, value in kwargs.items()}
-        raise _cannot_be_sent(parts, error) from error
+        raise _cannot_be_sent({"the function": fn, **parts}, error) from error
+    finally:
+        _packing.own = None
 
 
 def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
@@ -97,21 +119,17 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
     return TypeError(f"the call cannot be sent to the ranks: {error}")
 
 
-def unpack_call(common: bytes, mine: bytes) -> Callable[[], Any]:
-    """Return the call, on the rank, as a function without arguments."""
-    return join_call(cloudpickle.loads(common), cloudpickle.loads(mine))
+def join_call(common: Callable[[], Any], own: list[Any]) -> Callable[[], Any]:
+    """Return the call, on the rank, as a function without arguments.
 
-
-def join_call(common: tuple[Any, list[Any], dict[str, Any]], own: list[Any]) -> Callable[[], Any]:
-    """Return the call, on the rank, as a function without arguments."""
-    fn, args, kwargs = common
-
-    def fill(value: Any) -> Any:
-        return own[value.index] if isinstance(value, _Mine) else value
-
-    return lambda: fn(
-        *(fill(value) for value in args), **{key: fill(value) for key, value in kwargs.items()}
-    )
+    `common` unpickles what all ranks share, in which `own` is filled in.
+    """
+    _joining.own = own
+    try:
+        fn, args, kwargs = common()
+    finally:
+        _joining.own = None
+    return functools.partial(fn, *args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.pages import MAX_RANKS
-from course_lib.ranks.board.views import State
+from course_lib.ranks.board.pages import MAX_BOARD_RANKS
+from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.metered.process_group import install
 from course_lib.ranks.metered.recorder import Recorder
+from course_lib.ranks.metered.world import install
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 
@@ -67,8 +67,8 @@ def load_function(target: str) -> Callable[..., Any]:
 def join_from_environment(timeout: float) -> Recorder:
     """Join the process group that ``torchrun`` describes, metered; return the recorder."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world_size > MAX_RANKS:
-        raise SystemExit(f"at most {MAX_RANKS} ranks are traced, got {world_size}")
+    if world_size > MAX_BOARD_RANKS:
+        raise SystemExit(f"at most {MAX_BOARD_RANKS} ranks are traced, got {world_size}")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         torch.cuda.set_device(local)
@@ -77,7 +77,7 @@ def join_from_environment(timeout: float) -> Recorder:
     recorder = Recorder(board, rank, [], locator({}), alone=True)
     install(recorder)
     dist.init_process_group("metered", timeout=timedelta(seconds=timeout))
-    board.set_state(rank, State.RUNNING)
+    board.set_state(rank, RankPhase.RUNNING)
     return recorder
 
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from course_lib.ranks.board.pages import MAX_RANKS
+from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
@@ -57,8 +57,9 @@ class Ranks:
 
     The functions use plain ``torch.distributed``; they may be defined in notebook cells. On the
     CPU and on GPUs every rank is its own process on this machine; it stays between calls, so a
-    call costs about a millisecond. After a failure the processes are replaced by fresh ones, and
-    the next call works.
+    call costs about a millisecond. After a failure the next call works: ranks on the CPU are told
+    to give the failed call up, and keep their variables; those that do not listen, or have died,
+    are replaced by fresh ones.
 
     Args:
         world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
@@ -258,8 +259,8 @@ def _make_engine(
         return IsolatedSimulated(world_size, network, misuse)
     if on == "simulated":
         return Simulated(world_size, network, device, computation, misuse)
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
-        raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
+    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
+        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:
         raise ValueError('device=… and computation=… are for on="simulated"')
     if network is not None:

@@ -99,9 +99,9 @@ def average_gradients__deadlock(params, group=None):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     for param in params:
         if param.grad is not None and world_size > 1:
-            received = torch.empty_like(param.grad)
+            received = torch.empty_like(param.grad, memory_format=torch.contiguous_format)
             dist.recv(received, src=(rank - 1) % world_size, group=group)
-            dist.send(param.grad, dst=(rank + 1) % world_size, group=group)
+            dist.send(param.grad.contiguous(), dst=(rank + 1) % world_size, group=group)
             param.grad = (param.grad + received) / world_size
 
 

@@ -28,6 +28,7 @@ Names = dict[str, Any]
 INSIDE = {
     *("ddp.reducer", "ddp.backward_hooks", "ddp.bucket_memory", "ddp.communication_stream"),
     *("ddp.errors", "ddp.uses", "ddp.around_forward", "peer_memory.shared_pages"),
+    *("pipeline_parallel.messages", "pipeline_parallel.tied"),
 }
 GPU = "course_lib.peer_memory.symmetric_memory"
 
@@ -104,7 +105,7 @@ def run_lines(text: str, names: Names, name: str = "example") -> Names:
 def on_a_rank(name: str, text: str) -> dict[str, Any]:
     """Run the examples on this rank; return what `AFTERWARDS` looks at."""
     names = run_lines(text, usual_names(dist.get_rank(), name), name)
-    looked_at = ("gradient", "tensor", "incoming", "result", "chunk", "losses", "nbytes")
+    looked_at = ("gradient", "tensor", "incoming", "result", "chunk", "loss", "losses", "nbytes")
     model = names["model"]
     return {
         **{key: names[key] for key in looked_at if key in names},
@@ -162,6 +163,13 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     ),
     "peer_memory.shared_memory": sum_everywhere,
     "peer_memory.process_group": wrapped_by("course_lib.ddp"),
+    "pipeline_parallel": lambda first, second: first["loss"] is None and second["loss"] > 0,
+    "pipeline_parallel.pipeline": lambda first, second: (
+        first["loss"] is None and second["loss"] > 0
+    ),
+    "pipeline_parallel.weight_gradients": lambda *ranks: all(
+        gradient is not None for each in ranks for gradient in each["gradients"]
+    ),
     "compression.one_bit": lambda first, _: first["nbytes"] == 4 + 1,
     "compression.block_scaled": lambda first, _: first["nbytes"] == 7 + 4,
     "compression.qsgd": lambda first, _: first["nbytes"] == 4 + 4,
@@ -169,6 +177,10 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
         first["gradient"], second["gradient"]
     ),
     "compression.hook": wrapped_by("course_lib.ddp"),
+    "sharded_optimizer.optimizer": alike("weights"),
+    "fully_sharded": wrapped_by("course_lib.fully_sharded"),
+    "fully_sharded.wrapper": wrapped_by("course_lib.fully_sharded"),
+    "tensor_parallel": alike("result"),
 }
 
 

@@ -18,9 +18,9 @@ from functools import partial
 from course_lib.ranks.board import pages
 from course_lib.ranks.board.memory import anonymous_file
 from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING, Pages
-from course_lib.ranks.board.views import Channel, GroupView, RankView, State, Wait
+from course_lib.ranks.board.views import Channel, GroupView, Message, RankPhase, RankView, Wait
 
-_STATES = {int(state): state for state in State}
+_PHASES = {int(phase): phase for phase in RankPhase}
 _WAITS = {int(wait): wait for wait in Wait}
 
 
@@ -41,7 +41,7 @@ class Board(Pages):
 
     # A rank writes ---------------------------------------------------------------------------
 
-    def set_state(self, rank: int, state: State, text: str = "", where: str = "") -> None:
+    def set_state(self, rank: int, state: RankPhase, text: str = "", where: str = "") -> None:
         """Say what `rank` does now."""
         self._write_texts(rank, text, where)
         self._change(rank, state, Wait.NOTHING)
@@ -63,19 +63,23 @@ class Board(Pages):
         self._words[word + pages.GROUP] = group
         self._words[word + pages.SEQ] = seq
         self._words[word + pages.CHANNEL] = channel.word() if channel is not None else 0
-        self._change(rank, State.BLOCKED, wait)
+        self._change(rank, RankPhase.BLOCKED, wait)
 
     def unblock(self, rank: int) -> None:
         """Say that `rank` runs its own code again."""
-        self._change(rank, State.RUNNING, Wait.NOTHING)
+        self._change(rank, RankPhase.RUNNING, Wait.NOTHING)
 
-    def start_message(self, rank: int, channel: Channel) -> int:
+    def start_message(self, rank: int, channel: Channel, what: Message) -> int:
         """Count one more message that `rank` starts on `channel`; return its number, from 1."""
         word = self._channel(rank, channel.word(), create=True)
         seq = self._words[word + 1] + 1
-        self._words[word + 2 + seq % RING] = 0
+        self._words[word + 2 + seq % RING] = what.word()
         self._words[word + 1] = seq
         return seq
+
+    def see_mismatch(self, rank: int) -> None:
+        """Say that `rank` has seen that the ranks do not fit together, whatever it does then."""
+        self._words[rank * self._stride // 8 + pages.MISMATCH] = 1
 
     def add_pending(self, rank: int, change: int) -> None:
         """Count operations that were launched and are not over."""
@@ -87,12 +91,14 @@ class Board(Pages):
         """Give `rank` a place for a process group and return its number."""
         for slot in range(MAX_GROUPS):
             word = self._group(rank, slot) // 8
+            if self._words[word] == key:  # of an earlier call that is not over
+                return slot
             if self._words[word] == 0:
                 self._words[word + 1] = sum(1 << member for member in members)
                 self._words[word] = key
                 return slot
         raise RuntimeError(
-            f"a rank has more than {MAX_GROUPS} process groups; "
+            f"a rank uses more than {MAX_GROUPS} process groups in one call; "
             "make them once and keep them, instead of a new one per step"
         )
 
@@ -103,44 +109,18 @@ class Board(Pages):
         entry = at + 8 * pages.GROUP_HEAD + (seq % RING) * pages.ENTRY
         self._write_text(entry, signature, pages.SIGNATURE)
         self._write_text(entry + pages.SIGNATURE, where, pages.WHERE)
-        self._words[at // 8 + 3 + seq % RING] = 0
         self._words[at // 8 + 2] = seq
         return seq
 
-    def restart_counts(self) -> None:
-        """Let every group count its collectives from 1 again: between calls, by the parent."""
+    def clear(self) -> None:
+        """Forget the groups and channels of the last call: between calls, by the parent.
+
+        Every rank then calls `forget_places` before it writes again.
+        """
         for rank in range(self.world_size):
-            for slot in range(MAX_GROUPS):
-                word = self._group(rank, slot) // 8
-                if self._words[word] == 0:
-                    break
-                self._words[word + 2] = 0
-
-    # Moments (s) at which a link was free for an operation: written and read by emulated links.
-
-    def set_collective_start(self, rank: int, key: int, seq: int, moment: float) -> None:
-        """Say when `rank` could start collective `seq` of the group."""
-        if (word := self._find_group(rank, key)) is not None:
-            self._words[word + 3 + seq % RING] = int(moment * 1e9)
-
-    def collective_start(self, rank: int, key: int, seq: int) -> float:
-        """Return when `rank` could start collective `seq`; 0 if it has not said so."""
-        word = self._find_group(rank, key)
-        if word is None or self._words[word + 2] < seq:
-            return 0.0
-        return self._words[word + 3 + seq % RING] / 1e9
-
-    def set_message_start(self, rank: int, channel: Channel, seq: int, moment: float) -> None:
-        """Say when message `seq` of `rank` left on `channel`."""
-        word = self._channel(rank, channel.word(), create=True)
-        self._words[word + 2 + seq % RING] = int(moment * 1e9)
-
-    def message_start(self, rank: int, channel: Channel, seq: int) -> float:
-        """Return when message `seq` of `rank` left on `channel`; 0 if it has not."""
-        word = self._channel(rank, channel.word())
-        if not word or self._words[word + 1] < seq:
-            return 0.0
-        return self._words[word + 2 + seq % RING] / 1e9
+            self._clear_places(rank)
+            word = rank * self._stride // 8
+            self._words[word + pages.PENDING] = self._words[word + pages.MISMATCH] = 0
 
     # Anyone reads ----------------------------------------------------------------------------
 
@@ -153,6 +133,13 @@ class Board(Pages):
         """Return how many messages `rank` has started on `channel`."""
         word = self._channel(rank, channel.word())
         return self._words[word + 1] if word else 0
+
+    def message(self, rank: int, channel: Channel, seq: int) -> Message | None:
+        """Return what message `seq` of `rank` on `channel` is, if it shows it."""
+        word = self._channel(rank, channel.word())
+        if not word or not 0 <= self._words[word + 1] - seq < RING:
+            return None
+        return Message.of(self._words[word + 2 + seq % RING])
 
     def collective(self, rank: int, key: int, seq: int) -> tuple[str, str] | None:
         """Return (signature, line) of collective `seq` of `rank` in the group, if it shows it."""
@@ -183,7 +170,7 @@ class Board(Pages):
         # The state is read first: of a rank that has finished, every counter is final.
         head = self._words[base // 8 : base // 8 + pages.HEAD].tolist()
         wait = _WAITS.get(head[pages.WAIT], Wait.NOTHING)
-        channels = {}
+        channels, latest = {}, {}
         for slot in range(MAX_CHANNELS):
             word = base // 8 + pages.HEAD + slot * pages.CHANNEL_WORDS
             if self._words[word] == 0:
@@ -191,6 +178,7 @@ class Board(Pages):
             channel = Channel.of(self._words[word])
             if channel.peer < self.world_size:
                 channels[channel] = self._words[word + 1]
+                latest[channel] = word
         groups = {}
         for slot in range(MAX_GROUPS):
             at = self._group(rank, slot)
@@ -207,7 +195,7 @@ class Board(Pages):
             message = None
         return RankView(
             rank=rank,
-            state=_STATES.get(head[pages.STATE], State.RUNNING),
+            state=_PHASES.get(head[pages.STATE], RankPhase.RUNNING),
             changes=head[pages.CHANGES],
             wait=wait,
             group=head[pages.GROUP],
@@ -219,9 +207,16 @@ class Board(Pages):
             where=self._read_text(base + self._text_at + pages.TEXT, pages.WHERE),
             channels=channels,
             groups=groups,
+            saw_mismatch=bool(head[pages.MISMATCH]),
+            read_messages=lambda channel: self._messages(latest[channel]),
         )
 
-    def _change(self, rank: int, state: State, wait: Wait) -> None:
+    def _messages(self, word: int) -> dict[int, Message]:
+        count = self._words[word + 1]
+        shown = range(max(1, count - RING + 1), count + 1)
+        return {seq: Message.of(self._words[word + 2 + seq % RING]) for seq in shown}
+
+    def _change(self, rank: int, state: RankPhase, wait: Wait) -> None:
         word = rank * self._stride // 8
         self._words[word + pages.SINCE] = time.monotonic_ns()
         self._words[word + pages.WAIT] = wait

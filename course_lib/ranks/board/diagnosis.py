@@ -10,32 +10,43 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from course_lib.ranks.board.views import Channel, RankView, State, Wait
+from course_lib.ranks.board.views import Channel, RankPhase, RankView, Wait
 from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
-from course_lib.ranks.explain.waiting import (
-    Skipped,
-    Unmatched,
-    Waiting,
-    collective_mismatch,
-    deadlock,
-    stuck,
-    unfinished,
-)
+from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
 
-_ENDED = (State.FINISHED, State.RAISED)
+NEW_GROUPS = (1 << 33) - 1
+"""Key of a group that is none: its collectives are the calls of ``dist.new_group``, for which
+nobody waits and which all ranks must make alike."""
+
+_ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
 
 
 def waits_for(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
     """Return the ranks that have yet to start what `rank` waits for; empty if it is served."""
-    if rank.state is not State.BLOCKED:
+    if rank.state is not RankPhase.BLOCKED:
         return ()
     if rank.wait is Wait.COLLECTIVE:
         group = rank.groups.get(rank.group)
         members = group.members if group is not None else ()
         return tuple(m for m in members if _entered(ranks[m], rank.group) < rank.seq)
+    if rank.from_anyone:
+        return _possible_senders(rank, ranks)
     if rank.channel is not None and _missing(rank, rank.channel, rank.seq, ranks):
         return (rank.channel.peer,)
     return ()
+
+
+def _possible_senders(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
+    """Return who may yet send to a rank that receives from anyone; empty if somebody has."""
+    assert rank.channel is not None
+    members = rank.groups[rank.channel.group].members if rank.channel.group in rank.groups else ()
+    senders = tuple(member for member in members if member != rank.rank)
+    for sender in senders:
+        to_it = Channel(True, rank.rank, rank.channel.tag, rank.channel.group)
+        if ranks[sender].count(to_it) > rank.count(to_it.other_end(sender)):
+            return ()
+    return senders
 
 
 def _entered(rank: RankView, group: int) -> int:
@@ -53,12 +64,14 @@ def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
     kinds = {Wait.SEND: "send", Wait.RECV: "recv"}
     found = {}
     for rank in ranks:
-        if rank.state is State.BLOCKED:
+        if rank.state is RankPhase.BLOCKED:
             kind = kinds.get(rank.wait, "collective" if rank.seq else "new_group")
             tag = 0 if rank.channel is None else rank.channel.tag
             group = rank.group if rank.channel is None else rank.channel.group
             awaited = waits_for(rank, ranks)
-            found[rank.rank] = Waiting(rank.rank, kind, awaited, rank.seq, tag, group)
+            found[rank.rank] = Waiting(
+                rank.rank, kind, awaited, rank.seq, tag, group, one_is_enough=rank.from_anyone
+            )
     return found
 
 
@@ -92,7 +105,7 @@ def find_unfinished(ranks: Sequence[RankView], now: float | None = None) -> Dead
 
     Certain at one look: of a rank that has ended, everything on the board is final.
     """
-    finished = {rank.rank for rank in ranks if rank.state is State.FINISHED}
+    finished = {rank.rank for rank in ranks if rank.state is RankPhase.FINISHED}
     return unfinished(
         [left for left in _unmatched(ranks) if left.peer in finished],
         [gap for rank in finished for gap in _skipped_by(ranks[rank], ranks)],
@@ -113,12 +126,17 @@ def _skipped_by(ended: RankView, ranks: Sequence[RankView]) -> list[Skipped]:
             before = gaps.get((key, missing))
             others = (*before.others, rank.rank) if before else (rank.rank,)
             signature, where = group.latest.get(theirs + 1, ("", ""))
-            gaps[key, missing] = Skipped(ended.rank, others, missing, theirs + 1, signature, where)
+            gap = Skipped(ended.rank, others, missing, theirs + 1, signature, where, _noun(key))
+            gaps[key, missing] = gap
     return list(gaps.values())
 
 
+def _noun(key: int) -> str:
+    return "new_group" if key == NEW_GROUPS else "collective"
+
+
 def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
-    """Return the first collective in which two ranks differ, explained, or ``None``."""
+    """Return the first collective or message in which two ranks differ, explained, or ``None``."""
     keys = {key for rank in ranks for key in rank.groups}
     for key in sorted(keys):
         seen: dict[int, dict[int, tuple[str, str]]] = {}
@@ -130,7 +148,25 @@ def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
                     seen.setdefault(seq, {})[rank.rank] = entry
         for seq in sorted(seen):
             if len({signature for signature, _ in seen[seq].values()}) > 1:
-                return collective_mismatch(seq, seen[seq], members, board_states(ranks))
+                noun = _noun(key)
+                return collective_mismatch(seq, seen[seq], members, board_states(ranks), noun)
+    return _mismatched_message(ranks)
+
+
+def _mismatched_message(ranks: Sequence[RankView]) -> MismatchError | None:
+    for rank in ranks:
+        for channel in filter(lambda channel: channel.sends, rank.channels):
+            peer, other = ranks[channel.peer], channel.other_end(rank.rank)
+            if not peer.count(other):
+                continue
+            received = peer.read_messages(other)
+            for seq, sent in rank.read_messages(channel).items():
+                got = received.get(seq, sent)
+                if got != sent:
+                    return message_mismatch(
+                        rank.rank, (sent.numel, sent.dtype), peer.rank, (got.numel, got.dtype),
+                        board_states(ranks),
+                    )  # fmt: skip
     return None
 
 
@@ -139,17 +175,17 @@ def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[Ra
     now = time.monotonic() if now is None else now
     rows = []
     for rank in ranks:
-        running = rank.state in (State.BLOCKED, State.RUNNING)
-        doing = rank.text if rank.state is State.BLOCKED else rank.state.name.lower()
-        if rank.state is State.STARTING:
+        running = rank.state in (RankPhase.BLOCKED, RankPhase.RUNNING)
+        doing = rank.text if rank.state is RankPhase.BLOCKED else rank.state.name.lower()
+        if rank.state is RankPhase.STARTING:
             doing = "starting"
-        if rank.state is State.RUNNING and rank.pending:
+        if rank.state is RankPhase.RUNNING and rank.pending:
             doing = f"running, {rank.pending} operation{'s' * (rank.pending != 1)} not over"
         rows.append(
             RankState(
                 rank.rank,
                 doing,
-                rank.where if rank.state is not State.RUNNING else "",
+                rank.where if rank.state is not RankPhase.RUNNING else "",
                 max(0.0, now - rank.since) if running else None,
             )
         )
@@ -163,8 +199,12 @@ class DeadlockWatch:
         self._patience = patience
         self._changes: dict[int, tuple[int, float]] = {}
 
-    def look(self, ranks: Sequence[RankView], asleep: Collection[int] = ()) -> DeadlockError | None:
+    def look(
+        self, ranks: Sequence[RankView], asleep: Collection[int] = ()
+    ) -> DeadlockError | MismatchError | None:
         """Return the deadlock once it is certain, else ``None``.
+
+        Or the mismatch that a rank has seen, and has not raised: others may wait because of it.
 
         `asleep`: ranks that the system shows asleep in compiled code. PyTorch's DDP waits there
         for its last buckets, where no process group is told; such a rank is taken to wait for the
@@ -174,10 +214,12 @@ class DeadlockWatch:
         for rank in ranks:
             if self._changes.get(rank.rank, (-1, now))[0] != rank.changes:
                 self._changes[rank.rank] = rank.changes, now
+        if any(r.saw_mismatch and now - r.since >= self._patience for r in ranks):
+            return find_mismatch(ranks)
         if (left := find_unfinished(ranks, now)) is not None:
             # Not at once: the rank may be about to raise, which would say more.
             if any(
-                rank.state is State.FINISHED and now - rank.since >= self._patience
+                rank.state is RankPhase.FINISHED and now - rank.since >= self._patience
                 for rank in ranks
             ):
                 return find_deadlock(ranks, now) or left
@@ -190,16 +232,18 @@ class DeadlockWatch:
 
 def _as_blocked(rank: RankView, ranks: Sequence[RankView]) -> RankView:
     """Return `rank` as waiting for its first launched collective that another has not entered."""
-    if rank.state is not State.RUNNING or not rank.pending:
+    if rank.state is not RankPhase.RUNNING or not rank.pending:
         return rank
     for key, group in rank.groups.items():
+        if key == NEW_GROUPS:
+            continue
         missing = [group.entered - max(0, _entered(ranks[m], key)) for m in group.members]
         if max(missing, default=0) >= rank.pending:
             seq = group.entered - max(missing) + 1
             signature, where = group.latest.get(seq, ("", ""))
             return replace(
                 rank,
-                state=State.BLOCKED,
+                state=RankPhase.BLOCKED,
                 wait=Wait.COLLECTIVE,
                 group=key,
                 seq=seq,

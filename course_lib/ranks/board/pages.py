@@ -9,10 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 
-MAX_RANKS = 64
-MAX_GROUPS = 16
-MAX_CHANNELS = 256
-"""Different (direction, peer, tag, group) that one rank may use for messages."""
+MAX_BOARD_RANKS = 64
+MAX_GROUPS = 64
+"""Process groups that one rank may use in one call."""
+MAX_CHANNELS = 1024
+"""Different (direction, peer, tag, group) that one rank may use for messages in one call."""
 RING = 64
 """How many of its latest collectives a rank shows, per group; messages, per channel."""
 
@@ -20,18 +21,18 @@ SIGNATURE, WHERE, TEXT = 96, 160, 256
 """Bytes of the texts: what a collective is, a line of code, what a rank does."""
 ENTRY = SIGNATURE + WHERE
 # Words of the head.
-STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING = range(8)
-HEAD = 8
-CHANNEL_WORDS = 2 + RING  # key, messages started, when each of the latest could leave
-GROUP_HEAD = 3 + RING  # key, members as a bit mask, entered, when each could start
+STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING, MISMATCH = range(9)
+HEAD = 9
+CHANNEL_WORDS = 2 + RING  # key, messages started, what each of the latest is
+GROUP_HEAD = 3  # key, members as a bit mask, entered
 
 
 class Pages:
     """A file of fixed layout, mapped into the parent and into every rank."""
 
     def __init__(self, fd: int, world_size: int) -> None:
-        if not 1 <= world_size <= MAX_RANKS:
-            raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size}")
+        if not 1 <= world_size <= MAX_BOARD_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size}")
         self.fd = fd
         self.world_size = world_size
         self._groups_at = 8 * (HEAD + MAX_CHANNELS * CHANNEL_WORDS)
@@ -45,6 +46,7 @@ class Pages:
         self._bytes = memoryview(self._map)
         self._words = self._bytes[: size // 8 * 8].cast("Q")
         self._found: dict[tuple[int, int], int] = {}
+        self._seen: dict[int, int] = {}  # rank → how many of its channels are in `_found`
 
     def close(self) -> None:
         """Unmap the board and close its file descriptor; closing again does nothing."""
@@ -71,21 +73,41 @@ class Pages:
         """Return the first word of a channel; 0 if there is none."""
         if (known := self._found.get((rank, key))) is not None:
             return known
-        first = rank * self._stride // 8 + HEAD
-        for word in range(first, first + MAX_CHANNELS * CHANNEL_WORDS, CHANNEL_WORDS):
-            if self._words[word] == 0:
+        slot = self._seen.get(rank, 0)
+        while slot < MAX_CHANNELS:
+            word = rank * self._stride // 8 + HEAD + slot * CHANNEL_WORDS
+            found = self._words[word]
+            if found == 0:
                 if not create:
                     return 0
-                self._words[word] = key
-            if self._words[word] == key:
-                self._found[rank, key] = word
+                self._words[word] = found = key
+            self._found[rank, found] = word
+            self._seen[rank] = slot = slot + 1
+            if found == key:
                 return word
         if not create:
             return 0
         raise RuntimeError(
-            f"a rank uses more than {MAX_CHANNELS} different tags and peers; use a tag again, "
-            "for example the number of the step modulo 8"
+            f"a rank uses more than {MAX_CHANNELS} different tags and peers in one call; use a "
+            "tag again, for example the number of the step modulo 8"
         )
+
+    def forget_places(self) -> None:
+        """Look for groups and channels anew: a rank, before a call on a board that was cleared."""
+        self._found.clear()
+        self._seen.clear()
+
+    def _clear_places(self, rank: int) -> None:
+        first = rank * self._stride // 8 + HEAD
+        for word in range(first, first + MAX_CHANNELS * CHANNEL_WORDS, CHANNEL_WORDS):
+            if self._words[word] == 0:
+                break
+            self._words[word] = self._words[word + 1] = 0
+        for slot in range(MAX_GROUPS):
+            word = self._group(rank, slot) // 8
+            if self._words[word] == 0:
+                break
+            self._words[word] = self._words[word + 2] = 0
 
     def _latest(self, group_at: int, entered: int) -> dict[int, tuple[str, str]]:
         shown = range(max(1, entered - RING + 1), entered + 1)

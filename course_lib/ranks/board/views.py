@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cached_property
 
 
-class State(IntEnum):
+class RankPhase(IntEnum):
     """What a rank is doing."""
 
     STARTING = 0
@@ -69,9 +69,41 @@ class Channel:
             bool(word >> 63), word >> 57 & 63, word >> 33 & cls.MAX_TAG, word & ((1 << 33) - 1)
         )
 
+    @classmethod
+    def any_source(cls, rank: int, tag: int, group: int) -> Channel:
+        """Return the channel on which `rank` waits for whoever sends: nobody sends to itself."""
+        return cls(False, rank, tag, group)
+
     def other_end(self, rank: int) -> Channel:
         """Return how the peer names this channel of `rank`."""
         return Channel(not self.sends, rank, self.tag, self.group)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a send and its receive must agree on."""
+
+    numel: int
+    dtype: str
+    """For example ``float32``."""
+
+    def word(self) -> int:
+        """Return it as one 64-bit word."""
+        code = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else len(_DTYPES)
+        return self.numel << 8 | code
+
+    @classmethod
+    def of(cls, word: int) -> Message:
+        """Return the message that a word stands for; a dtype that is not known by name is ''."""
+        code = word & 255
+        return cls(word >> 8, _DTYPES[code] if code < len(_DTYPES) else "")
+
+
+_DTYPES = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("complex64", "complex128", "uint16", "uint32", "uint64"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +111,7 @@ class RankView:
     """One rank's part of the board at one moment."""
 
     rank: int
-    state: State
+    state: RankPhase
     changes: int
     """How often this part has changed: equal twice means that nothing happened in between."""
     wait: Wait
@@ -98,6 +130,14 @@ class RankView:
     channels: Mapping[Channel, int]
     """Messages started so far, by channel."""
     groups: Mapping[int, GroupView]
+    saw_mismatch: bool = False
+    read_messages: Callable[[Channel], dict[int, Message]] = lambda channel: {}
+    """Of a channel: number of a message → what it is, for the latest ones."""
+
+    @property
+    def from_anyone(self) -> bool:
+        """Whether it waits for a message from any rank."""
+        return self.channel is not None and self.channel.peer == self.rank
 
     @property
     def peer(self) -> int:

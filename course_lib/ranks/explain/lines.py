@@ -17,7 +17,9 @@ import torch
 
 _RANKS = Path(__file__).parents[1]
 _COURSE = tuple(str(path) + os.sep for path in (_RANKS, _RANKS.with_name("checking")))
-OURS = (*_COURSE, str(Path(torch.__file__).parent) + os.sep)
+TORCH = str(Path(torch.__file__).parent) + os.sep
+"""PyTorch's folder."""
+OURS = (*_COURSE, TORCH)
 """Folders whose lines are never the user's: ranks, all of it, checks, and PyTorch."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
+from course_lib.ranks.explain.errors import DeadlockError, RankState
 from course_lib.ranks.explain.words import (
-    counted,
     format_bytes,
     names,
     names_inside,
@@ -47,6 +46,8 @@ class Waiting:
     tag: int = 0
     group: Hashable = None
     """What tells the process group from others."""
+    one_is_enough: bool = False
+    """Whether it needs but one of those that it waits for: a message from any rank."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,12 @@ def waits_in(
 def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:
     """Return those of the waiting ranks that can never go on."""
     left = {rank for rank, each in waiting.items() if each.awaited}
-    while moving := {r for r in left if not (left | set(ended)).intersection(waiting[r].awaited)}:
+
+    def moves(each: Waiting) -> bool:
+        lost = (left | set(ended)).intersection(each.awaited)
+        return len(lost) < len(each.awaited) if each.one_is_enough else not lost
+
+    while moving := {rank for rank in left if moves(waiting[rank])}:
         left -= moving
     return {rank: waiting[rank] for rank in sorted(left)}
 
@@ -154,10 +160,10 @@ def deadlock(
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
     if len(cycle) > 1 and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
         why += " All of them receive first, and nobody has sent."
-    return DeadlockError(summary, states, "\n".join(filter(None, [why, *_first_few(astray)])))
+    return DeadlockError(summary, states, "\n".join(filter(None, [why, *first_few(astray)])))
 
 
-def _first_few(lines: Sequence[str]) -> list[str]:
+def first_few(lines: Sequence[str]) -> list[str]:
     """Return a report's lines about single ranks: of many, the first, and how many more."""
     if len(lines) <= _TOLD:
         return list(lines)
@@ -251,76 +257,3 @@ def _went_elsewhere(waiting: Iterable[Waiting], unmatched: Sequence[Unmatched]) 
             elif other.group != mine.group:
                 lines.append(f"Rank {other.rank} did {did}, but in a different group{at}.")
     return list(dict.fromkeys(lines))
-
-
-def unfinished(
-    unmatched: Sequence[Unmatched],
-    skipped: Sequence[Skipped],
-    states: Sequence[RankState],
-    over: bool,
-) -> DeadlockError | None:
-    """Return the error for communication that can never complete, or ``None`` if there is none.
-
-    Args:
-        unmatched: messages whose other side has ended, or all if the call is over.
-        skipped: collectives that a rank which has ended did not enter.
-        states: what every rank does, in rank order.
-        over: whether every rank has ended.
-
-    """
-    if not unmatched and not skipped:
-        return None
-    lines = []
-    for gap in skipped:
-        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
-        text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
-        lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
-    for left in unmatched:
-        tag = f" with tag {left.tag}" if left.tag else ""
-        other = "any rank" if left.peer is None else f"rank {left.peer}"
-        at = f" ({left.where})" if left.where else ""
-        what = counted(left.count, "message") + tag
-        them = one_or_many(range(left.count), "it", "them")
-        if left.sends:
-            did, never = f"sent {what} to", "received"
-        else:
-            did, never = f"waits for {what} from", "sent"
-        lines.append(f"Rank {left.rank} {did} {other}, which never {never} {them}{at}.")
-    summary = (
-        "Every rank ended, but not all communication did."
-        if over
-        else "A rank ended while others still need it."
-    )
-    return DeadlockError(summary, states, "\n".join(_first_few(lines)))
-
-
-def collective_mismatch(
-    seq: int,
-    entered: Mapping[int, tuple[str, str]],
-    members: Collection[int],
-    states: Sequence[RankState],
-    noun: str = "collective",
-) -> MismatchError:
-    """Return the error for ranks that disagree about collective `seq` of a group.
-
-    `entered`: rank → (signature, line) of those that have entered it.
-    """
-    rows = []
-    for state in states:
-        if state.rank in entered:
-            rows.append(RankState(state.rank, *entered[state.rank]))
-        else:
-            there = state.rank in members
-            rows.append(RankState(state.rank, "has not entered it") if there else state)
-    if noun == "new_group":
-        return MismatchError(
-            f"The ranks disagree about new_group #{seq}.",
-            rows,
-            "Every rank must make every group, also those that it is not in, in the same order.",
-        )
-    return MismatchError(
-        f"The ranks disagree about collective #{seq} of their group.",
-        rows,
-        "All ranks of a group must call the same collectives in the same order, with the same"
-        " number of elements, dtype and root.",
-    )

@@ -13,15 +13,8 @@ from course_lib.ranks.explain.errors import (
     RanksError,
     RankState,
 )
-from course_lib.ranks.explain.waiting import (
-    Skipped,
-    Unmatched,
-    Waiting,
-    collective_mismatch,
-    deadlock,
-    unfinished,
-    waits_in,
-)
+from course_lib.ranks.explain.mismatch import collective_mismatch, unfinished
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, waits_in
 from course_lib.ranks.explain.words import names
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.handles import Misuse

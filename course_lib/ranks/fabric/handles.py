@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_lib.ranks.explain.lines import OURS, is_ours
+from course_lib.ranks.explain.lines import TORCH, is_ours
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.torch_hooks import remove_mode, watch_with
 from course_lib.ranks.metered.collective_table import KINDS
@@ -191,7 +191,7 @@ def _whose(name: str) -> str:
     """Return whose a file is: ``"torch"``, ``"user"``, or ``""`` if it hands on calls."""
     if is_ours(name) or name in _THROUGH:
         return ""
-    return "torch" if name.startswith(OURS[1]) else "user"
+    return "torch" if name.startswith(TORCH) else "user"
 
 
 def _launched_by_torch() -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_lib.ranks.board.pages import MAX_RANKS
+from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.calls import cell_labels, per_rank
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RanksError
@@ -44,9 +44,9 @@ class IsolatedSimulated:
     def __init__(
         self, world_size: int, network: Network | None = None, misuse: str = "warn"
     ) -> None:
-        if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
+        if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
             raise ValueError(
-                f"world_size must be 1 to {MAX_RANKS} with isolated=True, got {world_size!r}"
+                f"world_size must be 1 to {MAX_BOARD_RANKS} with isolated=True, got {world_size!r}"
             )
         self.placement = Placement(
             ("simulated",) * world_size, "fabric", "simulated, virtual clock, a process per rank"

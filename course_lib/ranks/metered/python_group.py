@@ -69,6 +69,11 @@ class PythonGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
+    # Checkpoints that are saved meanwhile ask for a group that takes tensors of the CPU.
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
     # Point to point ------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:

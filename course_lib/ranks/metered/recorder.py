@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.views import Channel, State, Wait
+from course_lib.ranks.board.views import Channel, RankPhase, Wait
 from course_lib.ranks.explain.waiting import waits_in
 from course_lib.ranks.trace.event import Event, computation
 
@@ -19,7 +19,7 @@ MAX_EVENTS = 200_000
 _SETTLE = 0.5
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 1 << 22
-_ACTIVE = (State.STARTING, State.RUNNING, State.BLOCKED)
+_ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
 
 
 @dataclass
@@ -40,6 +40,10 @@ class Recorder:
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
     open_collectives: set[Any] = field(default_factory=set)
     """Works of collectives that are not yet in the log."""
+    calls: int = 0
+    """How many calls have begun; a group has its place on the board for one of them."""
+    given_up: int = 0
+    """How many calls were given up while operations were under way: their end counts no more."""
     _kept: deque[tuple[Any, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -68,13 +72,24 @@ class Recorder:
                 self._kept.popleft()
 
     def begin(self) -> None:
-        """Begin the log of a new call."""
+        """Begin the log of a new call, on a board that may have been cleared."""
+        self.calls += 1
+        self.board.forget_places()
         self.events.clear()
         self.blocked.clear()
         self.open_messages.clear()
         self.open_collectives.clear()
         self._kept.clear()
         self.dropped = 0
+
+    def give_up(self) -> None:
+        """Forget what is under way: it will never be over."""
+        with self._lock:
+            self.given_up += 1
+        for work in [*self.open_collectives, *self.open_messages]:
+            work.give_up()
+        self.open_messages.clear()
+        self.open_collectives.clear()
 
     def settle(self) -> None:
         """Wait, at the end of a call, until its collectives are in the log.
@@ -126,12 +141,17 @@ class MeteredOperation:
     group: int
     seq: int
     channel: Channel | None = None
-    _waited: bool = False
     start: float = field(default_factory=time.monotonic)
+    begun_in: int = field(init=False)
+    """Value of `Recorder.given_up` when it was launched."""
     group_name: str = ""
     """What people call the group; see `Event.group_name`."""
+    _waited: bool = False
     _blocked_since: float = 0.0
     _noted: tuple[int, Event] | None = None
+
+    def __post_init__(self) -> None:
+        self.begun_in = self.recorder.given_up
 
     def block(self) -> None:
         """Show that the rank stands still until this operation is over."""
@@ -162,6 +182,8 @@ class MeteredOperation:
 
     def over(self, end: float | None = None) -> None:
         """Note the operation down as over."""
+        if self.begun_in != self.recorder.given_up:
+            return
         event = Event(
             self.recorder.rank,
             self.kind,

@@ -8,12 +8,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from course_lib.ranks.metered.emulated_link import Transfer
 from course_lib.ranks.metered.recorder import MeteredOperation
 
 _ending = threading.Lock()
+_SLICE = timedelta(seconds=0.2)
+"""Of a wait in compiled code: after it, Python may see a signal."""
+_PAUSE = 1e-5, 2e-4
+"""Seconds between two looks whether the other side has come: the least and the most."""
+
+
+class GivenUp(BaseException):
+    """Raised on a rank whose call has failed elsewhere: it unwinds, and is kept."""
 
 
 class MeteredWork(dist.Work):
@@ -22,9 +31,10 @@ class MeteredWork(dist.Work):
     Args:
         inner: the work of gloo or NCCL.
         operation: what it is part of.
-        arrived: of a message, says whether the other side has started it too; a send is not over
+        arrived: of a message, says whether the other side has started it too; it is not over
             before that. ``None`` for a collective.
         emulated: its way through an emulated network; else ``None``.
+        sliced: whether `inner` can be waited for a little at a time.
 
     """
 
@@ -34,17 +44,27 @@ class MeteredWork(dist.Work):
         operation: MeteredOperation,
         arrived: Callable[[], bool] | None = None,
         emulated: Transfer | None = None,
+        sliced: bool = False,
     ) -> None:
         super().__init__()
         self._inner = inner
         self._operation = operation
         self._arrived = arrived
         self._emulated = emulated
+        self._sliced = sliced and arrived is None
         self._over = False
+        self._given_up = self._pulled = False
+        self._future: torch.futures.Future[Any] | None = None
+        self._trigger: torch.futures.Future[None] = torch.futures.Future()
         self._awaited = False
         recorder, message = operation.recorder, operation.channel is not None
         self._open = recorder.open_messages if message else recorder.open_collectives
         self._open.add(self)
+
+    @property
+    def group(self) -> int:
+        """Key of the process group."""
+        return self._operation.group
 
     def _end(self) -> None:
         with _ending:  # a callback of gloo's thread may come while this one waits
@@ -61,19 +81,32 @@ class MeteredWork(dist.Work):
         self._operation.block()
         waited_since = time.monotonic()
         try:
-            if self._emulated is not None:
-                self._emulated.future.wait()
-            self._inner.wait(timeout) if timeout else self._inner.wait()
-            pause = 1e-5
+            pause, most = _PAUSE
             while self._arrived is not None and not self._arrived():
                 time.sleep(pause)
-                pause = min(2 * pause, 1e-3)
+                pause = min(2 * pause, most)
+            if self._emulated is not None:
+                self._emulated.over.wait()
+            self._wait_inner(timeout)
         finally:
             self._operation.unblock()
         if self._emulated is not None:
             self._emulated.woke(waited_since, time.monotonic())
         self._end()
         return True
+
+    def _wait_inner(self, timeout: timedelta) -> None:
+        if timeout or not self._sliced:
+            self._inner.wait(timeout) if timeout else self._inner.wait()
+            return
+        while True:
+            try:
+                self._inner.wait(_SLICE)
+                return
+            except RuntimeError:  # of gloo, or merely that the slice is over
+                if self._inner.is_completed():
+                    self._inner.wait()  # says which
+                    return
 
     def get_future(self) -> Any:
         # DDP's reducer waits for the future, in C++, and never calls wait().
@@ -82,10 +115,31 @@ class MeteredWork(dist.Work):
 
     def watch(self) -> Any:
         """Return its future, which notes the end; for those who look on, not the one who waits."""
-        emulated = self._emulated
-        future = emulated.future if emulated is not None else self._inner.get_future()
-        future.add_done_callback(lambda _: self._end())
-        return future
+        if self._future is None:
+            self._future = self._trigger.then(lambda _: self._value())
+            self._future.add_done_callback(lambda _: self._end())
+            if self._emulated is not None:
+                self._emulated.when_over(self._pull)
+            else:
+                self._inner.get_future().add_done_callback(lambda _: self._pull())
+        return self._future
+
+    def _pull(self) -> None:
+        with _ending:
+            first, self._pulled = not self._pulled, True
+        if first:
+            self._trigger.set_result(None)
+
+    def _value(self) -> Any:
+        if self._given_up:
+            raise RuntimeError("the call was given up: it has failed on another rank")
+        return self._inner.get_future().value()
+
+    def give_up(self) -> None:
+        """Fail whoever waits for the future in compiled code: in any thread."""
+        self._given_up = True
+        if self._future is not None:
+            self._pull()
 
     def is_completed(self) -> bool:
         self._note_waited()
@@ -101,7 +155,7 @@ class MeteredWork(dist.Work):
         """Return whether it is over; for those who look on, not for the one who waits."""
         if self._over:
             return True
-        if self._emulated is not None and not self._emulated.future.done():
+        if self._emulated is not None and not self._emulated.over.is_set():
             return False
         if self._arrived is None:
             done = bool(self._inner.is_completed())
@@ -121,7 +175,8 @@ class MeteredWork(dist.Work):
         return self._inner.result()
 
     def source_rank(self) -> int:
-        return int(self._inner._source_rank())
+        peer, members = self._operation.peer, self._operation.members
+        return -1 if peer is None else members.index(peer)
 
     _source_rank = source_rank
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from course_lib.ranks.board.views import RankView, State
+from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.output.printer import in_notebook
 
 _AFTER = 1.0
@@ -75,7 +75,7 @@ def _watched() -> bool:
 def summary(views: Sequence[RankView]) -> str:
     """Return what the ranks do, in one line: ``3 × waits in all_reduce #7, 1 × running``."""
     parts = Counter(
-        view.text.partition(" (")[0] if view.state is State.BLOCKED else view.state.name.lower()
+        view.text.partition(" (")[0] if view.state is RankPhase.BLOCKED else view.state.name.lower()
         for view in views
     )
     return ", ".join(f"{count} × {what}" for what, count in parts.most_common())

@@ -11,12 +11,16 @@ from course_lib.ranks.calls import cell_labels, cell_sources, pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.processes.object_pipe import Packed, pack
+from course_lib.ranks.processes.object_pipe import pack
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace
 
 # Set for the fork server, and so for the ranks; the notebook's own values are not for them.
-_NOT_SENT = ("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED")
+_NOT_SENT = (
+    *("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "TORCH_FR_BUFFER_SIZE",
+)
 
 
 class Processes:
@@ -33,6 +37,8 @@ class Processes:
         self._network = network
         self._known: set[str] = set()
         self._around: tuple[Any, ...] | None = None
+        self._raw: dict[Any, Any] = {}
+        self._decoded: dict[str, str] = {}
 
     def run(
         self,
@@ -43,18 +49,17 @@ class Processes:
     ) -> list[Any]:
         """Run one call; see `Ranks.run`."""
         common, each = pack_call(fn, args, kwargs, self.world_size, pack)
-        surroundings: Packed | None = None
         self.trace = Trace([], self.world_size)
         try:
             team = self._ready_team()
-            surroundings = pack(self._surroundings())
+            surroundings = self._surroundings()
             team.labels.update(cell_labels())
             return team.call(surroundings, common, each, timeout)
         except KeyboardInterrupt:
             self._say_interrupted()
             raise
         finally:
-            for packed in (common, *each, *filter(None, [surroundings])):
+            for packed in (common, *each):
                 packed.close()
             if self.team is not None:
                 self.trace = _trace(self.team, self._network)
@@ -78,18 +83,27 @@ class Processes:
             folder = os.getcwd()
         except FileNotFoundError:
             folder = ""
-        environment = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
+        environment = self._environment()
         around = (folder, list(sys.path), environment)
         if not sources.lines and (sources.labels, around) == self._around:
             return None
         self._around = sources.labels, around
         return (sources, *around)
 
+    def _environment(self) -> dict[str, str]:
+        """Return the notebook's environment; decoding it anew for every call would show."""
+        raw = dict(getattr(os.environ, "_data", os.environ))
+        if raw != self._raw:
+            self._raw = raw
+            self._decoded = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
+        return self._decoded
+
     def _say_interrupted(self) -> None:
         team = self.team
         if team is not None and len(team.members) == self.world_size:
-            table = format_states(team.watch.states())
-            print(f"Interrupted. The ranks are ended; they were:\n\n{table}\n", file=sys.stderr)
+            table = format_states(team.interrupted or team.watch.states())
+            now = "The ranks stay" if team.reusable else "The ranks are ended"
+            print(f"Interrupted. {now}; they were:\n\n{table}\n", file=sys.stderr)
 
     def states(self) -> list[RankState]:
         """Return what the ranks do now; empty if none runs."""

@@ -67,6 +67,7 @@ class ForkServer:
             that the process must inherit. Default: this Python, with the modules of `WIDE` and,
             later, of `LATER`.
         start_timeout: seconds to wait until it is ready.
+        wait: whether to wait for that here; else the first `fork` does.
 
     Raises:
         ForkServerError: it did not become ready.
@@ -74,7 +75,10 @@ class ForkServer:
     """
 
     def __init__(
-        self, launch: Callable[[int], Process] | None = None, start_timeout: float = 120
+        self,
+        launch: Callable[[int], Process] | None = None,
+        start_timeout: float = 120,
+        wait: bool = True,
     ) -> None:
         self._lock = threading.RLock()
         self._buffer = b""
@@ -86,16 +90,29 @@ class ForkServer:
         with theirs:
             self.process = (launch or _launch)(theirs.fileno())
         atexit.register(self.close)
-        try:
-            self._wait_line("ready", time.monotonic() + start_timeout)
-        except BaseException:
-            self.process.kill()  # it has no children yet, and imports for seconds more
-            self.close()
-            raise
+        self._ready_until: float | None = time.monotonic() + start_timeout
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it has loaded what it loads; raise `ForkServerError` if it does not."""
+        with self._lock:
+            if self._ready_until is None:
+                return
+            try:
+                self._wait_line("ready", max(self._ready_until, time.monotonic() + 60))
+            except KeyboardInterrupt:
+                raise  # it goes on loading: the next call finds it further
+            except BaseException:
+                self.process.kill()  # it has no children yet, and imports for seconds more
+                self.close()
+                raise
+            self._ready_until = None
 
     def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
         """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
         request = {"fork": function, "config": config, "fds": len(fds)}
+        self.wait_until_ready()
         # An interrupt between the request and its answer would lose the child's pid.
         with self._lock, uninterrupted():
             try:
@@ -228,6 +245,8 @@ def _environment() -> dict[str, str]:
         # Ranks of one machine need no host name that resolves.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         "PYTHONUNBUFFERED": "1",
+        # Nobody reads PyTorch's flight recorder here, which keeps the stack of every operation.
+        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "0"),
         "MPLBACKEND": "agg",
     }
 
@@ -238,8 +257,15 @@ _server_lock = threading.Lock()
 
 def shared_server() -> ForkServer:
     """Return this process's fork server; start it on first use, or if it has ended."""
+    server = start_server()
+    server.wait_until_ready()
+    return server
+
+
+def start_server() -> ForkServer:
+    """Return this process's fork server, which may still be loading."""
     global _server
     with _server_lock:
         if _server is None or not _server.alive():
-            _server = ForkServer()
+            _server = ForkServer(wait=False)
         return _server

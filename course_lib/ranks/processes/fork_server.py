@@ -85,6 +85,8 @@ def serve(
             os.close(wake_write)
             _run_child(request, fds, server)
         children.add(pid)
+        with suppress(OSError):  # the child does the same: whoever comes first
+            os.setpgid(pid, pid)
         for fd in fds:
             os.close(fd)
         _send(control, {"pid": pid})
@@ -107,14 +109,14 @@ def serve(
                 for request, fds in requests.take():
                     # Only children that were not reaped: their pids can belong to no one else.
                     for pid in children.intersection(request.get("pids", ())):
-                        os.kill(pid, request["signal"])
+                        _signal(pid, request["signal"])
                     if "fork" in request:
                         fork(request, fds)
     except (BrokenPipeError, ConnectionResetError):
         return
     finally:
         for pid in children:
-            os.kill(pid, signal.SIGKILL)
+            _signal(pid, signal.SIGKILL)
 
 
 class _Requests:
@@ -145,13 +147,22 @@ class _Requests:
         return taken
 
 
+def _signal(pid: int, number: int) -> None:
+    """Signal a child; SIGKILL is also for what it has started: it leads a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        if number == signal.SIGKILL:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
 def _reap() -> list[tuple[int, int]]:
     ended = []
     with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
+        # Left a zombie for a moment more, the child still holds the number of its group.
+        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            _signal(found.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(found.si_pid, 0)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
     return ended
 
@@ -160,6 +171,7 @@ def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn
     status = 1
     try:
         die_with_parent(server)
+        os.setpgid(0, 0)
         module, function = request["fork"].split(":")
         getattr(importlib.import_module(module), function)(fds, request["config"])
         status = 0

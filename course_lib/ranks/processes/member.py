@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from course_lib.ranks.board.views import RankView, State
+from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.output.printer import RankOutput
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.object_pipe import ObjectPipe
-from course_lib.ranks.processes.stacks import cpu_state, in_backward, wait_for_dump
+from course_lib.ranks.processes.stacks import cpu_state, stands_in_backward, wait_for_dump
 from course_lib.ranks.trace.event import Event
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""
+_DUMP_LIMIT = 1.0
+"""Seconds for all stacks together; the fork server may be importing when it is to pass a signal."""
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Member:
     dump_at: int = 0
     """Where in the dump file the next dump begins."""
     answered: bool = False
+    joined: bool = True
+    """Whether the rank still has its process groups."""
     value: Any = None
     events: list[Event] = field(default_factory=list)
     dropped: int = 0
@@ -39,13 +44,19 @@ class Member:
     asleep_since: float | None = None
     seen_in_backward: bool = False
 
+    def begin(self) -> None:
+        """Forget the answer to the last call."""
+        self.answered, self.value, self.events, self.dropped = False, None, [], 0
+        self.asleep_since = None
+
 
 def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:
     """Have ranks write down their stacks; return the text by rank."""
     for member in members:
         member.dump_at = os.fstat(member.dump_fd).st_size
     server.signal([member.pid for member in members], signal.SIGUSR1)
-    return {m.rank: wait_for_dump(m.dump_fd, m.dump_at, 0.3) for m in members}
+    until = time.monotonic() + _DUMP_LIMIT
+    return {m.rank: wait_for_dump(m.dump_fd, m.dump_at, until) for m in members}
 
 
 def find_asleep(
@@ -58,7 +69,7 @@ def find_asleep(
     """
     asleep = []
     for member, view in zip(members, views, strict=True):
-        if view.state is not State.RUNNING or not view.pending:
+        if view.state is not RankPhase.RUNNING or not view.pending:
             member.asleep_since = None
             continue
         state = cpu_state(member.pid, whole_process=member.on_gpu)
@@ -71,7 +82,7 @@ def find_asleep(
             continue
         if not member.seen_in_backward:
             stack = ask_for_stacks(server, [member])[member.rank]
-            member.seen_in_backward = in_backward(stack)
+            member.seen_in_backward = stands_in_backward(stack)
             if not member.seen_in_backward:
                 member.asleep_since = now  # ask again later, not at every look
         if member.seen_in_backward:

@@ -19,11 +19,10 @@ def read_dump(fd: int, offset: int = 0) -> str:
     return os.pread(fd, size, offset).decode("utf-8", "replace") if size > 0 else ""
 
 
-def wait_for_dump(fd: int, offset: int, seconds: float) -> str:
-    """Return a dump that a signal has asked for; empty if it does not come."""
-    deadline = time.monotonic() + seconds
+def wait_for_dump(fd: int, offset: int, until: float) -> str:
+    """Return a dump that a signal has asked for; empty if it does not come in time."""
     text = ""
-    while time.monotonic() < deadline:
+    while time.monotonic() < until:
         before, text = text, read_dump(fd, offset)
         if text and text == before:
             break
@@ -31,7 +30,7 @@ def wait_for_dump(fd: int, offset: int, seconds: float) -> str:
     return text
 
 
-def in_backward(dump: str) -> bool:
+def stands_in_backward(dump: str) -> bool:
     """Return whether the innermost Python frame is autograd's call into its compiled engine."""
     return innermost_function(dump) == "_engine_run_backward"
 

@@ -11,24 +11,29 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.failures import out_of_step, some_raised
 from course_lib.ranks.board.memory import anonymous_file, path_of
-from course_lib.ranks.board.views import State
+from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.metered.emulated_network import EmulatedNetwork
 from course_lib.ranks.output.printer import Printer, RankOutput
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, pack
 from course_lib.ranks.processes.watch import Watch
 
 _START_LIMIT = 60.0
+_MAX_GIVEN_UP = 50
+"""Calls that ranks survive: each leaves behind connections that gloo cannot close."""
 
 
 class Team:
@@ -39,8 +44,12 @@ class Team:
         self.world_size = len(placement.devices)
         self.members: list[Member] = []
         self.reusable = False
+        self.interrupted: list[RankState] = []
+        """What the ranks did when the last call was ended from here."""
         self.labels: dict[str, str] = {}
         self._started = False
+        self._calls = self._generation = 0
+        self._keeps = metered and all(device == "cpu" for device in placement.devices)
         self._server: ForkServer = shared_server()
         with uninterrupted():
             self.board = Board.create(self.world_size)
@@ -55,28 +64,43 @@ class Team:
             config = {
                 "world_size": self.world_size,
                 "threads": placement.threads,
-                "environment": placement.environment,
+                "environment": placement.environment | _as_torchrun(self.world_size),
                 "store": os.path.join(folder or "", "store"),
                 "backend": "metered" if metered else placement.backend,
-                "network": asdict(network) if network is not None else None,
             }
+            links: list[Connection] = []
             try:
                 for rank in range(self.world_size):
-                    self._fork(rank, config, [] if folder else [store])
+                    more = {} if folder else {"store": store}
+                    with ExitStack() as stack:
+                        if network is not None:
+                            ours, theirs = Pipe()
+                            links.append(ours)
+                            more["link"] = stack.enter_context(theirs).fileno()
+                        self._fork(rank, config, more)
             except BaseException:
                 self._end()
                 raise
             finally:
                 os.close(store)
+            self._network = EmulatedNetwork(network, links) if network is not None else None
 
-    def _fork(self, rank: int, config: dict[str, Any], store: list[int]) -> None:
+    def _fork(self, rank: int, config: dict[str, Any], more: dict[str, int]) -> None:
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
         dump = anonymous_file("stacks")
+        fds = {"pipe": theirs.fileno(), "output": write, "board": self.board.fd, "dump": dump}
+        fds |= more
         config = {**config, "rank": rank, "device": self.placement.devices[rank]}
+        config["fds"] = list(fds)
+        config["environment"] = {
+            **config["environment"],
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+        }
         try:
-            fds = [theirs.fileno(), write, self.board.fd, dump, *store]
-            pid = self._server.fork("course_lib.ranks.processes.worker:serve_calls", config, fds)
+            function = "course_lib.ranks.processes.worker:serve_calls"
+            pid = self._server.fork(function, config, list(fds.values()))
         except BaseException:
             ours.close()
             os.close(read)
@@ -102,7 +126,7 @@ class Team:
 
     def call(
         self,
-        surroundings: Packed,
+        surroundings: tuple[Any, ...] | None,
         common: Packed,
         each: Sequence[Packed],
         timeout: float | None,
@@ -123,21 +147,34 @@ class Team:
         self.reusable = False
         self.start()
         if not self.board.pending():
-            self.board.restart_counts()  # a student counts the operations of the call
+            self.board.clear()  # a student counts the operations of the call
         for member in self.members:
             # Until a rank has picked up this call, it must not look as if it had finished it.
-            self.board.set_state(member.rank, State.STARTING)
-            member.answered, member.value, member.events, member.dropped = False, None, [], 0
-            member.asleep_since = None
-        for member, mine in zip(self.members, each, strict=True):
-            with suppress(BrokenPipeError, ConnectionResetError):  # found below, with its status
-                member.pipe.send(surroundings, common, mine)
-        self.watch.collect("call", timeout)
+            self.board.set_state(member.rank, RankPhase.STARTING)
+            member.begin()
+        self._calls += 1
+        head = pack((self._calls, self._generation, surroundings))
+        try:
+            for member, mine in zip(self.members, each, strict=True):
+                with suppress(BrokenPipeError, ConnectionResetError):  # found below
+                    member.pipe.send(head, common, mine)
+        finally:
+            head.close()
+        try:
+            self.watch.collect("call", timeout)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self.interrupted = self.watch.states()
+            self.reusable = self._give_up()
+            raise
         # All ranks have answered; if they also left the group in step, they are as good as new.
         views = self.board.views()
         wrong = out_of_step(views)
-        self.reusable = wrong is None
-        if failures := self.watch.failures():
+        failures = self.watch.failures()
+        left = wrong is not None or (failures and self.board.pending())
+        self.reusable = not left or self._give_up()
+        self.reusable &= all(member.joined for member in self.members)
+        if failures:
             raise some_raised(failures, views)
         if wrong is not None:
             raise wrong
@@ -146,10 +183,39 @@ class Team:
         except Exception as error:
             raise TypeError(f"a result cannot be read here: {error}") from error
 
+    def _give_up(self) -> bool:
+        """End the call on the ranks that are still in it; return whether all are ready for more.
+
+        Their processes, and what they have in memory, then stay. What they have left in their
+        connections does not: before the next call every group connects anew.
+        """
+        if not self._keeps or self._generation >= _MAX_GIVEN_UP:
+            return False
+        if not self.watch.end_call():
+            return False
+        self._generation += 1
+        if self._network is not None:
+            self._network.forget()
+        self.board.clear()
+        return True
+
     def end(self) -> None:
         """End the processes and remove what they left."""
         with uninterrupted():
             self._end()
+
+
+def _as_torchrun(world_size: int) -> dict[str, str]:
+    """Return what ``torchrun`` tells a script in its environment, but for the rank itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _end_team(

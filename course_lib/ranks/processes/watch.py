@@ -6,6 +6,7 @@ On the answers, on what the ranks print, on the board (does anything still move?
 from __future__ import annotations
 
 import selectors
+import signal
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ from course_lib.ranks.board.diagnosis import (
     stuck_ranks,
 )
 from course_lib.ranks.board.failures import process_ended, some_raised
-from course_lib.ranks.board.views import RankView, State
+from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, timed_out, with_labels
 from course_lib.ranks.explain.lines import line_in_dump
@@ -32,6 +33,8 @@ from course_lib.ranks.trace.event import Event
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
 """Seconds that ranks which wait for a failed one get, to show that they do."""
+_GIVE_UP_LIMIT = 1.0
+"""Seconds that ranks get to end a call that has failed elsewhere, before they are ended."""
 _GRACE = 1.0
 """Seconds that ranks which still compute get, once another has failed."""
 
@@ -109,6 +112,23 @@ class Watch:
                     member.output.drain()
                 self._printer.end_call()
 
+    def end_call(self) -> bool:
+        """End the call on the ranks that are in it; return whether all have answered in time."""
+        left = {member.rank for member in self._members if not member.answered}
+        until = time.monotonic() + _GIVE_UP_LIMIT
+        self._server.signal([self._members[rank].pid for rank in left], signal.SIGUSR2)
+        try:
+            with selectors.PollSelector() as selector, uninterrupted():
+                for rank in left:
+                    member = self._members[rank]
+                    selector.register(member.pipe, selectors.EVENT_READ, member)
+                    selector.register(member.output, selectors.EVENT_READ, member)
+                while left and time.monotonic() < until:
+                    left -= self._read(selector)
+        except RanksError:  # it has died of it
+            return False
+        return not left
+
     def failures(self) -> dict[int, Failure]:
         """Return the exceptions that the ranks have answered with."""
         return {m.rank: m.value for m in self._members if isinstance(m.value, Failure)}
@@ -116,7 +136,7 @@ class Watch:
     def states(self) -> list[RankState]:
         """Return what every rank does; of those that run, also their line."""
         views = self._board.views()
-        running = [m for m in self._members if views[m.rank].state is State.RUNNING]
+        running = [m for m in self._members if views[m.rank].state is RankPhase.RUNNING]
         dumps = ask_for_stacks(self._server, running)
         return [
             RankState(s.rank, s.doing, line_in_dump(dumps[s.rank], self._labels), s.seconds)
@@ -157,7 +177,8 @@ class Watch:
                 return False
             if message[0] != "ready":
                 member.events = [Event(*event) for event in message[1]]
-                member.dropped = message[2]
+                member.dropped, joined = message[2:]
+                member.joined = joined
                 value = member.pipe.receive()
                 member.value = value() if message[0] == "failure" else value
         except (EOFError, OSError):
@@ -188,7 +209,12 @@ class Watch:
         if (mismatch := find_mismatch(views)) is not None:
             raise mismatch
         if any(state.doing.startswith("running") for state in deadlock.states):
-            raise DeadlockError(deadlock.summary, self.states(), deadlock.detail)
+            lines = self.states()
+            states = [
+                lines[state.rank] if state.doing.startswith("running") else state
+                for state in deadlock.states
+            ]
+            raise DeadlockError(deadlock.summary, states, deadlock.detail)
         raise deadlock
 
     def _death(self, member: Member) -> RanksError:

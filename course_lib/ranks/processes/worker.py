@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -17,15 +18,17 @@ import torch.distributed as dist
 
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.memory import path_of
-from course_lib.ranks.board.views import State
+from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.calls import Sources, install_sources, join_call
-from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.metered.emulated_link import EmulatedLink
-from course_lib.ranks.metered.process_group import install
 from course_lib.ranks.metered.recorder import Recorder
+from course_lib.ranks.metered.work import GivenUp
+from course_lib.ranks.metered.world import World, joined_world
 from course_lib.ranks.output.displays import send_displays_to
+from course_lib.ranks.processes.giving_up import can_be_given_up, listen
+from course_lib.ranks.processes.main_module import OwnModules, become_main
 from course_lib.ranks.processes.object_pipe import ObjectPipe, pack
 
 _NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
@@ -35,8 +38,9 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
     `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path; it may
-    have ``backend`` (default ``metered``; else ``gloo`` or ``nccl``, bare) and ``network``, the
-    arguments of an emulated `Network`. `labels` may grow later: file name → how a person calls it.
+    have ``backend`` (default ``metered``; else ``gloo`` or ``nccl``, bare) and ``link``, the
+    descriptor of a connection to an `EmulatedNetwork`. `labels` may grow later: file name → how a
+    person calls it.
     """
     rank, world_size = config["rank"], config["world_size"]
     board = Board(board_fd, world_size)
@@ -45,12 +49,11 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
     recorder = Recorder(board, rank, [], locator(labels))
-    link = None
-    if config.get("network") is not None:
-        link = EmulatedLink(Network(**config["network"]), board, rank)
+    link = EmulatedLink(Connection(config["link"])) if "link" in config else None
     backend = config.get("backend", "metered")
     if backend == "metered":
-        install(recorder, link)
+        World(recorder, link, config["store"], _NO_LIMIT)
+        return recorder
     dist.init_process_group(
         backend,
         store=dist.FileStore(config["store"], world_size),  # type: ignore[attr-defined]
@@ -64,51 +67,80 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
 def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     """Run calls until the parent closes the pipe.
 
-    `fds`: pipe, output, board, a file for stack dumps, and perhaps the store's file.
+    `fds`: as many as ``config["fds"]`` has names for them: ``pipe``, ``output``, ``board``,
+    ``dump`` for stacks, perhaps ``link`` and ``store``.
     """
-    pipe = ObjectPipe(socket.socket(fileno=fds[0]), private=True)
-    redirect_output(fds[1])
+    named = dict(zip(config["fds"], fds, strict=True))
+    pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
+    redirect_output(named["output"])
     # On SIGUSR1, and when compiled code crashes: the stack, also of a rank that stands still.
-    faulthandler.enable(file=fds[3], all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=fds[3], all_threads=False)
-    if len(fds) > 4:
-        config["store"] = path_of(fds[4])
+    faulthandler.enable(file=named["dump"], all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)
+    if "store" in named:
+        config["store"] = path_of(named["store"])
+    if "link" in named:
+        config["link"] = named["link"]
     os.environ.update(config["environment"])
+    become_main()
     labels: dict[str, str] = {}
-    recorder = join(fds[2], config, labels)
-    board, rank = recorder.board, recorder.rank
+    recorder = join(named["board"], config, labels)
+    listen(recorder)
     send_displays_to(lambda bundle: pipe.send(pack(("display", bundle))))
-    board.set_state(rank, State.IDLE)
+    recorder.board.set_state(recorder.rank, RankPhase.IDLE)
     pipe.send(pack(("ready",)))
+    modules = OwnModules()
     while True:
         try:
             message = pipe.receive()
         except (EOFError, ConnectionResetError):
             return
-        surroundings = message()
+        call, generation, surroundings = message()
         if surroundings is not None:
             _enter(labels, *surroundings)
-        common, mine = pipe.receive(), pipe.receive()
         recorder.begin()
-        board.set_state(rank, State.RUNNING)
-        start = time.monotonic()
-        try:
-            value = join_call(common(), mine())()
+        if (world := joined_world()) is not None:
+            world.begin(call, generation)
+        _run_call(pipe, recorder, labels, modules)
+
+
+def _run_call(
+    pipe: ObjectPipe, recorder: Recorder, labels: dict[str, str], modules: OwnModules
+) -> None:
+    """Run one call and send its answer: what came of it, the log, and the result."""
+    board, rank = recorder.board, recorder.rank
+    common, mine = pipe.receive(), pipe.receive()
+    board.set_state(rank, RankPhase.RUNNING)
+    start = time.monotonic()
+    reply = None
+    try:
+        with can_be_given_up():
+            _reload(modules, rank)
+            value = join_call(common, mine())()
             kind, end = "result", time.monotonic()
             reply = _pack_result(value)
-        except BaseException as error:
-            kind, value, end = "failure", describe(error, labels), time.monotonic()
-            reply = pack(value)
-        del common, mine
-        board.set_state(rank, State.FINISHED if kind == "result" else State.RAISED)
-        value = None  # a large result need not wait here for the next call
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        if kind == "result":
-            recorder.settle()
-        events = [tuple(event) for event in [*recorder.events, *recorder.compute(start, end)]]
-        pipe.send(pack((kind, events, recorder.dropped)), reply)
-        reply.close()
+    except GivenUp:
+        kind, value, end = "given up", None, time.monotonic()
+    except BaseException as error:
+        kind, value, end = "failure", describe(error, labels), time.monotonic()
+    # Also where a wait in compiled code was ended, or user code has turned the exception around.
+    if reply is None:
+        reply = pack(value)
+    del common, mine
+    board.set_state(rank, RankPhase.FINISHED if kind == "result" else RankPhase.RAISED)
+    value = None  # a large result need not wait here for the next call
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if kind == "result":
+        recorder.settle()
+    events = [tuple(event) for event in [*recorder.events, *recorder.compute(start, end)]]
+    pipe.send(pack((kind, events, recorder.dropped, dist.is_initialized())), reply)
+    reply.close()
+
+
+def _reload(modules: OwnModules, rank: int) -> None:
+    changed = modules.reload_changed()
+    if changed and rank == 0:
+        print(f"Changed since the last call, and imported anew: {', '.join(sorted(changed))}.")
 
 
 def _enter(

@@ -210,7 +210,7 @@ class Run:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                call = join_call(unpack(self.call[0]), unpack(self.call[1][rank]))
+                call = join_call(lambda: unpack(self.call[0]), unpack(self.call[1][rank]))
                 self.worlds.classes[rank].publish()
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))

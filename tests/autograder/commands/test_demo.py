@@ -110,7 +110,7 @@ def test_a_verdict_holds_what_a_replay_needs(course: Path, results: dict[str, Re
 
 
 def explore(notebook: Any) -> Any:
-    (cell,) = (cell for cell in notebook.cells if "explore" in cell.metadata.get("tags", ()))
+    cell = next(cell for cell in notebook.cells if "explore" in cell.metadata.get("tags", ()))
     return cell
 
 

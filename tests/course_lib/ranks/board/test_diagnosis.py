@@ -17,12 +17,13 @@ from course_lib.ranks.board.diagnosis import (
     stuck_ranks,
 )
 from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING
-from course_lib.ranks.board.views import Channel, State, Wait
+from course_lib.ranks.board.views import Channel, Message, RankPhase, Wait
 
 pytestmark = pytest.mark.timeout(60)
 
 WORLD = 17
 """Key of a group."""
+ONE = Message(1, "float32")
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def running(k: int) -> Board:
     board = Board.create(k)
     for rank in range(k):
         board.open_group(rank, WORLD, tuple(range(k)))
-        board.set_state(rank, State.RUNNING)
+        board.set_state(rank, RankPhase.RUNNING)
     return board
 
 
@@ -45,7 +46,7 @@ def wait_in_collective(board: Board, rank: int, signature: str = "barrier") -> N
 
 def wait_in_message(board: Board, rank: int, peer: int, sends: bool, tag: int = 0) -> None:
     channel = Channel(sends, peer, tag, WORLD)
-    seq = board.start_message(rank, channel)
+    seq = board.start_message(rank, channel, ONE)
     board.block(rank, Wait.SEND if sends else Wait.RECV, seq=seq, channel=channel)
 
 
@@ -59,7 +60,7 @@ def test_waiting_for_a_running_rank_is_no_deadlock(board: Board) -> None:
 
 def test_waiting_for_a_finished_rank_is_one(board: Board) -> None:
     wait_in_collective(board, 0)
-    board.set_state(1, State.FINISHED)
+    board.set_state(1, RankPhase.FINISHED)
     assert set(stuck_ranks(board.views())) == {0}
     wait_in_collective(board, 2)
     assert set(stuck_ranks(board.views())) == {0, 2}
@@ -108,7 +109,7 @@ def test_stuck_are_those_whose_chain_never_reaches_a_running_rank(
         if peer is not None:
             wait_in_message(board, rank, peer, sends=False)
         elif rank in ended:
-            board.set_state(rank, State.FINISHED)
+            board.set_state(rank, RankPhase.FINISHED)
 
     def reaches_running(rank: int) -> bool:
         for _ in range(k + 1):
@@ -125,14 +126,14 @@ def test_stuck_are_those_whose_chain_never_reaches_a_running_rank(
 
 def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     watch = DeadlockWatch(patience=0.05)
-    board.set_state(1, State.RUNNING)
+    board.set_state(1, RankPhase.RUNNING)
     wait_in_message(board, 0, 1, sends=False)
     wait_in_message(board, 1, 0, sends=False)
     assert watch.look(board.views()) is None
     time.sleep(0.06)
-    board.start_message(1, Channel(True, 0, 0, WORLD))  # rank 1 did send, from another thread
+    board.start_message(1, Channel(True, 0, 0, WORLD), ONE)  # rank 1 did send, from another thread
     assert watch.look(board.views()) is None
-    board.start_message(0, Channel(False, 1, 0, WORLD))
+    board.start_message(0, Channel(False, 1, 0, WORLD), ONE)
     board.block(0, Wait.RECV, seq=2, channel=Channel(False, 1, 0, WORLD))
     assert watch.look(board.views()) is None
     time.sleep(0.06)
@@ -142,7 +143,7 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
 def test_unfinished_needs_a_rank_that_ended(board: Board) -> None:
     board.enter_collective(0, 0, "barrier", "line 1")
     assert find_unfinished(board.views()) is None
-    board.set_state(1, State.FINISHED)
+    board.set_state(1, RankPhase.FINISHED)
     error = find_unfinished(board.views())
     assert error is not None
     assert "Rank 1 ended 1 collective short of rank 0; the first that it skipped is #1" in str(
@@ -152,8 +153,8 @@ def test_unfinished_needs_a_rank_that_ended(board: Board) -> None:
 
 def test_a_rank_that_has_yet_to_pick_up_the_call_has_not_ended(board: Board) -> None:
     wait_in_collective(board, 0)
-    board.set_state(1, State.FINISHED)
-    board.set_state(1, State.STARTING)  # as the parent does between calls
+    board.set_state(1, RankPhase.FINISHED)
+    board.set_state(1, RankPhase.STARTING)  # as the parent does between calls
     assert find_deadlock(board.views()) is None
 
 
@@ -178,12 +179,12 @@ def test_a_long_history_is_forgotten_but_counted(board: Board) -> None:
 
 
 def test_tables_that_are_full_say_so(board: Board) -> None:
-    with pytest.raises(RuntimeError, match="more than 16 process groups"):
+    with pytest.raises(RuntimeError, match=f"more than {MAX_GROUPS} process groups"):
         for key in range(100, 100 + MAX_GROUPS):
             board.open_group(0, key, (0,))
     with pytest.raises(RuntimeError, match="different tags and peers"):
         for tag in range(MAX_CHANNELS + 1):
-            board.start_message(0, Channel(True, 1, tag, WORLD))
+            board.start_message(0, Channel(True, 1, tag, WORLD), ONE)
 
 
 @given(
@@ -216,6 +217,44 @@ def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> N
     assert all(text.isprintable() for view in views for text in (view.text, view.where))
     del views, data
     board.close()
+
+
+def test_a_receive_from_anyone_waits_for_one_of_the_others(board: Board) -> None:
+    anyone = Channel.any_source(0, 3, WORLD)
+    board.block(0, Wait.RECV, channel=anyone)
+    board.set_state(1, RankPhase.FINISHED)
+    assert stuck_ranks(board.views()) == {}  # rank 2 may yet send
+    wait_in_message(board, 2, 0, sends=False)
+    assert set(stuck_ranks(board.views())) == {0, 2}
+    board.start_message(2, Channel(True, 0, 3, WORLD), ONE)  # it did, from another thread
+    assert stuck_ranks(board.views()) == {}
+
+
+def test_a_send_and_its_receive_are_compared(board: Board) -> None:
+    board.start_message(0, Channel(True, 2, 0, WORLD), ONE)
+    board.start_message(2, Channel(False, 0, 0, WORLD), ONE)
+    assert find_mismatch(board.views()) is None
+    board.start_message(0, Channel(True, 2, 0, WORLD), Message(4, "float32"))
+    board.start_message(2, Channel(False, 0, 0, WORLD), Message(4, "int32"))
+    assert "Rank 0 sends 4 elements of float32" in str(find_mismatch(board.views()))
+
+
+@given(st.integers(0, 2**50), st.sampled_from(["float32", "bool", "int64"]))
+def test_a_message_is_one_word(numel: int, dtype: str) -> None:
+    assert Message.of(Message(numel, dtype).word()) == Message(numel, dtype)
+
+
+def test_a_cleared_board_has_room_again(board: Board) -> None:
+    for call in range(3):
+        for tag in range(MAX_CHANNELS):
+            assert board.start_message(0, Channel(True, 1, 7 * call + tag, WORLD), ONE) == 1
+        for key in range(MAX_GROUPS - 1):
+            board.open_group(0, 100 * call + 100 + key, (0, 1))
+        board.clear()
+        board.forget_places()
+        assert not board.view(0).channels
+        assert not board.view(0).groups
+        board.open_group(0, WORLD, (0, 1, 2))
 
 
 def test_counting_in_two_threads_loses_nothing() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from course_lib.ranks.fabric import torch_hooks
+from course_lib.ranks.fabric import backward, torch_hooks
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.process_group import SimulatedRank
 
@@ -117,13 +117,13 @@ def test_callbacks_at_the_end_of_backward_keep_their_order() -> None:
     x = torch.ones(2, requires_grad=True)
 
     def hook(grad: torch.Tensor) -> None:
-        assert torch_hooks.backward_id() is not None
-        torch_hooks.at_end_of_backward(lambda: order.append("first"))
-        torch_hooks.at_end_of_backward(lambda: order.append("second"))
+        assert backward.backward_id() is not None
+        backward.at_end_of_backward(lambda: order.append("first"))
+        backward.at_end_of_backward(lambda: order.append("second"))
         order.append("hook")
 
     x.register_hook(hook)
-    assert torch_hooks.backward_id() is None
+    assert backward.backward_id() is None
     (2 * x).sum().backward()
     assert order == ["hook", "first", "second"]
 

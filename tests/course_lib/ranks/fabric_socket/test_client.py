@@ -24,7 +24,7 @@ NETWORK = Network(1.3e-3, 7e6)
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[dict[int, Ranks]]:
-    pools = {k: Ranks(k, on="cpu") for k in (1, 2, 3, 4)}
+    pools = {k: Ranks(k, on="cpu", metered=False) for k in (1, 2, 3, 4)}
     yield pools
     for pool in pools.values():
         pool.close()

@@ -6,7 +6,8 @@ That they are hardly later either, on a machine that has the time, is measured b
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from course_lib.ranks.costs.collective_time import collective_time
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.metered.collective_table import KINDS
 from course_lib.ranks.metered.emulated_link import MAX_LAG, EmulatedLink, Transfer
+from course_lib.ranks.metered.emulated_network import EmulatedNetwork
 from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
+from tests.helpers.every_operation import assert_same, everything
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -38,44 +41,42 @@ class Links:
     def __init__(self, k: int) -> None:
         self.members = tuple(range(k))
         self.board = Board.create(k)
-        self.slots = [self.board.open_group(rank, self.GROUP, self.members) for rank in range(k)]
-        self.links = [EmulatedLink(SLOW, self.board, rank) for rank in range(k)]
+        pipes = [Pipe() for _ in range(k)]
+        self.network = EmulatedNetwork(SLOW, [ours for ours, _ in pipes])
+        self.links = [EmulatedLink(theirs) for _, theirs in pipes]
         self.recorders = [Recorder(self.board, rank, [], lambda: "") for rank in range(k)]
-        self.transfers: list[Transfer] = []
+        self.count = 0
 
-    def _operation(self, rank: int, moment: float, *what: object) -> MeteredOperation:
-        kind, peer, nbytes, wait, seq, channel = what
-        return MeteredOperation(
-            self.recorders[rank], kind, self.members, peer, nbytes, "float32", "", wait,
-            self.GROUP, seq, channel, self.PAST + moment,
+    def _carry(
+        self, rank: int, moment: float, sizes: Sequence[int], kind: str, peer: int | None,
+        channel: Channel | None = None,
+    ) -> Transfer:  # fmt: skip
+        operation = MeteredOperation(
+            self.recorders[rank], kind, self.members, peer, sum(sizes), "float32", "",
+            Wait.COLLECTIVE, self.GROUP, self.count, channel, self.PAST + moment,
         )  # fmt: skip
+        return self.links[rank].carry(operation, sizes, None)
 
-    def collective(self, kind: str, nbytes: int, moments: dict[int, float]) -> list[Transfer]:
-        """Let every rank launch it at its moment."""
-        transfers = []
-        for rank, moment in moments.items():
-            seq = self.board.enter_collective(rank, self.slots[rank], kind, "")
-            what = (kind, None, nbytes, Wait.COLLECTIVE, seq, None)
-            operation = self._operation(rank, moment, *what)
-            transfers.append(self.links[rank].carry_collective(operation, None))
-        self.transfers += transfers
-        return transfers
+    def collective(
+        self,
+        kind: str,
+        sizes: Sequence[Sequence[int]],
+        moments: dict[int, float],
+        root: int | None = None,
+    ) -> list[Transfer]:
+        """Let every rank launch it at its moment; `sizes`: by rank, bytes of what it puts in."""
+        self.count += 1
+        return [self._carry(r, moment, sizes[r], kind, root) for r, moment in moments.items()]
 
     def message(self, rank: int, kind: str, peer: int, nbytes: int, moment: float) -> Transfer:
+        """Let one side start a message: the only one between the two."""
+        self.count = 1
         channel = Channel(kind == "send", peer, 0, self.GROUP)
-        seq = self.board.start_message(rank, channel)
-        what = (kind, peer, nbytes, Wait.SEND, seq, channel)
-        self.transfers.append(self.links[rank].carry_message(self._operation(rank, moment, *what)))
-        return self.transfers[-1]
-
-    def close(self) -> None:
-        for transfer in self.transfers:
-            transfer.future.wait()  # from then on the links leave the board alone
-        self.board.close()
+        return self._carry(rank, moment, [nbytes], kind, peer, channel)
 
     def end(self, transfer: Transfer) -> float:
         """Wait for the end of a transfer and return when it was, by the model."""
-        transfer.future.wait()
+        assert transfer.over.wait(60)
         return transfer.end - self.PAST
 
 
@@ -92,41 +93,126 @@ def links_of() -> Iterator[LinksOf]:
 
     yield make
     for links in made:
-        links.close()
+        links.board.close()
 
 
 def exactly(seconds: float) -> object:
-    """The board keeps moments as whole nanoseconds."""
     return pytest.approx(seconds, rel=0, abs=1e-8)
+
+
+def sizes_of(kind: str, k: int, nbytes: int, root: int) -> list[list[int]]:
+    """Return the bytes of what each rank puts in."""
+    if kind == "barrier":
+        return [[]] * k
+    if kind == "scatter":
+        return [[nbytes] * k if rank == root else [] for rank in range(k)]
+    if kind in ("reduce_scatter", "all_to_all"):
+        return [[nbytes // k] * k] * k
+    return [[nbytes]] * k
+
+
+def launch(kind: str, n: int, k: int, root: int) -> None:
+    """Call the collective on a rank, with `n` elements in all."""
+    x, mine = torch.ones(n), dist.get_rank() == root
+    pieces = list(x.chunk(k))
+    calls: dict[str, Callable[[], object]] = {
+        "barrier": dist.barrier,
+        "broadcast": lambda: dist.broadcast(x, root),
+        "reduce": lambda: dist.reduce(x, root),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "gather": lambda: dist.gather(x, [x.clone() for _ in range(k)] if mine else None, root),
+        "scatter": lambda: dist.scatter(x, [x.clone()] * k if mine else None, root),
+        "all_gather": lambda: dist.all_gather([torch.empty_like(x) for _ in range(k)], x),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty_like(pieces[0]), pieces),
+        "all_to_all": lambda: dist.all_to_all([torch.empty_like(p) for p in pieces], pieces),
+    }
+    calls[kind]()
+
+
+def simulated_ends(k: int, fn: Callable[..., object], *args: object) -> dict[int, float]:
+    """Return when the last operation of each rank ends on simulated ranks."""
+    ranks = Ranks(k, on="simulated", network=SLOW)
+    ranks.run(fn, *args)
+    events, start = ranks.trace.events, min(event.start for event in ranks.trace.events)
+    return {rank: max(e.end for e in events if e.rank == rank) - start for rank in range(k)}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"send", "recv"}))
-def test_a_collective_ends_when_the_model_says(links_of: LinksOf, kind: str, k: int) -> None:
-    """Reckoned from the rank that came last."""
-    links = links_of(k)
-    moments = {rank: 0.5 * rank for rank in range(k)}
-    model = collective_time(kind, SLOW, k, 4_000_000, 0, 4)
-    for transfer in links.collective(kind, 4_000_000, moments):
-        assert links.end(transfer) == exactly(0.5 * (k - 1) + model)
+def test_emulated_simulated_and_formula_agree(links_of: LinksOf, kind: str, k: int) -> None:
+    """On when each rank is done with each collective; the formula, on the last of them."""
+    n, root, links = 840_000, k - 1, links_of(k)
+    sizes = sizes_of(kind, k, 4 * n, root)
+    rooted = root if KINDS[kind].to_one else None
+    transfers = links.collective(kind, sizes, dict.fromkeys(range(k), 0.0), rooted)
+    ends = [links.end(transfer) for transfer in transfers]
+    simulated = simulated_ends(k, launch, kind, n, k, root)
+    assert ends == [exactly(simulated[rank]) for rank in range(k)]
+    nbytes = 0 if kind == "barrier" else 4 * n
+    assert max(ends) == exactly(collective_time(kind, SLOW, k, nbytes, root, 4))
 
 
-def test_an_all_reduce_takes_the_time_of_a_ring(links_of: LinksOf) -> None:
-    nbytes = 4_800_000  # whole numbers for every k
+def test_a_late_rank_delays_those_that_need_it(links_of: LinksOf) -> None:
+    links = links_of(3)
+    late = links.collective("all_reduce", [[1_200_000]] * 3, {0: 0.0, 1: 0.5, 2: 1.0})
+    model = collective_time("all_reduce", SLOW, 3, 1_200_000, 0, 4)
+    assert max(links.end(transfer) for transfer in late) == exactly(1.0 + model)
+
+
+def test_an_uneven_all_to_all_takes_as_long_as_simulated(links_of: LinksOf) -> None:
+    def uneven(k: int) -> None:
+        rows = [1000 * (i + 1) for i in range(k)]
+        x = torch.ones(sum(rows), 10)
+        mine = rows[dist.get_rank()]
+        dist.all_to_all_single(torch.empty(k * mine, 10), x, [mine] * k, rows)
+
     for k in (2, 3, 4):
         links = links_of(k)
-        transfers = links.collective("all_reduce", nbytes, dict.fromkeys(range(k), 1.0))
-        model = 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
-        assert [links.end(each) for each in transfers] == [exactly(1.0 + model)] * k
+        sizes = [[40_000 * (i + 1) for i in range(k)]] * k
+        ends = links.collective("all_to_all", sizes, dict.fromkeys(range(k), 0.0))
+        simulated = simulated_ends(k, uneven, k)
+        assert [links.end(each) for each in ends] == [exactly(simulated[r]) for r in range(k)]
+
+
+def test_a_collective_and_a_message_share_a_link(links_of: LinksOf) -> None:
+    """One after the other, whichever comes first."""
+    nbytes = 4_000_000
+    model = collective_time("all_reduce", SLOW, 2, nbytes) + nbytes / SLOW.bandwidth
+    for first in ("all_reduce", "message"):
+        links = links_of(2)
+
+        def message(links: Links = links) -> list[Transfer]:
+            links.count = 0
+            send = links.message(0, "send", 1, nbytes, 0.0)
+            return [send, links.message(1, "recv", 0, nbytes, 0.0)]
+
+        transfers = message() if first == "message" else []
+        transfers += links.collective("all_reduce", [[nbytes]] * 2, {0: 0.0, 1: 0.0})
+        transfers += message() if first != "message" else []
+        ends = [links.end(transfer) for transfer in transfers]
+        assert model - 1e-8 <= max(ends) <= model + SLOW.latency + 1e-8
+
+
+def test_the_receiving_side_is_busy_too(links_of: LinksOf) -> None:
+    """A gather by hand takes as long as `dist.gather`: one message after the other comes in."""
+    nbytes, k = 2_000_000, 4
+    links = links_of(k)
+    sends = [links.message(rank, "send", 0, nbytes, 0.0) for rank in range(1, k)]
+    receives = [links.message(0, "recv", rank, nbytes, 0.0) for rank in range(1, k)]
+    last = max(links.end(transfer) for transfer in [*sends, *receives])
+    assert last == exactly((k - 1) * nbytes / SLOW.bandwidth + SLOW.latency)
+    assert last == exactly(collective_time("gather", SLOW, k, nbytes))
 
 
 def test_collectives_queue_one_behind_the_other(links_of: LinksOf) -> None:
     links = links_of(2)
     model = collective_time("all_reduce", SLOW, 2, 4_000_000)
-    works = [links.collective("all_reduce", 4_000_000, {0: 0.0, 1: 0.01 * i}) for i in range(3)]
-    for number, transfers in enumerate(works):
-        for transfer in transfers:
-            assert links.end(transfer) == exactly((number + 1) * model)
+    works = [
+        links.collective("all_reduce", [[4_000_000]] * 2, {0: 0.0, 1: 0.01 * i}) for i in range(3)
+    ]
+    least = 3 * (model - 2 * SLOW.latency)  # the latencies of one hide behind the bytes of the next
+    for transfer in works[-1]:
+        assert least <= links.end(transfer) <= 3 * model + 1e-8
 
 
 def test_messages_of_one_rank_leave_one_behind_the_other(links_of: LinksOf) -> None:
@@ -134,20 +220,10 @@ def test_messages_of_one_rank_leave_one_behind_the_other(links_of: LinksOf) -> N
     links = links_of(3)
     sends = [links.message(0, "send", peer, nbytes, 0.0) for peer in (1, 2)]
     receives = [links.message(peer, "recv", 0, nbytes, 0.0) for peer in (1, 2)]
-    for number in range(2):
-        left = (number + 1) * nbytes / SLOW.bandwidth
-        assert links.end(sends[number]) == exactly(left)
-        assert links.end(receives[number]) == exactly(left + SLOW.latency)
-
-
-def test_messages_to_one_rank_arrive_one_behind_the_other(links_of: LinksOf) -> None:
-    nbytes = 2_000_000
-    links = links_of(4)
-    sends = [links.message(peer, "send", 0, nbytes, 0.0) for peer in (1, 2, 3)]
-    receives = [links.message(0, "recv", peer, nbytes, 0.0) for peer in (1, 2, 3)]
-    assert [links.end(send) for send in sends] == [exactly(nbytes / SLOW.bandwidth)] * 3
-    arrivals = sorted(links.end(receive) for receive in receives)
-    assert arrivals == [exactly(SLOW.latency + i * nbytes / SLOW.bandwidth) for i in (1, 2, 3)]
+    both = [(links.end(send), links.end(recv)) for send, recv in zip(sends, receives, strict=True)]
+    for number, (left, arrived) in enumerate(sorted(both)):
+        assert left == exactly((number + 1) * nbytes / SLOW.bandwidth)
+        assert arrived == exactly(left + SLOW.latency)
 
 
 def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
@@ -165,7 +241,7 @@ def test_a_rank_that_was_woken_late_is_excused_and_one_that_came_late_is_not(
     links = links_of(2)
     link = links.links[0]
     first, second = (
-        links.collective("all_reduce", 4_000_000, {0: moment, 1: moment})[0]
+        links.collective("all_reduce", [[4_000_000]] * 2, {0: moment, 1: moment})[0]
         for moment in (0.0, 1.0)
     )
     links.end(first), links.end(second)
@@ -282,6 +358,27 @@ def test_values_are_right_and_ddp_runs() -> None:
             assert total == 1
             assert torch.equal(gradient, torch.full((2, 3), 0.5))
         assert ranks.trace.calls(0)["all_reduce"] >= 2
+
+
+def test_every_operation_gives_the_same_values_as_without_it() -> None:
+    with Ranks(2, on="cpu", network=Network(1e-5, 1e10)) as slow, Ranks(2, on="cpu") as plain:
+        for ours, theirs in zip(slow.run(everything, 5), plain.run(everything, 5), strict=True):
+            assert_same(list(ours.values()), list(theirs.values()), "everything")
+
+
+def test_fsdp2_runs() -> None:
+    def program() -> float:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        fully_shard(net)
+        loss = net(torch.full((2, 4), 1.0 + dist.get_rank())).sum()
+        loss.backward()
+        return net.weight.grad.full_tensor().sum().item()  # type: ignore[attr-defined]
+
+    with Ranks(2, on="cpu", network=SLOW, timeout=60) as slow, Ranks(2, on="cpu") as plain:
+        assert slow.run(program) == plain.run(program)
 
 
 def test_what_is_not_emulated_is_refused() -> None:

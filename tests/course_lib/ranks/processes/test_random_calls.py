@@ -49,6 +49,63 @@ def good_tensor(number: int) -> torch.Tensor:
     return torch.ones(number * 1000)
 
 
+class Config:
+    """Stands for a class of a notebook: it travels by value."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def good_objects(number: int) -> None:
+    everyone: list[Config | None] = [None] * K
+    dist.all_gather_object(everyone, Config(number + dist.get_rank()))
+    assert [each.number for each in everyone if type(each) is Config] == [number, number + 1]
+
+
+def good_group(number: int) -> None:
+    """Uses a group of an earlier call, and makes one for a later call."""
+    import builtins
+
+    kept = builtins.__dict__.setdefault("kept_groups", [])
+    for group in kept:
+        x = torch.ones(number + 1)
+        dist.all_reduce(x, group=group)
+        assert (x == K).all()
+    kept.append(dist.new_group())
+    del kept[:-3]
+
+
+def good_destroys(number: int) -> None:
+    import builtins
+
+    good_sum(number)
+    builtins.__dict__.pop("kept_groups", None)
+    dist.destroy_process_group()
+    if number % 2:
+        dist.init_process_group("gloo")
+        good_sum(number)
+
+
+def good_anyone(number: int) -> None:
+    x = torch.full((number + 1,), float(number))
+    if dist.get_rank():
+        dist.send(x, 0)
+    else:
+        assert dist.recv(x, None) == 1
+
+
+def bad_messages(number: int) -> None:
+    if dist.get_rank():
+        dist.send(torch.ones(number + 1), 0)
+    else:
+        dist.recv(torch.ones(number + 2), 1)
+
+
+def bad_group(number: int) -> None:
+    if dist.get_rank() == number % K:
+        dist.new_group([0])
+
+
 def bad_skips(number: int) -> None:
     if dist.get_rank() == number % K:
         dist.barrier()
@@ -92,9 +149,14 @@ def bad_sends(number: int) -> None:
     dist.send(torch.ones(number + 1), dst=1 - dist.get_rank())
 
 
-GOOD = [good_sum, good_exchange, good_prints, good_tensor]
+GOOD = [
+    good_sum, good_exchange, good_prints, good_tensor, good_objects, good_group, good_destroys,
+    good_anyone,
+]  # fmt: skip
 BAD: dict[Callable[[int], object], type[RanksError]] = {
     bad_skips: DeadlockError,
+    bad_messages: MismatchError,
+    bad_group: DeadlockError,
     bad_raises: RankError,
     bad_exits: RankError,
     bad_leaves: RankError,

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 
 from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
 from tests.helpers import ROOT
+from tests.helpers.kernels import descendants, kernel, wait_until_gone
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -96,3 +97,14 @@ def test_under_nbclient(tmp_path: Path) -> None:
     assert "<table>" in notebook.cells[0].outputs[-1]["data"]["text/html"]
     assert notebook.cells[1].outputs[0]["text"] == "[ranks 0-1] 1.0\n"
     assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[0, 1]"
+
+
+def test_a_notebook_starts_the_fork_server_when_it_imports_the_ranks() -> None:
+    with kernel() as fresh:
+        fresh.run("import course_lib.ranks")
+        server = descendants(fresh.pid)
+        assert len(server) == 1
+        fresh.run("from course_lib.ranks import Ranks\nranks = Ranks(2)\nranks.run(lambda: 1)")
+        assert server[0] in descendants(fresh.pid)
+        assert len(descendants(fresh.pid)) == 3
+    assert wait_until_gone(server) == []

@@ -260,8 +260,9 @@ def test_bytes_on_the_wire_of_ddp(on: str, k: int) -> None:
     with Ranks(k, on=on, timeout=60) as ranks:  # type: ignore[arg-type]
         ranks.run(program)
         trace = ranks.trace
-    start = max(e.end for e in trace.operations if e.kind == "barrier")
-    step = Trace([e for e in trace.operations if e.kind == "all_reduce" and e.start >= start], k)
+    over = {e.rank: e.end for e in trace.operations if e.kind == "barrier"}
+    reduced = [e for e in trace.operations if e.kind == "all_reduce" and e.start >= over[e.rank]]
+    step = Trace(reduced, k)
     n = sum(event.bytes for event in step.events if event.rank == 0)
     assert n >= 4 * (100 * 100 + 100)
     assert sum(step.bytes_sent(rank) for rank in range(k)) == 2 * (k - 1) * n

@@ -1,0 +1,65 @@
+"""The kill matrix: which wrong solutions the checks find, where, and by which words.
+
+It is a table in ``instructor/README.md``, made from the marks in every ``mutants.py``. The tests
+run each solution in each place, so that what the table says is so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from course_lib.checking.local import load_module
+from course_lib.checking.mutants import EVERYWHERE, Mutant, mutants_of
+
+BEGIN = "<!-- The kill matrix: python -m autograder release makes it. -->"
+END = "<!-- End of the kill matrix. -->"
+_PLACES = {"simulated": "simulated", "cpu": "CPU", "grader": "grader"}
+
+
+def kill_matrix(sources: Path) -> str:
+    """Return the tables of all assignments in `sources`, with a heading each."""
+    parts = []
+    for path in sorted(sources.glob("*/mutants.py")):
+        mutants = mutants_of(load_module(path))
+        wrong = sum(mutant.reason is not None for mutant in mutants)
+        parts += [
+            f"### {path.parent.name}: {wrong} wrong, {len(mutants) - wrong} right\n",
+            f"| task | solution | the report says | {' | '.join(_PLACES.values())} |",
+            "|---|---|---|" + ":-:|" * len(_PLACES),
+            *_rows(mutants),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def with_matrix(readme: str, matrix: str) -> str:
+    """Return the text with this matrix between its two marks.
+
+    Raises:
+        ValueError: it has no such marks.
+
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"instructor/README.md lacks the marks of the kill matrix: {BEGIN} {END}")
+    return f"{before}{begin}\n\n{matrix}\n{end}{after}"
+
+
+def _rows(mutants: list[Mutant]) -> list[str]:
+    rows, last = [], ""
+    for mutant in sorted(mutants, key=lambda m: (_order(mutants, m.task), m.reason is not None)):
+        task = "" if mutant.task == last else f"`{mutant.task}`"
+        last = mutant.task
+        solution = mutant.mistake.replace("_", " ")
+        if mutant.reason is None:
+            says, found = "right", ["✓"] * len(EVERYWHERE)
+        else:
+            says = "… " + mutant.reason.replace("|", "\\|") + " …"
+            found = ["✗" if place in mutant.where else "" for place in EVERYWHERE]
+        rows.append(f"| {task} | {solution} | {says} | {' | '.join(found)} |")
+    return rows
+
+
+def _order(mutants: list[Mutant], task: str) -> int:
+    return [mutant.task for mutant in mutants].index(task)

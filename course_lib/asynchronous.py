@@ -1,0 +1,300 @@
+"""Asynchronous SGD: a server that keeps the weights, and workers that do not wait for one another.
+
+One rank serves, the others work:
+
+    >>> from course_lib.asynchronous import ParameterServer, serve
+    >>> if dist.get_rank() == 0:
+    ...     history = serve(optimizer, updates=6)
+    ... else:
+    ...     with ParameterServer(model.parameters()) as server:
+    ...         while server.pull():  # the newest weights; False when training is over
+    ...             loss_fn(model(x), y).backward()
+    ...             server.push()  # the gradient, which is cleared
+
+While a worker computes a gradient, the others' arrive at the server. The weights that it meets are
+newer than those it was computed at, by τ updates, its *staleness*:
+
+    w_{t+1} = w_t - γ ∇f(w_{t-τ}; b)
+
+Nobody waits, so a slow worker slows down itself only: with t_i seconds per gradient the server gets
+Σ_i 1/t_i updates per second. A synchronous step takes max_i t_i, and uses K gradients at once: K /
+max_i t_i. The price is τ, on average K - 1 with K equal workers. Three ways to limit it:
+
+- *bounded staleness* (`bound` = s): who is more than s gradients ahead of the slowest waits. No
+  gradient is then staler than (K - 1)(2s + 1): while a worker is at its gradient c, each other goes
+  at most from c - s to c + s + 1.
+- *synchronous with backup workers* (`wait_for` = N < K): each step takes the mean of the first N
+  gradients. Those that come later are stale, and dropped. N = K is synchronous SGD.
+- *a staleness-aware step* (`staleness_aware`): the gradient is divided by 1 + τ.
+
+The history says in which order what was applied. With it a run can be replayed in one process; on
+simulated ranks it is the same in every run.
+
+M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; Q. Ho et
+al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS
+2013; J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (arXiv 1604.00981); W. Zhang et
+al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, which divides by τ.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import place_in, start_recv, start_send
+from course_lib.local_sgd import flatten, trained, unflatten
+
+_JOIN, _PUSH, _LEAVE = range(3)
+_OVER = -1  # in the place of a version: no more weights
+_HEADER = 2  # numbers before the gradient: what the message is, and the version it is for
+
+
+class Update(NamedTuple):
+    """One gradient that arrived at the server: from which rank, and how stale.
+
+    `applied` is False if it came too late and was dropped; `seconds` count from the server's start.
+    """
+
+    worker: int
+    staleness: int
+    applied: bool
+    seconds: float
+
+
+class ParameterServer:
+    """A worker's side: `pull` weights, compute a gradient, `push` it.
+
+    Args:
+        params: of this worker's model; shapes and dtypes as the server's.
+        server: the rank that calls `serve`.
+
+    As a context manager it says goodbye when training ends early, by an error too, so that the
+    server does not wait for this worker.
+
+    Raises ValueError if this rank is the server, or there is no such rank.
+
+    """
+
+    def __init__(self, params: Iterable[Tensor], server: int = 0) -> None:
+        rank, world_size = place_in(None)
+        if not 0 <= server < world_size:
+            raise ValueError(f"server is rank {server}, of {world_size} ranks")
+        if rank == server:
+            raise ValueError(f"rank {rank} is the server: it calls serve(optimizer, updates)")
+        self.params = list(params)
+        self.server = server
+        self.version = 0
+        self._asked = self._over = self._has_weights = False
+
+    def pull(self) -> bool:
+        """Take the server's newest weights; return False, without any, when training is over.
+
+        Waits while the server lets this worker wait: see `serve`.
+        """
+        if self._over:
+            return False
+        if not self._asked:
+            self._send(_JOIN)
+        answer = torch.empty_like(_message(self.params))
+        dist.recv(answer, self.server)
+        self._asked = False
+        self.version = int(answer[1])
+        self._over = self.version == _OVER
+        self._has_weights = not self._over
+        if self._has_weights:
+            unflatten(answer[_HEADER:], self.params)
+        return self._has_weights
+
+    def push(self) -> None:
+        """Send the gradients, and set them to None. Also asks for the next weights.
+
+        Raises RuntimeError before a `pull`: it is not known what weights they belong to.
+        """
+        if not self._has_weights:
+            raise RuntimeError("push() without pull(): each gradient belongs to pulled weights")
+        self._send(_PUSH)
+        self._has_weights = False
+        for param in self.params:
+            param.grad = None
+
+    def _send(self, kind: int) -> None:
+        message = _message(self.params)
+        message[0], message[1] = kind, self.version
+        if kind == _PUSH:
+            found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+            message[_HEADER:] = flatten(found)
+        dist.send(message, self.server)
+        self._asked = kind != _LEAVE
+
+    def __enter__(self) -> "ParameterServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._asked:  # the answer is on its way, and the server waits until it is taken
+            self.pull()
+        if not self._over:
+            self._send(_LEAVE)
+            self._over = True
+
+
+def serve(
+    optimizer: torch.optim.Optimizer,
+    updates: int,
+    *,
+    bound: int | None = None,
+    wait_for: int | None = None,
+    staleness_aware: bool = False,
+    after_update: Callable[[int], None] | None = None,
+) -> list[Update]:
+    """Serve all other ranks until there were `updates` steps of the optimizer; return the history.
+
+    Args:
+        optimizer: of the server's model, whose weights are the ones that count.
+        updates: steps to take.
+        bound: s, gradients that a worker may be ahead of the slowest; None for any number.
+        wait_for: N, gradients of the same weights that make a step; None: each makes one.
+        staleness_aware: whether a gradient is divided by 1 + τ.
+        after_update: called with the number of steps so far, after each.
+
+    Returns the gradients in the order in which they arrived.
+
+    Raises ValueError for arguments that do not fit, and RuntimeError if so many workers have left
+    that training cannot go on.
+
+    """
+    rank, world_size = place_in(None)
+    workers = [each for each in range(world_size) if each != rank]
+    if updates < 0 or not workers:
+        raise ValueError(f"{updates} updates from {len(workers)} workers: no such training")
+    if bound is not None and (bound < 0 or wait_for is not None):
+        raise ValueError(f"bound={bound} is 0 or more, and not for synchronous steps (wait_for)")
+    if wait_for is not None and not 1 <= wait_for <= len(workers):
+        raise ValueError(f"wait_for={wait_for} of {len(workers)} workers")
+    server = _Server(optimizer, updates, workers)
+    server.bound, server.wait_for = bound, wait_for
+    server.staleness_aware, server.after_update = staleness_aware, after_update
+    return server.run()
+
+
+class _Server:
+    bound: int | None = None
+    wait_for: int | None = None
+    staleness_aware = False
+    after_update: Callable[[int], None] | None = None
+
+    def __init__(self, optimizer: torch.optim.Optimizer, updates: int, workers: list[int]) -> None:
+        self.optimizer, self.updates = optimizer, updates
+        self.params = trained(optimizer)
+        self.version = 0
+        self.history: list[Update] = []
+        self.done = dict.fromkeys(workers, 0)  # gradients of each worker that is still there
+        self.waiting: list[int] = []  # for weights, in the order in which they asked
+        self.collected: dict[int, Tensor] = {}  # for this step, by worker
+        self.replies: dict[int, tuple[dist.Work, Tensor]] = {}
+        self.expected: dict[int, tuple[dist.Work, Tensor]] = {}  # only without any_source
+        self.any_source = True
+        self.start = time.perf_counter()
+
+    def run(self) -> list[Update]:
+        while self.done:
+            worker, message = self._next_message()
+            kind, version = int(message[0]), int(message[1])
+            if kind == _LEAVE:
+                self._left(worker)
+            else:
+                self.waiting.append(worker)
+            if kind == _PUSH:
+                self.done[worker] += 1
+                self._arrived(worker, self.version - version, message[_HEADER:])
+            self._answer()
+        for work, _ in self.replies.values():
+            work.wait()
+        if self.version < self.updates:
+            raise RuntimeError(f"all workers left after {self.version} of {self.updates} updates")
+        return self.history
+
+    def _next_message(self) -> tuple[int, Tensor]:
+        """Return the next message that arrives, from whichever worker."""
+        if self.any_source:
+            message = _message(self.params)
+            try:
+                return dist.recv(message), message
+            except NotImplementedError:  # where each message has to be asked of its sender
+                self.any_source = False
+        for worker in self.done:
+            if worker not in self.waiting and worker not in self.expected:
+                message = _message(self.params)
+                self.expected[worker] = start_recv(message, worker), message
+        while True:
+            for worker, (work, message) in self.expected.items():
+                if work.is_completed():  # which has waited for it already
+                    del self.expected[worker]  # the next one stands behind the others'
+                    return worker, message
+            time.sleep(1e-4)
+
+    def _arrived(self, worker: int, staleness: int, gradient: Tensor) -> None:
+        if self.version >= self.updates:
+            return
+        fresh = self.wait_for is None or staleness == 0
+        now = time.perf_counter() - self.start
+        self.history.append(Update(worker, staleness, fresh, now))
+        if self.wait_for is None:
+            self._step(gradient / (1 + staleness) if self.staleness_aware else gradient)
+        elif fresh:
+            self.collected[worker] = gradient
+            if len(self.collected) == self.wait_for:
+                # In the order of the ranks: the sum is then the same whoever came first.
+                parts = [self.collected[each] for each in sorted(self.collected)]
+                self.collected.clear()
+                self._step(torch.stack(parts).mean(0))
+
+    def _step(self, gradient: Tensor) -> None:
+        pieces = torch.split(gradient, [param.numel() for param in self.params])
+        for param, piece in zip(self.params, pieces, strict=True):
+            param.grad = piece.view_as(param).to(param.dtype)
+        self.optimizer.step()
+        self.version += 1
+        if self.after_update is not None:
+            self.after_update(self.version)
+
+    def _left(self, worker: int) -> None:
+        del self.done[worker]
+        needed, there = self.wait_for or 0, len(self.done)
+        if there < needed and self.version < self.updates:
+            raise RuntimeError(
+                f"worker {worker} left: a step takes the gradients of {needed} workers, and only "
+                f"{there} are still there"
+            )
+
+    def _answer(self) -> None:
+        """Send weights to those who wait and may go on; at the end, that it is the end."""
+        for worker in list(self.waiting):
+            if not (over := self.version >= self.updates) and not self._may_go(worker):
+                continue
+            self.waiting.remove(worker)
+            if over:
+                del self.done[worker]
+            reply = _message(self.params)
+            reply[1] = _OVER if over else self.version
+            reply[_HEADER:] = flatten(self.params)
+            if worker in self.replies:
+                self.replies[worker][0].wait()
+            # Not waited for: a worker that is slow to fetch them must not stop the others.
+            self.replies[worker] = start_send(reply, worker), reply
+
+    def _may_go(self, worker: int) -> bool:
+        if self.wait_for is not None:
+            return worker not in self.collected
+        return self.bound is None or self.done[worker] - min(self.done.values()) <= self.bound
+
+
+def _message(params: list[Tensor]) -> Tensor:
+    """Return an empty message. Float32 at least: versions are exact up to 2²⁴."""
+    dtype = torch.float32
+    for param in params:
+        dtype = torch.promote_types(dtype, param.dtype)
+    length = sum(param.numel() for param in params)
+    return torch.zeros(_HEADER + length, dtype=dtype, device=params[0].device)

@@ -1,0 +1,116 @@
+"""Batches that are drawn without replacement: inputs, program, judge.
+
+What is random is judged by counting: each limit is six standard deviations away, so that chance
+alone does not cross it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.forbidden import refusing
+from course_lib.checking.given import Given
+
+EPOCHS = 400
+FROM_GENERATOR = (
+    "All that is random comes from `generator`: torch.randperm(…, generator=generator)."
+)
+
+
+def seed_of(generator: torch.Generator) -> int:
+    """Draw a seed."""
+    return int(torch.randint(2**31, (), generator=generator))
+
+
+def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Return what the case asks for, ``n``, ``batch_size`` and ``drop_last``, and a seed."""
+    return [{**case.parameters, "seed": seed_of(generator)}]
+
+
+def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for epoch after epoch."""
+    data = torch.utils.data
+
+    def epochs(count: int) -> list[list[Any]]:
+        generator = torch.Generator().manual_seed(mine["seed"])
+        arguments = mine["n"], mine["batch_size"], generator
+        with refusing(data.DataLoader, data.RandomSampler, data.BatchSampler):
+            return [
+                list(minibatches(*arguments, drop_last=mine["drop_last"])) for _ in range(count)
+            ]
+
+    twice, again = epochs(2), epochs(2)
+    many = [
+        [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
+        for epoch in epochs(EPOCHS)
+    ]
+    even = len({len(epoch) for epoch in many}) == 1
+    return {"twice": twice, "again": again, "many": torch.tensor(many) if even else None}
+
+
+def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge batches: each row once an epoch, in an order of which all are equally likely."""
+    n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
+    asked = f"minibatches({n}, {size}, generator, drop_last={drop})"
+    first, second = values[0]["twice"]
+    _judge_epoch(asked, n, size, drop, first)
+    if len(first) > 1 and torch.equal(torch.cat(first), torch.cat(second)):
+        hint = "Every epoch is shuffled anew: what the generator draws next is another order."
+        raise Wrong(f"{asked}: two epochs have the same batches", hint)
+    if [batch.tolist() for batch in first] != [b.tolist() for b in values[0]["again"][0]]:
+        raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
+    many = values[0]["many"]
+    if not isinstance(many, Tensor) or many.shape != (EPOCHS, sum(map(len, first)), 2):
+        raise Wrong(f"{asked}: not all epochs have as many rows")
+    if not 0 <= int(many[..., 1].min()) <= int(many[..., 1].max()) < n:
+        raise Wrong(f"{asked}: some epochs have rows that are not among 0 to {n - 1}")
+    _judge_chances(asked, n, size, many)
+
+
+def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[Any]) -> None:
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, Tensor) or batch.dtype != torch.int64 or batch.dim() != 1:
+            raise Wrong(f"{asked}: batch {number} is no vector of row numbers (int64)")
+    rest = [n % size] if n % size and not drop else []
+    sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
+    if sizes != right:
+        hint = "The last batch is shorter, and left out with drop_last=True only."
+        raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
+    rows = torch.cat(list(batches)).tolist()
+    if not set(rows) <= set(range(n)):
+        raise Wrong(f"{asked}: rows {min(rows)} to {max(rows)} occur, expected 0 to {n - 1}")
+    if repeated := sorted(row for row in set(rows) if rows.count(row) > 1):
+        row = repeated[0]
+        hint = "Without replacement: a row that was drawn is not there to be drawn again."
+        raise Wrong(f"{asked}: row {row} comes {rows.count(row)} times in one epoch", hint)
+
+
+def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
+    """Raise `Wrong` unless each row, and each pair of rows, is as often in a batch as it should."""
+    held = torch.zeros(EPOCHS, n, int(many[..., 0].max()) + 1, dtype=torch.float64)
+    held[torch.arange(EPOCHS)[:, None], many[..., 1], many[..., 0]] = 1
+    held = held[:, :, : n // size]  # full batches only
+    if not held.numel():
+        return
+    _expect_chance(asked, held.sum(0), size / n, "row {} is in batch {}")
+    pairs = torch.einsum("erb,esb->rs", held, held)
+    chance = (n // size) * size * (size - 1) / (n * (n - 1))
+    pairs.fill_diagonal_(EPOCHS * chance)
+    _expect_chance(asked, pairs, chance, "rows {} and {} share a full batch")
+
+
+def _expect_chance(asked: str, counts: Tensor, chance: float, words: str) -> None:
+    spread = (EPOCHS * chance * (1 - chance)) ** 0.5
+    far = (counts - EPOCHS * chance).abs()
+    if far.max() > 6 * spread:
+        place = [int(i) for i in torch.unravel_index(far.argmax(), far.shape)]
+        raise Wrong(
+            f"{asked}: {words.format(*place)} in {counts[tuple(place)]:.0f} of {EPOCHS} epochs, "
+            f"expected about {EPOCHS * chance:.0f}",
+            "Every order of the rows must be equally likely.",
+        )

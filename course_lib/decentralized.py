@@ -1,0 +1,254 @@
+"""Decentralized SGD: everyone averages with neighbours only.
+
+    >>> from course_lib.decentralized import Gossip, ring_mixing
+    >>> gossip = Gossip(optimizer, ring_mixing(2))
+    >>> with gossip:  # the weights travel while the gradient is computed
+    ...     loss_fn(model(x), y).backward()
+    >>> optimizer.step()
+
+There is no all-reduce and no server. Rank i keeps weights w_i of its own, and in every step takes a
+weighted mean of its neighbours' weights, and its own gradient:
+
+    w_{t+1,i} = Σ_j W_ij w_{t,j} - γ ∇f(w_{t,i}; b_i)
+
+The mixing matrix W says who hears whom, and how much. It is *doubly stochastic*: rows sum to 1, so
+that equal weights stay equal, and columns sum to 1, so that the mean over the ranks, w̄, is not
+moved by mixing: w̄ takes the step of SGD with the mean gradient.
+
+The gradient is that at w_{t,i}, the weights *before* mixing. So mixing need not wait for it, and
+communication is hidden behind backward.
+
+How fast differences die away is one number of the matrix. With λ₂, the second largest absolute
+eigenvalue, the consensus distance shrinks, without gradients, by at least
+
+    Σ_i ‖w_{t+1,i} - w̄‖² ≤ λ₂² Σ_i ‖w_{t,i} - w̄‖²        spectral gap 1 - λ₂
+
+    matrix        neighbours   λ₂ for 4, 8, 16 ranks     time of a step (n bytes)
+    ring          2            .333  .805  .949          α + 2n/β, however many ranks there are
+    torus         4            .6    .6    .6            α + 4n/β (2 × 2, 2 × 4, 4 × 4)
+    exponential   log₂ K       .333  .5    .6            α + log₂ K · n/β
+    complete      K - 1        0     0     0             α + (K-1) n/β
+    random pairs  1            1 in any one step         α + n/β
+
+The times are those of ports without idle moments, where messages leave at once. Where each send
+waits for its receive and a port carries one message at a time (a simulated `Network` with
+eager_below=0), neighbours hold one another up along the whole ring.
+
+X. Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for
+Decentralized Parallel Stochastic Gradient Descent", NeurIPS 2017; exponential graphs: B. Ying et
+al., "Exponential Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021; pairs:
+S. Boyd et al., "Randomized Gossip Algorithms", 2006.
+"""
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import Group, library_all_reduce, place_in, start_recv, start_send
+
+Mixing = Tensor | Callable[[int], Tensor]
+"""A matrix, shape (K, K), or what returns that of a step."""
+
+
+def ring_mixing(world_size: int) -> Tensor:
+    """Return the matrix of a ring: a third for each neighbour, a third for oneself."""
+    return _circulant(world_size, [0, 1, -1])
+
+
+def torus_mixing(rows: int, columns: int) -> Tensor:
+    """Return the matrix of rows × columns ranks, each with four neighbours: a fifth each.
+
+    Rank r sits in row r // columns. What leaves the grid at one side enters it at the other.
+    """
+    if rows < 1 or columns < 1:
+        raise ValueError(f"a torus has at least one row and one column, not {rows} × {columns}")
+    world_size = rows * columns
+    matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
+    for rank in range(world_size):
+        row, column = divmod(rank, columns)
+        for down, right in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
+            other = (row + down) % rows * columns + (column + right) % columns
+            matrix[rank, other] += 1 / 5
+    return matrix
+
+
+def exponential_mixing(world_size: int) -> Tensor:
+    """Return the matrix in which rank i hears i + 1, i + 2, i + 4, …: log₂ K others, equally.
+
+    It is directed: who is heard need not hear back.
+    """
+    hops = [0]
+    while (hop := 1 << (len(hops) - 1)) < world_size:
+        hops.append(hop)
+    return _circulant(world_size, hops)
+
+
+def complete_mixing(world_size: int) -> Tensor:
+    """Return the matrix in which all hear all: one step makes everyone equal."""
+    return _circulant(world_size, list(range(world_size)))
+
+
+def random_pairs(world_size: int, seed: int = 0) -> Callable[[int], Tensor]:
+    """Return what gives each step its matrix: ranks in pairs drawn by lot, half and half.
+
+    Of an odd number of ranks one stays alone. The same on all ranks, which need the same seed.
+    """
+
+    def matrix_of(step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        order = torch.randperm(world_size, generator=generator)
+        matrix = torch.eye(world_size, dtype=torch.float64)
+        for pair in order[: world_size // 2 * 2].view(-1, 2):
+            matrix[pair[:, None], pair] = 1 / 2
+        return matrix
+
+    return matrix_of
+
+
+def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
+    """Return `matrix` as float64 if it is a mixing matrix for K ranks.
+
+    Raises ValueError, saying which row or column is wrong: not K × K, a negative element, or a
+    sum that is not 1 to 1e-6.
+    """
+    matrix = torch.as_tensor(matrix, dtype=torch.float64)
+    if matrix.shape != (world_size, world_size):
+        raise ValueError(
+            f"{world_size} ranks need a mixing matrix of {world_size} × {world_size}, not of "
+            f"{' × '.join(map(str, matrix.shape)) or 'no dimension'}"
+        )
+    if not matrix.isfinite().all() or (matrix < 0).any():
+        raise ValueError("the elements of a mixing matrix are weights: numbers that are 0 or more")
+    for name, dim, why in (
+        ("row", 1, "ranks that agree would not stay where they are"),
+        ("column", 0, "mixing would move the mean over the ranks"),
+    ):
+        sums = matrix.sum(dim)
+        wrong = (sums - 1).abs() > 1e-6
+        if wrong.any():
+            which = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"the mixing matrix is not doubly stochastic: {name} {which} sums to "
+                f"{sums[which]:.6g}, not 1, so {why}"
+            )
+    return matrix
+
+
+def second_eigenvalue(matrix: Tensor) -> float:
+    """Return λ₂, the factor by which one step shrinks the distance to the mean, at worst.
+
+    For a symmetric matrix that is the second largest absolute eigenvalue; in general the second
+    largest singular value, which is the same for the matrices here.
+    """
+    world_size = len(matrix)
+    mean = torch.full((world_size, world_size), 1 / world_size, dtype=torch.float64)
+    return float(torch.linalg.matrix_norm(check_mixing(matrix, world_size) - mean, 2))
+
+
+@torch.no_grad()
+def consensus_distance(params: Iterable[Tensor], group: Group = None) -> float:
+    """Return √(1/K Σ_i ‖w_i - w̄‖²), how far the ranks' weights are from their mean.
+
+    The same number on all ranks, all of which must call. One all-reduce of the weights.
+    """
+    _, world_size = place_in(group)
+    mine = torch.cat([param.reshape(-1).double() for param in params])
+    mean = mine / world_size
+    library_all_reduce(mean, group)
+    squared = (mine - mean).square().sum().view(1) / world_size
+    library_all_reduce(squared, group)
+    return float(squared.sqrt())
+
+
+class Gossip:
+    """Mixes the weights that an optimizer trains, while the gradient is computed.
+
+    Args:
+        optimizer: any; its step is taken after mixing, with the gradient of the weights before.
+        mixing: a matrix for all steps, or a function of the step's number. Equal on all ranks.
+        group: None for all ranks. Matrix row i is for number i in the group.
+
+    Raises ValueError as `check_mixing`, and on a rank outside `group`.
+
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, mixing: Mixing, group: Group = None
+    ) -> None:
+        self.rank, self.world_size = place_in(group)
+        self.group = group
+        self.params = [param for each in optimizer.param_groups for param in each["params"]]
+        self.mixing = mixing
+        self.steps = 0
+        if isinstance(mixing, Tensor):
+            check_mixing(mixing, self.world_size)
+        self._flight: tuple[Tensor, dict[int, Tensor], list[dist.Work], Tensor] | None = None
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Begin to send the weights as they are now, and to receive the neighbours'.
+
+        Raises RuntimeError if the last exchange has not been finished.
+        """
+        if self._flight is not None:
+            raise RuntimeError("start() was called twice: call finish(), or use `with gossip:`")
+        matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
+        matrix = check_mixing(matrix, self.world_size)
+        mine = torch.cat([param.reshape(-1) for param in self.params])
+        incoming, works = {}, []
+        # Each begins with its right neighbour, so that not all speak to the same rank at once.
+        for hop in range(1, self.world_size):
+            to, source = (self.rank + hop) % self.world_size, (self.rank - hop) % self.world_size
+            if matrix[to, self.rank]:
+                works.append(start_send(mine, to, self.group))
+            if matrix[self.rank, source]:
+                incoming[source] = torch.empty_like(mine)
+                works.append(start_recv(incoming[source], source, self.group))
+        self._flight = mine, incoming, works, matrix[self.rank]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Replace the weights by Σ_j W_ij w_j.
+
+        Raises RuntimeError without a `start`.
+        """
+        if self._flight is None:
+            raise RuntimeError("finish() without start(): nothing was sent")
+        mine, incoming, works, row = self._flight
+        self._flight = None
+        for work in works:
+            work.wait()
+        mixed = mine * float(row[self.rank])
+        for source in sorted(incoming):
+            mixed.add_(incoming[source], alpha=float(row[source]))
+        pieces = torch.split(mixed, [param.numel() for param in self.params])
+        for param, piece in zip(self.params, pieces, strict=True):
+            param.copy_(piece.view_as(param))
+        self.steps += 1
+
+    def __enter__(self) -> "Gossip":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.finish()
+
+
+def _circulant(world_size: int, hops: list[int]) -> Tensor:
+    """Return the matrix in which everyone hears those `hops` ahead, equally."""
+    if world_size < 1:
+        raise ValueError(f"world_size is at least 1, not {world_size}")
+    matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
+    for rank in range(world_size):
+        for hop in hops:
+            matrix[rank, (rank + hop) % world_size] += 1 / len(hops)
+    return matrix

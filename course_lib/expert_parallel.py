@@ -1,0 +1,220 @@
+"""Expert parallelism: each rank holds some experts, and tokens travel to those that they need.
+
+    >>> from course_lib.expert_parallel import ExpertParallel
+    >>> experts = [nn.Linear(3, 3) for _ in range(4)]  # equal lists on all ranks
+    >>> layer = ExpertParallel(nn.Linear(3, 4), experts, top_k=2)
+    >>> result = layer(x)  # of this rank's tokens
+    >>> result.square().mean().backward()
+    >>> layer.sync_gradients()
+
+A mixture of experts has E networks where another layer has one, and asks k of them about a token.
+A router, a matrix, says which: with p = softmax(router(x)) and S the k largest of p,
+
+    y = Σ_{e in S} p_e expert_e(x)
+
+So the parameters grow with E and the arithmetic with k only. The experts are divided over K ranks:
+
+    rank 0: tokens 0 1 2 ─┐ all_to_all ┌─► experts 0 1 ─┐ all_to_all ┌─► Σ p_e …, tokens 0 1 2
+    rank 1: tokens 3 4 5 ─┴────────────┴─► experts 2 3 ─┴────────────┴─► Σ p_e …, tokens 3 4 5
+
+Backward takes the same way in the other direction. With T tokens of n bytes on a rank and routes
+spread evenly, a rank sends about kTn (K-1)/K bytes in each of four all-to-alls of a step, and
+before them the E numbers of how many tokens go where, because routers do not spread evenly.
+
+**Capacity.** A popular expert makes all ranks wait. With a capacity factor c, an expert takes at
+most C = ceil(c k T / E) tokens *of each rank*: the first ones. What is left out adds nothing to
+y. Without a capacity nothing is dropped, and the result is that of one process.
+
+N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
+Layer", ICLR 2017; D. Lepikhin et al., "GShard", ICLR 2021; W. Fedus et al., "Switch Transformers",
+JMLR 2022.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.collectives import Group, exchange, place_in, ring_all_reduce
+from course_lib.sharding import shard_bounds
+
+
+class Routes(NamedTuple):
+    """Which token goes to which expert, sorted by expert, then by token; a row per route kept."""
+
+    tokens: Tensor
+    """Positions in x, (R,)."""
+    weights: Tensor
+    """p_e, (R,); gradients pass through them to the router."""
+    counts: Tensor
+    """How many tokens go to each expert, (E,) integers."""
+
+
+def route(scores: Tensor, top_k: int, capacity_factor: float | None = None) -> Routes:
+    """Return where the tokens go whose router gave `scores`, of shape (T, E).
+
+    The p_e of the k chosen are not scaled to add up to 1. With a `capacity_factor`, routes beyond
+    an expert's capacity are dropped.
+    """
+    tokens, experts = scores.shape
+    weights, chosen = scores.softmax(-1).topk(top_k)
+    chosen, order = chosen.flatten().sort(stable=True)
+    weights = weights.flatten()[order]
+    token_of = order // top_k
+    counts = torch.bincount(chosen, minlength=experts)
+    if capacity_factor is not None:
+        capacity = math.ceil(capacity_factor * top_k * tokens / experts)
+        place = (
+            torch.arange(len(chosen), device=chosen.device) - (counts.cumsum(0) - counts)[chosen]
+        )
+        kept = place < capacity
+        token_of, weights, counts = token_of[kept], weights[kept], counts.clamp(max=capacity)
+    return Routes(token_of, weights, counts)
+
+
+def mixture_of_experts(
+    x: Tensor,
+    router: nn.Module,
+    experts: Sequence[nn.Module],
+    top_k: int = 1,
+    capacity_factor: float | None = None,
+) -> Tensor:
+    """Return y, of the shape of `x`, (T, width): the layer in one process, expert by expert."""
+    routes = route(router(x), top_k, capacity_factor)
+    parts = torch.split(x[routes.tokens], routes.counts.tolist())
+    answers = [expert(part) for expert, part in zip(experts, parts, strict=True)]
+    return _weighted_sum(torch.cat(answers), routes, len(x))
+
+
+def _weighted_sum(answers: Tensor, routes: Routes, tokens: int) -> Tensor:
+    """Return Σ p_e answer for each token; zeros for a token whose routes were all dropped."""
+    weighted = answers * routes.weights[:, None]
+    return weighted.new_zeros(tokens, answers.shape[1]).index_add(0, routes.tokens, weighted)
+
+
+def uneven_all_to_all(
+    rows: Tensor, sent: list[int], received: list[int], group: Group = None
+) -> Tensor:
+    """Return the rows that all ranks have for this one, and send sent[r] of `rows` to rank r.
+
+    The rows for rank 0 come first, then those for rank 1, …; so do the received[r] from each rank
+    r. In backward the gradient of a row goes back where the row came from: on every rank, whether
+    or not its own rows want a gradient, since those that it holds for others may.
+    """
+    anchor = rows.new_zeros((), requires_grad=torch.is_grad_enabled())
+    result: Tensor = _UnevenAllToAll.apply(rows, anchor, sent, received, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _UnevenAllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, anchor: Tensor, sent: list[int], received: list[int], group: Group
+    ) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _swap_rows(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        back = _swap_rows(gradient, ctx.received, ctx.sent, ctx.group)
+        return back, None, None, None, None
+
+
+def _swap_rows(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    rank, world_size = place_in(group)
+    rows = rows.contiguous()
+    result = rows.new_empty(sum(received), *rows.shape[1:])
+    outgoing, incoming = torch.split(rows, sent), torch.split(result, received)
+    incoming[rank].copy_(outgoing[rank])
+    for step in range(1, world_size):
+        to, source = (rank + step) % world_size, (rank - step) % world_size
+        exchange(outgoing[to], to, incoming[source], source, group)
+    return result
+
+
+class ExpertParallel(nn.Module):
+    """`mixture_of_experts` with the experts divided over the ranks of `group`.
+
+    Args:
+        router: from (T, width) to scores (T, E); the same on all ranks.
+        experts: all E, from (R, width) to (R, width), also for R = 0. Rank r keeps those of
+            `shard_bounds(E, K, r)`, named by their place in the list; others may be on ``meta``.
+        top_k: k, how many experts are asked about a token.
+        capacity_factor: c; `None`: nothing is dropped.
+        group: the ranks that share the experts. Each has other tokens, and maybe more or fewer.
+
+    Every rank must call forward, and backward, even with no tokens: the others wait for it.
+
+    Raises ValueError if there are fewer experts than ranks, or than `top_k`.
+
+    """
+
+    def __init__(
+        self,
+        router: nn.Module,
+        experts: Sequence[nn.Module],
+        *,
+        top_k: int = 1,
+        capacity_factor: float | None = None,
+        group: Group = None,
+    ) -> None:
+        super().__init__()
+        rank, self.world_size = place_in(group)
+        if len(experts) < max(self.world_size, top_k):
+            raise ValueError(
+                f"{len(experts)} experts are too few for {self.world_size} ranks and top_k={top_k}"
+            )
+        self._bounds = [
+            shard_bounds(len(experts), self.world_size, r) for r in range(self.world_size)
+        ]
+        self.router = router
+        self.experts = nn.ModuleDict({str(e): experts[e] for e in range(*self._bounds[rank])})
+        self.rank, self.group = rank, group
+        self.top_k, self.capacity_factor = top_k, capacity_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y, of the shape of `x`: (…, width), this rank's tokens."""
+        tokens = x.reshape(-1, x.shape[-1])
+        routes = route(self.router(tokens), self.top_k, self.capacity_factor)
+        sent = [int(routes.counts[start:stop].sum()) for start, stop in self._bounds]
+        here = self._counts_for_me(routes.counts)
+        received = [sum(counts) for counts in here]
+        arrived = uneven_all_to_all(tokens[routes.tokens], sent, received, self.group)
+        answers = uneven_all_to_all(self._ask(arrived, here), received, sent, self.group)
+        return _weighted_sum(answers, routes, len(tokens)).view(x.shape)
+
+    def _counts_for_me(self, counts: Tensor) -> list[list[int]]:
+        """Return how many tokens each rank sends to each of this rank's experts: [rank][expert]."""
+        held = [stop - start for start, stop in self._bounds]
+        mine = held[self.rank]
+        arrived = _swap_rows(counts, held, [mine] * self.world_size, self.group)
+        result: list[list[int]] = arrived.view(self.world_size, mine).tolist()
+        return result
+
+    def _ask(self, arrived: Tensor, here: list[list[int]]) -> Tensor:
+        """Return the experts' answers, in the order in which the tokens arrived."""
+        parts = torch.split(arrived, [count for counts in here for count in counts])
+        many = len(self.experts)
+        answers: list[Tensor] = [arrived] * len(parts)
+        for place, expert in enumerate(self.experts.values()):
+            # The tokens for one expert, from every rank.
+            mine = expert(torch.cat(parts[place::many]))
+            answers[place::many] = torch.split(mine, [counts[place] for counts in here])
+        return torch.cat(answers)
+
+    def sync_gradients(self) -> None:
+        """Make all gradients those of the mean of the ranks' losses; after each backward.
+
+        An expert's gradient is already the sum over the tokens of all ranks, and is divided by K.
+        The router's is of this rank's tokens, and is averaged.
+        """
+        for param in self.experts.parameters():
+            if param.grad is not None:
+                param.grad /= self.world_size
+        for param in self.router.parameters():
+            if param.requires_grad:
+                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+                ring_all_reduce(param.grad, self.group)
+                param.grad /= self.world_size

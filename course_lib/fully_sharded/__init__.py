@@ -1,0 +1,19 @@
+"""ZeRO-3: every rank keeps 1/K of everything, and borrows the weights of a layer while it runs.
+
+    >>> from course_lib.fully_sharded import FullyShardedDataParallel
+    >>> model = FullyShardedDataParallel(model)
+    >>> optimizer = torch.optim.AdamW(model.parameters())  # of this rank's pieces
+
+Read in this order:
+
+- `unit`: the parameters of one module, gathered, freed, and their gradients reduce-scattered
+- `wrapper`: when that is done, so that the network is a layer ahead
+
+S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+2020, section 5.3; Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+Parallel", VLDB 2023.
+"""
+
+from course_lib.fully_sharded.wrapper import FullyShardedDataParallel
+
+__all__ = ["FullyShardedDataParallel"]

@@ -1,0 +1,245 @@
+"""Local SGD: many steps alone, then one together.
+
+    >>> from course_lib.local_sgd import LocalSGD
+    >>> local = LocalSGD(optimizer, every=10)
+    >>> loss_fn(model(x), y).backward()
+    >>> local.step()  # the optimizer's; every tenth time, also the mean over the ranks
+
+K ranks each take H steps with their own gradients, and then average their *weights*. Averaged after
+every step (H = 1, plain SGD) that is synchronous SGD, since a mean of w - γ g_i is w - γ times the
+mean gradient. With larger H bytes and messages fall to 1/H, and the ranks drift apart in between.
+
+`DiLoCo` does not jump to the mean, but takes the way to it as a gradient, for a second optimizer:
+
+    Δ = w̃ - 1/K Σ_i w_i         how far the ranks got since they last were at w̃ (pseudo-gradient)
+    w̃ ← outer step with Δ        SGD with Nesterov momentum 0.9 and learning rate 0.7
+    w_i ← w̃                      and H steps of the inner optimizer, such as AdamW, again
+
+With outer learning rate 1 and no momentum this is `LocalSGD`.
+
+*Streaming* (`fragments` > 1): the weights are cut into fragments, which take turns, so that no more
+than one fragment is on its way at a time: as many bytes in all, but a peak of 1/F. With `overlap` =
+τ the fragment is given τ more inner steps for its way; the ranks train on, and when the mean
+arrives, they move to it: what those τ steps did to this fragment is given up. (The paper can also
+go only part of the way, α.) `finish` waits for the last fragment.
+
+`OneStepDelay` keeps everyone in step, but one step late: the gradients of step t travel during step
+t + 1, and everyone applies their mean at its end. w_{t+1} = w_t - γ ḡ(w_{t-1}).
+
+S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; A. Douillard et al.,
+"DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv 2311.08105), and
+"Streaming DiLoCo with overlapping communication", 2025 (arXiv 2501.18512).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import Group, place_in
+from course_lib.compression import Compressor, compressed_all_reduce
+from course_lib.sharding import shard_bounds
+
+
+class LocalSGD:
+    """Averages the weights over the ranks every H steps.
+
+    Args:
+        optimizer: this rank's. Its state (momentum) stays local.
+        every: H, steps between two averages.
+        group: None for all ranks.
+
+    Raises ValueError if `every` < 1, and on a rank outside `group`.
+
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int, group: Group = None) -> None:
+        if every < 1:
+            raise ValueError(f"every is the number of steps between two averages, not {every}")
+        _, self.world_size = place_in(group)
+        self.optimizer = optimizer
+        self.every = every
+        self.group = group
+        self.params = trained(optimizer)
+        self.steps = 0
+
+    def step(self) -> None:
+        """Take the optimizer's step; every H-th time, average."""
+        self.optimizer.step()
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.average()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Replace the weights by their mean over the ranks: at the end of training, too."""
+        mine = flatten(self.params) / self.world_size
+        dist.all_reduce(mine, group=self.group)
+        unflatten(mine, self.params)
+
+
+class DiLoCo:
+    """Inner steps alone, an outer step together, fragment by fragment.
+
+    Args:
+        optimizer: the inner one, for example AdamW. Its state stays local. Its weights are equal on
+            all ranks at first, which is not checked: see `course_lib.ddp.broadcast_module_states`.
+        every: H, inner steps between two outer steps of a fragment; a multiple of `fragments`.
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: its Nesterov momentum.
+        fragments: F, parts that take turns, H/F steps apart.
+        overlap: τ, inner steps that a fragment's mean may take to arrive; fewer than H/F.
+        compressor: what shrinks the pseudo-gradients, such as ``ErrorFeedback(TopK(0.03))``; None
+            sends them as they are. Not with `overlap`.
+        group: None for all ranks.
+
+    Raises ValueError for arguments that do not fit, and on a rank outside `group`.
+
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        every: int,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        fragments: int = 1,
+        overlap: int = 0,
+        compressor: Compressor | None = None,
+        group: Group = None,
+    ) -> None:
+        if every < 1 or fragments < 1 or every % fragments:
+            raise ValueError(f"every={every} is to be a multiple of fragments={fragments}")
+        if not 0 <= overlap < every // fragments:
+            raise ValueError(
+                f"overlap={overlap}: a fragment has to arrive before the next one leaves, "
+                f"{every // fragments} steps later"
+            )
+        if overlap and compressor is not None:
+            raise ValueError("a compressed exchange has two rounds: it cannot overlap")
+        _, self.world_size = place_in(group)
+        self.optimizer = optimizer
+        self.every = every
+        self.overlap = overlap
+        self.compressor = compressor
+        self.group = group
+        self.params = trained(optimizer)
+        self.steps = 0
+        start = flatten(self.params)
+        cuts = [shard_bounds(start.numel(), fragments, i) for i in range(fragments)]
+        self.global_weights = [torch.nn.Parameter(start[a:b].clone()) for a, b in cuts]
+        nesterov = outer_momentum > 0
+        self.outer = [
+            torch.optim.SGD([each], lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
+            for each in self.global_weights
+        ]
+        self._cuts = cuts
+        self._flight: tuple[int, Tensor, dist.Work | None] | None = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take the inner optimizer's step; when a fragment's turn has come, its outer step."""
+        self.optimizer.step()
+        self.steps += 1
+        between = self.every // len(self._cuts)
+        if self.steps % between == 0:
+            self._send((self.steps // between - 1) % len(self._cuts))
+        if self.steps % between == self.overlap and self._flight is not None:
+            self._arrive()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for a fragment that is still on its way, and move to it: at the end of training."""
+        if self._flight is not None:
+            self._arrive()
+
+    def _send(self, index: int) -> None:
+        """Begin to average the pseudo-gradient of a fragment."""
+        start, stop = self._cuts[index]
+        change = self.global_weights[index].detach() - flatten(self.params)[start:stop]
+        change /= self.world_size
+        work = None
+        if self.compressor is not None:
+            compressed_all_reduce(change, self.compressor, self.group, ("fragment", index))
+        else:
+            work = dist.all_reduce(change, group=self.group, async_op=True)
+        self._flight = index, change, work
+
+    def _arrive(self) -> None:
+        """Take the outer step, and move the fragment to it."""
+        assert self._flight is not None
+        index, change, work = self._flight
+        self._flight = None
+        if work is not None:
+            work.wait()
+        weights = self.global_weights[index]
+        weights.grad = change
+        self.outer[index].step()
+        start, stop = self._cuts[index]
+        mine = flatten(self.params)
+        mine[start:stop] = weights.detach()
+        unflatten(mine, self.params)
+
+
+class OneStepDelay:
+    """Synchronous SGD whose gradients travel during the next step.
+
+    Args:
+        optimizer: the same on all ranks, whose weights are equal and stay so.
+        group: None for all ranks.
+
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, group: Group = None) -> None:
+        _, self.world_size = place_in(group)
+        self.optimizer = optimizer
+        self.group = group
+        self.params = trained(optimizer)
+        self._flight: tuple[Tensor, dist.Work | None] | None = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Send the gradients of this step; take the step with the mean of those of the last.
+
+        The first call only sends.
+        """
+        fresh = torch.cat([_gradient(param).reshape(-1) for param in self.params])
+        fresh /= self.world_size
+        self.finish()
+        self._flight = fresh, dist.all_reduce(fresh, group=self.group, async_op=True)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Apply what is still on its way: once more at the end of training."""
+        if self._flight is None:
+            return
+        mean, work = self._flight
+        self._flight = None
+        if work is not None:
+            work.wait()
+        pieces = torch.split(mean, [param.numel() for param in self.params])
+        for param, piece in zip(self.params, pieces, strict=True):
+            param.grad = piece.view_as(param).clone()
+        self.optimizer.step()
+
+
+def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups of an optimizer."""
+    return [param for each in optimizer.param_groups for param in each["params"]]
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a new vector with the elements of all tensors, one behind the other."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
+    """Copy a vector as `flatten` made it back into the tensors."""
+    pieces = torch.split(vector, [tensor.numel() for tensor in into])
+    for tensor, piece in zip(into, pieces, strict=True):
+        tensor.detach().copy_(piece.view_as(tensor))
+
+
+def _gradient(param: Tensor) -> Tensor:
+    return torch.zeros_like(param) if param.grad is None else param.grad

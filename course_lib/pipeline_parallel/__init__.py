@@ -1,0 +1,55 @@
+"""Pipeline parallelism: each rank holds some layers, and micro-batches pass through all of them.
+
+    >>> from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
+    >>> stages = split_layers(model, 2)  # two ranks: the first layers, and the last ones
+    >>> pipeline = Pipeline(stages, loss_fn, one_forward_one_backward(2, micro_batches=4))
+    >>> loss = pipeline.step(x, y)  # gradients as on one machine; the loss on the last rank
+
+Read in this order:
+
+- `schedule`: who does what in which order, as data
+- `schedules`: GPipe, one forward one backward, interleaved, zero bubble
+- `simulation`: how long a schedule takes, how much stands idle, how much is held
+- `validity`: schedules that deadlock, forget something or hold too much
+- `weight_gradients`: backward in two halves
+- `stage`: forward and backward of one part of the model
+- `messages`: activations and their gradients between neighbours
+- `tied`: a parameter that two ranks hold
+- `pipeline`: these together, an engine that executes any schedule
+"""
+
+from course_lib.pipeline_parallel.pipeline import Pipeline
+from course_lib.pipeline_parallel.schedule import Schedule, Step
+from course_lib.pipeline_parallel.schedules import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble,
+)
+from course_lib.pipeline_parallel.simulation import (
+    Simulation,
+    bubble_fraction,
+    peak_activations,
+    simulate,
+    zero_bubble_fraction,
+)
+from course_lib.pipeline_parallel.stage import split_layers
+from course_lib.pipeline_parallel.validity import ScheduleError, check_schedule
+
+__all__ = [
+    "Pipeline",
+    "Schedule",
+    "ScheduleError",
+    "Simulation",
+    "Step",
+    "bubble_fraction",
+    "check_schedule",
+    "gpipe",
+    "interleaved",
+    "one_forward_one_backward",
+    "peak_activations",
+    "simulate",
+    "split_layers",
+    "zero_bubble",
+    "zero_bubble_fraction",
+]

@@ -1,0 +1,163 @@
+"""Messages between stages: which, in which order, and no rank waits to send.
+
+Over every boundary between two stages go, for each micro-batch, its activations forward and their
+gradient, of the same size, back. A step sends
+
+    2 m n bytes over each boundary,       n those of one micro-batch's activations there
+
+Messages from one rank to another arrive in the order in which they were sent. The receiver may need
+them in another: interleaved, ranks 0 and 1 of two exchange activations of one chunk and gradients
+of another. But the schedule is data that every rank has. So a rank knows in which order its
+neighbour sends, begins to receive in that order, and keeps what it does not need yet.
+
+Sends are begun and not waited for, so no circle of ranks can wait to be rid of something. What was
+sent is held until the schedule says that the other has it: when it answers, or the step is over.
+Receives begin one step before they are needed, while the rank computes: a message
+that takes no longer than a step costs no time.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import Group, start_recv, start_send
+from course_lib.pipeline_parallel.schedule import Schedule, Work
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_MAX_DIMS = 8
+
+
+class Message(NamedTuple):
+    """The result of forward (``forward``) or backward for a micro-batch, on its way to `stage`."""
+
+    forward: bool
+    micro_batch: int
+    stage: int
+
+
+def outgoing(schedule: Schedule, work: Work) -> Message | None:
+    """Return what a step has for another stage: nothing at the ends of the pipeline."""
+    if work.action == "F" and work.stage < schedule.stages - 1:
+        return Message(True, work.micro_batch, work.stage + 1)
+    if work.action in ("B", "I") and work.stage > 0:
+        return Message(False, work.micro_batch, work.stage - 1)
+    return None
+
+
+def incoming(schedule: Schedule, work: Work) -> Message | None:
+    """Return what a step needs from another stage."""
+    if work.action == "F" and work.stage > 0:
+        return Message(True, work.micro_batch, work.stage)
+    if work.action in ("B", "I") and work.stage < schedule.stages - 1:
+        return Message(False, work.micro_batch, work.stage)
+    return None
+
+
+class Mailbox:
+    """The messages of one rank in one step.
+
+    `shapes` holds the shape and dtype of what crosses each boundary, by the stage after it. What is
+    missing there is learned: the first message over that boundary then has a header before it.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        shapes: dict[int, tuple[torch.Size, torch.dtype]],
+        device: torch.device,
+        group: Group,
+    ) -> None:
+        self._schedule, self._rank, self._group, self._device = schedule, rank, group, device
+        self._shapes = shapes
+        self._learning = len(shapes) == 0
+        self._here: dict[Message, Tensor] = {}
+        self._receiving: dict[Message, tuple[dist.Work, Tensor, list[Message]]] = {}
+        self._sent: dict[Message, tuple[dist.Work, Tensor]] = {}
+        self._headers: list[tuple[dist.Work, Tensor]] = []
+        self._orders = {
+            source: iter(self._sent_to_me(source))
+            for source in range(schedule.world_size)
+            if source != rank
+        }
+
+    def _sent_to_me(self, source: int) -> Iterator[tuple[Message, list[Message]]]:
+        """Yield what a rank sends to this one, in its order; and what it got from here before."""
+        got: list[Message] = []
+        for step in self._schedule.steps[source]:
+            work = self._schedule.work(source, step)
+            needed, result = incoming(self._schedule, work), outgoing(self._schedule, work)
+            if needed is not None and self._sender(needed) == self._rank:
+                got.append(needed)
+            if result is not None and self._schedule.rank_of(result.stage) == self._rank:
+                yield result, got
+                got = []
+
+    def _sender(self, message: Message) -> int:
+        return self._schedule.rank_of(message.stage + (-1 if message.forward else 1))
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Begin to send; the tensor must stay as it is until `finish`."""
+        to = self._schedule.rank_of(message.stage)
+        if to == self._rank:
+            self._here[message] = tensor
+            return
+        tensor = tensor.contiguous()
+        if message.forward and message.stage not in self._shapes:
+            self._shapes[message.stage] = tensor.shape, tensor.dtype
+            header = _header(tensor).to(self._device)
+            self._headers.append((start_send(header, to, self._group), header))
+        self._sent[message] = start_send(tensor, to, self._group), tensor
+
+    def expect(self, message: Message | None) -> None:
+        """Begin to receive, ahead of need; not while shapes are learned, which takes waiting."""
+        if message is not None and not self._learning:
+            self._begin(message)
+
+    def receive(self, message: Message) -> Tensor:
+        """Return a message as soon as it is there."""
+        self._begin(message)
+        if message in self._here:
+            return self._here.pop(message)
+        work, tensor, got = self._receiving.pop(message)
+        work.wait()
+        for each in got:  # it has left, and need not be held any longer
+            self._sent.pop(each)[0].wait()
+        return tensor
+
+    def _begin(self, message: Message) -> None:
+        """Begin to receive everything that its sender sends up to `message`."""
+        source = self._sender(message)
+        while source != self._rank and message not in self._receiving:
+            following, got = next(self._orders[source])
+            boundary = following.stage if following.forward else following.stage + 1
+            if boundary not in self._shapes:
+                header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=self._device)
+                start_recv(header, source, self._group).wait()
+                self._shapes[boundary] = _read(header)
+            shape, dtype = self._shapes[boundary]
+            tensor = torch.empty(shape, dtype=dtype, device=self._device)
+            self._receiving[following] = start_recv(tensor, source, self._group), tensor, got
+
+    def finish(self) -> None:
+        """Wait until all that was sent has left."""
+        for work, _ in (*self._headers, *self._sent.values()):
+            work.wait()
+
+
+def _header(tensor: Tensor) -> Tensor:
+    if tensor.dim() > _MAX_DIMS or tensor.dtype not in _DTYPES:
+        raise TypeError(
+            f"stages exchange floating-point tensors of at most {_MAX_DIMS} dimensions, got "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)}: cut the model elsewhere"
+        )
+    padding = [0] * (_MAX_DIMS - tensor.dim())
+    return torch.tensor([_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *padding])
+
+
+def _read(header: Tensor) -> tuple[torch.Size, torch.dtype]:
+    dtype, dims, *sizes = header.tolist()
+    return torch.Size(sizes[:dims]), _DTYPES[dtype]

@@ -1,0 +1,160 @@
+"""The pipeline: an engine that executes a schedule, step by step.
+
+    >>> from course_lib.pipeline_parallel import Pipeline, gpipe, split_layers
+    >>> pipeline = Pipeline(split_layers(model, 2), loss_fn, gpipe(2, micro_batches=4))
+    >>> optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)  # of this rank's layers
+    >>> loss = pipeline.step(x, y)
+    >>> optimizer.step()
+
+It knows nothing of GPipe or 1F1B. For each step of this rank it receives what is needed, lets the
+stage do its part, and sends the result on; who waits for whom is in the schedule.
+
+The loss of a batch is the mean of those of its m micro-batches. So each is divided by m, and the
+gradients, which add up, are those of the whole batch: the update is that of one machine, up to
+rounding. That holds for layers that look at one example at a time; BatchNorm sees a micro-batch.
+
+Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+NeurIPS 2019.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.collectives import Group, place_in
+from course_lib.pipeline_parallel.messages import Mailbox, incoming, outgoing
+from course_lib.pipeline_parallel.schedule import Schedule, Work
+from course_lib.pipeline_parallel.stage import Stage
+from course_lib.pipeline_parallel.tied import find_tied, tied_gradients
+from course_lib.pipeline_parallel.validity import check_schedule
+
+
+class Pipeline(nn.Module):
+    """The stages of a model that this rank holds, trained together with the others' by a schedule.
+
+    Args:
+        stages: all stages of the model, in order; `split_layers` makes them. Each takes a tensor
+            and returns one. Only those of this rank are kept and used: the others may be on the
+            device ``meta``, where they take no memory. A parameter in stages of several ranks is
+            tied: it begins with the same value on them, and is kept equal.
+        loss_fn: ``loss_fn(output, target)``, a mean over the examples.
+        schedule: see `schedules`; one stage for each chunk of each rank of `group`.
+        group: the ranks of the pipeline.
+        rematerialize: whether to hold only the inputs of stages, and run forward twice.
+
+    The parameters are those of this rank's stages, named ``stages.1.…`` by their place in the
+    model: the ranks' `state_dict` put together are the model's.
+
+    Raises ValueError if stages, schedule and group differ in number, and ScheduleError if the
+    schedule cannot be executed.
+
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        schedule: Schedule,
+        *,
+        group: Group = None,
+        rematerialize: bool = False,
+    ) -> None:
+        super().__init__()
+        rank, world_size = place_in(group)
+        if (schedule.world_size, schedule.stages) != (world_size, len(stages)):
+            raise ValueError(
+                f"the schedule is for {schedule.world_size} ranks and {schedule.stages} stages, "
+                f"but there are {world_size} ranks and {len(stages)} stages"
+            )
+        check_schedule(schedule)
+        self.schedule, self.loss_fn, self.group, self.rank = schedule, loss_fn, group, rank
+        mine = range(rank, schedule.stages, world_size)
+        self.stages = nn.ModuleDict({str(stage): stages[stage] for stage in mine})
+        self._rematerialize = rematerialize
+        self._tied = find_tied(stages, schedule)
+        self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
+        self._batch: dict[str, torch.Size] = {}
+        self.peak_activations = 0
+        """Of how many micro-batches this rank held activations at once, so far."""
+
+    def step(self, inputs: Tensor | None, targets: Tensor | None) -> Tensor | None:
+        """Add the gradients of one batch to `.grad`; return its loss on the last stage's rank.
+
+        `inputs`, of shape (B, …), are needed where the first stage is, and `targets`, (B, …), where
+        the last one is; elsewhere they may be `None`, as is the result. Every batch has the same
+        shape: what crosses the boundaries is learned in the first step.
+
+        Raises ValueError if the micro-batches do not divide B, the shape changed, or something
+        needed is missing. Where one rank raises, the others wait for it: all see the same batch.
+        """
+        self._check("inputs", inputs, needed="0" in self.stages)
+        self._check("targets", targets, needed=str(self.schedule.stages - 1) in self.stages)
+        device = next((each.device for each in (*self.parameters(), inputs) if each is not None),
+                      torch.device("cpu"))  # fmt: skip
+        m = self.schedule.micro_batches
+        self._xs = () if inputs is None else inputs.chunk(m)
+        self._ys = () if targets is None else targets.chunk(m)
+        self._losses: list[Tensor] = []
+        halves = self.schedule.splits_backward
+        self._stages = {  # anew, so that nothing is left of a step that failed
+            int(name): Stage(module, rematerialize=self._rematerialize, in_halves=halves)
+            for name, module in self.stages.items()
+        }
+        mailbox = Mailbox(self.schedule, self.rank, self._shapes, device, self.group)
+        works = [self.schedule.work(self.rank, s) for s in self.schedule.steps[self.rank]]
+        with tied_gradients(self._tied, self.rank, self.group):
+            for work, following in zip(works, [*works[1:], None], strict=True):
+                self._execute(work, following, mailbox)
+            mailbox.finish()
+        return torch.stack(self._losses).sum() if self._losses else None
+
+    def _execute(self, work: Work, following: Work | None, mailbox: Mailbox) -> None:
+        """Do one step: receive, compute, send. What the following one needs is on its way then."""
+        message = incoming(self.schedule, work)
+        received = None if message is None else mailbox.receive(message)
+        if following is not None:
+            mailbox.expect(incoming(self.schedule, following))
+        stage = self._stages[work.stage]
+        if work.action == "W":
+            stage.backward_weights(work.micro_batch)
+            return
+        if work.action == "F":
+            result: Tensor | None = self._forward(stage, work, received)
+        else:
+            result = stage.backward(work.micro_batch, received)
+        held = sum(each.activations for each in self._stages.values())
+        self.peak_activations = max(self.peak_activations, held)
+        to = outgoing(self.schedule, work)
+        if to is not None:
+            assert result is not None, "what has a stage before it was made to require a gradient"
+            mailbox.send(to, result)
+
+    def _forward(self, stage: Stage, work: Work, received: Tensor | None) -> Tensor:
+        m = work.micro_batch
+        x = self._xs[m] if received is None else received.detach().requires_grad_()
+        if work.stage < self.schedule.stages - 1:
+            return stage.forward(m, x)
+        loss = stage.forward(
+            m, x, lambda y: self.loss_fn(y, self._ys[m]) / self.schedule.micro_batches
+        )
+        self._losses.append(loss)
+        return loss
+
+    def _check(self, name: str, batch: Tensor | None, *, needed: bool) -> None:
+        if batch is None:
+            if needed:
+                raise ValueError(f"rank {self.rank} holds a stage that needs the {name}: got None")
+            return
+        micro_batches = self.schedule.micro_batches
+        if len(batch) % micro_batches or not len(batch):
+            raise ValueError(
+                f"{len(batch)} {name} do not divide into {micro_batches} micro-batches of one "
+                f"size: take a multiple of {micro_batches} (drop_last=True in a DataLoader)"
+            )
+        known = self._batch.setdefault(name, batch.shape)
+        if batch.shape != known:
+            raise ValueError(
+                f"this pipeline learned in its first step that {name} are of shape {tuple(known)}, "
+                f"and got {tuple(batch.shape)}: make another Pipeline for these"
+            )

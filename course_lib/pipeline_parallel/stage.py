@@ -1,0 +1,109 @@
+"""One stage: the forward and the backward of some layers, for several micro-batches at once.
+
+    >>> from course_lib.pipeline_parallel import split_layers
+    >>> [len(stage) for stage in split_layers(model, 2)]
+    [2, 1]
+
+Autograd stops where a tensor leaves the rank. So a stage cuts the graph at both ends:
+
+    x (from the stage before)  →  layers  →  y (to the stage after)
+    gradient of x              ←  layers  ←  gradient of y
+
+Forward makes x the start of a graph of its own, and keeps x and y; backward continues from y with
+the gradient that arrived, and finds that of x in ``x.grad``.
+
+Between the two lie all activations of the stage. *Rematerialisation* keeps x alone and runs forward
+again when backward needs the rest: memory for one micro-batch's activations instead of many, for
+about a third more arithmetic (F + F + B instead of F + B, with B = 2F). Random numbers, as of
+dropout, are the same in both.
+
+T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Y. Huang et al., "GPipe:
+Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
+from course_lib.sharding import shard_bounds
+
+
+def split_layers(model: nn.Sequential, stages: int | Sequence[int]) -> list[nn.Module]:
+    """Return `model` in parts, to be called one after the other; the layers are shared, not copied.
+
+    `stages` is their number, and the layers are cut by `shard_bounds`; or the number of layers of
+    each, where some take longer than others. Names stay: layer 5 of the model is also layer ``5``
+    of its stage. Raises ValueError if a stage would have no layer, or the numbers do not add up.
+    """
+    if isinstance(stages, int):
+        bounds = [shard_bounds(len(model), stages, stage) for stage in range(stages)]
+    else:
+        stops = [sum(stages[: stage + 1]) for stage in range(len(stages))]
+        bounds = list(zip([0, *stops], stops, strict=False))
+    if bounds[-1][1] != len(model) or any(stop <= start for start, stop in bounds):
+        raise ValueError(
+            f"{len(model)} layers cannot be cut into stages of "
+            f"{[stop - start for start, stop in bounds]}: each has one at least, and all are used"
+        )
+    return [model[start:stop] for start, stop in bounds]
+
+
+class Stage:
+    """A module, and what is held of the micro-batches between their forward and backward.
+
+    With `rematerialize` that is the input alone. With `in_halves`, `backward` leaves the gradients
+    of weights to `backward_weights`.
+    """
+
+    def __init__(self, module: nn.Module, *, rematerialize: bool, in_halves: bool) -> None:
+        self.module = module
+        self._rematerialize = rematerialize
+        self._in_halves = in_halves
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._later: dict[int, LaterWeightGradients] = {}
+
+    def forward(
+        self, micro_batch: int, x: Tensor, finish: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return y, outside of any graph; `finish`, such as a loss, is applied to it if given.
+
+        `x` takes part in the graph: it requires a gradient if its own is wanted.
+        """
+        later = LaterWeightGradients() if self._in_halves else None
+
+        def run(x: Tensor) -> Tensor:
+            with later or nullcontext():
+                y: Tensor = self.module(x)
+            return y
+
+        y = checkpoint(run, x, use_reentrant=False) if self._rematerialize else run(x)
+        y = y if finish is None else finish(y)
+        self._held[micro_batch] = x, y
+        if later is not None:
+            self._later[micro_batch] = later
+        return y.detach()
+
+    def backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+        """Return the gradient of x, from that of y (`None` for a loss); those of weights are added.
+
+        The result is `None` if x requires none, and zeros if y does not depend on it.
+        """
+        x, y = self._held.pop(micro_batch)
+        if y.requires_grad:  # else every parameter up to here is frozen
+            torch.autograd.backward(y, gradient)
+        if not (x.is_leaf and x.requires_grad):
+            return None
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """Add the gradients that `backward` left."""
+        self._later.pop(micro_batch).compute()
+
+    @property
+    def activations(self) -> int:
+        """How many micro-batches are held."""
+        return len(self._held.keys() | self._later.keys())

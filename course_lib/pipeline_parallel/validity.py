@@ -1,0 +1,89 @@
+"""Schedules that cannot work: steps that are missing, a deadlock, too much held.
+
+    >>> from course_lib.pipeline_parallel import Schedule, Step, check_schedule
+    >>> backward_first = (Step("B", 0), Step("F", 0))
+    >>> check_schedule(Schedule("mine", 1, (backward_first,)))  # doctest: +NORMALIZE_WHITESPACE
+    Traceback (most recent call last):
+    course_lib.pipeline_parallel.validity.ScheduleError: mine: a deadlock. Rank 0 cannot begin B0
+    before F0 of rank 0 is over, but comes to it later
+
+A schedule being data, all of this is known before anything runs.
+"""
+
+from collections import Counter
+
+from course_lib.pipeline_parallel.schedule import Schedule, Step, Work
+from course_lib.pipeline_parallel.simulation import peak_activations, simulate
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be executed, or not in the memory that there is."""
+
+
+def check_schedule(schedule: Schedule, max_activations: int | None = None) -> None:
+    """Return if every rank can do its steps, holding at most `max_activations` micro-batches.
+
+    Raises ScheduleError: a step is missing, there twice or not of this pipeline; ranks wait for one
+    another for ever; a rank holds more (`peak_activations`) than it may.
+    """
+    _check_steps(schedule)
+    _check_progress(schedule)
+    for rank, peak in enumerate(peak_activations(schedule)):
+        if max_activations is not None and peak > max_activations:
+            raise ScheduleError(
+                f"{schedule.name}: rank {rank} holds the activations of {peak} micro-batches at "
+                f"once, and may hold {max_activations}. Let it begin a backward earlier"
+            )
+
+
+def _check_steps(schedule: Schedule) -> None:
+    actions = ("F", "I", "W") if schedule.splits_backward else ("F", "B")
+    expected = {
+        (action, micro_batch, chunk)
+        for action in actions
+        for micro_batch in range(schedule.micro_batches)
+        for chunk in range(schedule.chunks)
+    }
+    for rank, steps in enumerate(schedule.steps):
+        counts = Counter(steps)
+        wrong = {
+            "does not": [f"{a}{m} of chunk {c}" for a, m, c in sorted(expected - counts.keys())],
+            "does twice": [str(step) for step, count in counts.items() if count > 1],
+            "has no such": [str(step) for step in counts if step not in expected],
+        }
+        for what, which in wrong.items():
+            if which:
+                raise ScheduleError(
+                    f"{schedule.name}: rank {rank} {what}: {', '.join(which[:5])}"
+                    f"{', …' if len(which) > 5 else ''}. Each of {schedule.micro_batches} "
+                    f"micro-batches takes {', '.join(actions)} on each of {schedule.chunks} chunks"
+                )
+
+
+def _check_progress(schedule: Schedule) -> None:
+    stuck = simulate(schedule).stuck
+    if not stuck:
+        return
+    # From a rank that waits to the one that it waits for, until one comes again: the circle.
+    rank, seen, told = min(stuck), set[int](), []
+    while rank not in seen:
+        seen.add(rank)
+        missing = _first_missing(schedule, schedule.work(rank, stuck[rank]), stuck)
+        holder = schedule.rank_of(missing.stage)
+        later = ", but comes to it later" if holder == rank else ""
+        told.append(
+            f"Rank {rank} cannot begin {stuck[rank]} before {schedule.step(missing)} of rank "
+            f"{holder} is over{later}"
+        )
+        rank = holder
+    raise ScheduleError(f"{schedule.name}: a deadlock. {'. '.join(told)}")
+
+
+def _first_missing(schedule: Schedule, work: Work, stuck: dict[int, Step]) -> Work:
+    """Return what `work` waits for and its rank has not done: it is at or after its stuck step."""
+    for needed in schedule.needs(work):
+        steps = schedule.steps[schedule.rank_of(needed.stage)]
+        here = stuck.get(schedule.rank_of(needed.stage))
+        if here is not None and steps.index(schedule.step(needed)) >= steps.index(here):
+            return needed
+    raise AssertionError(f"{work} is stuck, and all that it needs is done")

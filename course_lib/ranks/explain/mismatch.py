@@ -1,0 +1,102 @@
+"""What was entered and does not fit together, in words: for all kinds of ranks.
+
+Ranks that disagree about a collective, a send and a receive that differ, and communication that is
+left over when ranks have ended. Who waits for whom is told by `waiting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, first_few
+from course_lib.ranks.explain.words import counted, names_inside, one_or_many
+
+
+def unfinished(
+    unmatched: Sequence[Unmatched],
+    skipped: Sequence[Skipped],
+    states: Sequence[RankState],
+    over: bool,
+) -> DeadlockError | None:
+    """Return the error for communication that can never complete, or ``None`` if there is none.
+
+    Args:
+        unmatched: messages whose other side has ended, or all if the call is over.
+        skipped: collectives that a rank which has ended did not enter.
+        states: what every rank does, in rank order.
+        over: whether every rank has ended.
+
+    """
+    if not unmatched and not skipped:
+        return None
+    lines = []
+    for gap in skipped:
+        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
+        text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
+        lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
+    for left in unmatched:
+        tag = f" with tag {left.tag}" if left.tag else ""
+        other = "any rank" if left.peer is None else f"rank {left.peer}"
+        at = f" ({left.where})" if left.where else ""
+        what = counted(left.count, "message") + tag
+        them = one_or_many(range(left.count), "it", "them")
+        if left.sends:
+            did, never = f"sent {what} to", "received"
+        else:
+            did, never = f"waits for {what} from", "sent"
+        lines.append(f"Rank {left.rank} {did} {other}, which never {never} {them}{at}.")
+    summary = (
+        "Every rank ended, but not all communication did."
+        if over
+        else "A rank ended while others still need it."
+    )
+    return DeadlockError(summary, states, "\n".join(first_few(lines)))
+
+
+def collective_mismatch(
+    seq: int,
+    entered: Mapping[int, tuple[str, str]],
+    members: Collection[int],
+    states: Sequence[RankState],
+    noun: str = "collective",
+) -> MismatchError:
+    """Return the error for ranks that disagree about collective `seq` of a group.
+
+    `entered`: rank → (signature, line) of those that have entered it.
+    """
+    rows = []
+    for state in states:
+        if state.rank in entered:
+            rows.append(RankState(state.rank, *entered[state.rank]))
+        else:
+            there = state.rank in members
+            rows.append(RankState(state.rank, "has not entered it") if there else state)
+    if noun == "new_group":
+        return MismatchError(
+            f"The ranks disagree about new_group #{seq}.",
+            rows,
+            "Every rank must make every group, also those that it is not in, in the same order.",
+        )
+    return MismatchError(
+        f"The ranks disagree about collective #{seq} of their group.",
+        rows,
+        "All ranks of a group must call the same collectives in the same order, with the same"
+        " number of elements, dtype and root.",
+    )
+
+
+def message_mismatch(
+    sender: int,
+    sent: tuple[int, str],
+    receiver: int,
+    received: tuple[int, str],
+    states: Sequence[RankState],
+) -> MismatchError:
+    """Return the error for a send and a receive that differ; each is (elements, dtype)."""
+    return MismatchError(
+        f"Rank {sender} sends {sent[0]} elements of {sent[1]}, but rank {receiver} receives them"
+        f" as {received[0]} elements of {received[1]}.",
+        states,
+        "A send and its receive must have the same number of elements and the same dtype.",
+    )

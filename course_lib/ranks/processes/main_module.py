@@ -1,0 +1,84 @@
+"""What the notebook is for its ranks: its ``__main__``, and the modules that it edits.
+
+A class of a cell is a class of the module ``__main__``, which a rank does not have: it got the
+class by value. Whatever pickles on the rank (``torch.save``, ``Pool.map``, a queue) looks for it
+there by name. So a rank's ``__main__`` finds what the running code itself sees under that name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from typing import Any
+
+import cloudpickle
+from torch.distributed import distributed_c10d as c10d
+
+from course_lib.ranks.explain.lines import is_installed
+
+
+def become_main() -> None:
+    """Give this process a ``__main__`` that stands for the notebook's."""
+    main = types.ModuleType("__main__")
+    main.__getattr__ = _find  # type: ignore[method-assign]
+    sys.modules["__main__"] = main
+    # Objects of such classes are sent to other ranks by value, as the notebook sent them.
+    c10d._pickler = cloudpickle.Pickler
+
+
+def _find(name: str) -> Any:
+    """Return what the notebook's code that is running calls `name`."""
+    if not name.startswith("__"):
+        # A pool pickles in a thread of its own, for the main thread that waits in the cell.
+        for stack in (sys._getframe(1), *sys._current_frames().values()):
+            frame: types.FrameType | None = stack
+            while frame is not None:
+                names = frame.f_globals
+                if names.get("__name__") == "__main__" and name in names:
+                    return names[name]
+                frame = frame.f_back
+        for known in reversed(list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)):
+            if known.__module__ == "__main__" and known.__qualname__ == name:
+                return known
+    raise AttributeError(f"the notebook has no {name!r}, or has not sent it to the ranks")
+
+
+class OwnModules:
+    """The user's own modules that this rank has imported, and when their files were written."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, int] = {}
+        self._looked_at: set[str] = set()
+        self._count = 0
+
+    def reload_changed(self) -> list[str]:
+        """Import anew the modules whose files have changed; return their names."""
+        # Thousands of names: looked through only when there are more than before.
+        new = set(sys.modules) - self._looked_at if len(sys.modules) > self._count else ()
+        self._count = len(sys.modules)
+        for name in new:
+            self._looked_at.add(name)
+            path = _file_of(name)
+            if path and not is_installed(path):
+                self._written[name] = _written(path)
+        changed = []
+        for name, before in list(self._written.items()):
+            now = _written(_file_of(name))
+            if now and now != before:
+                self._written[name] = now
+                importlib.reload(sys.modules[name])
+                changed.append(name)
+        return changed
+
+
+def _file_of(name: str) -> str:
+    return getattr(sys.modules.get(name), "__file__", None) or ""
+
+
+def _written(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,46 @@
+"""ZeRO stages 1 and 2: every rank keeps 1/K of the optimizer's state, and of the gradients.
+
+    >>> from course_lib.sharded_optimizer import ShardedOptimizer
+    >>> optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+
+Replicas that train with DDP hold the same optimizer state K times. Mixed precision with Adam keeps
+2 bytes of weight, 2 of gradient and 12 of state (fp32 master weight, momentum, variance) for each
+of Ψ parameters; only the work on them has to be done once:
+
+                     weights   gradients   state     bytes, K = 4     a rank sends, in numbers
+    DDP                 2Ψ        2Ψ        12Ψ          16 Ψ             2Ψ
+    ZeRO-1              2Ψ        2Ψ        12Ψ/K         7 Ψ             2Ψ
+    ZeRO-2              2Ψ        2Ψ/K      12Ψ/K       5.5 Ψ             2Ψ
+    ZeRO-3              2Ψ/K      2Ψ/K      12Ψ/K         4 Ψ             3Ψ     `fully_sharded`
+
+(What is sent counts (K-1)/K of that, as in any ring.) Read in this order:
+
+- `memory`: the table as a formula
+- `partition`: flat buffers cut into K chunks, and which piece of which parameter a rank has
+- `optimizer`: each rank steps on its pieces, then all gather the weights
+- `states`: a state_dict as of one process, so that it can be loaded on another number of ranks
+- `gradients`: stage 2, gradients that leave in reduce-scatters during backward
+
+S. Rajbhandari, J. Rasley, O. Ruwase and Y. He, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC 2020.
+"""
+
+from course_lib.sharded_optimizer.memory import model_state_bytes
+from course_lib.sharded_optimizer.optimizer import ShardedOptimizer
+from course_lib.sharded_optimizer.partition import (
+    FlatChunks,
+    all_gather_chunks,
+    reduce_scatter_chunks,
+    start_all_gather,
+    start_reduce_scatter,
+)
+
+__all__ = [
+    "FlatChunks",
+    "ShardedOptimizer",
+    "all_gather_chunks",
+    "model_state_bytes",
+    "reduce_scatter_chunks",
+    "start_all_gather",
+    "start_reduce_scatter",
+]

@@ -1,0 +1,126 @@
+"""ZeRO-2: gradients that are reduced to their owner during backward, and then freed.
+
+After ZeRO-1 it is a small step: a rank steps with the gradients of its pieces only, so why keep the
+others? When the last gradient of a bucket is there, the bucket is reduce-scattered; the rank keeps
+its chunk, Ψ/K numbers in all, and frees the rest:
+
+    backward   g₄ g₃ → bucket → reduce-scatter → my chunk of g₄ g₃   (and `.grad` is None again)
+                       g₂ g₁ → bucket → reduce-scatter → my chunk of g₂ g₁
+
+Buckets leave in one order, the same on all ranks, since collectives are matched by their order. On
+a GPU the reduce-scatter goes on while backward does; over gloo it does not, as the cores are the
+same.
+
+S. Rajbhandari et al., "ZeRO", SC 2020, section 5.2.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Bucket
+from course_lib.collectives import Group, place_in
+from course_lib.gradient_sync import copy_scaled
+from course_lib.sharded_optimizer.partition import (
+    FlatChunks,
+    reduce_scatter_chunks,
+    start_reduce_scatter,
+)
+
+
+class ShardedGradients:
+    """Takes the gradients of `params` away as backward makes them; `pieces` get the mean's parts.
+
+    Gradients of several backwards before a step add up, each of them averaged over the ranks.
+    """
+
+    def __init__(
+        self, params: Sequence[Tensor], buffers: Sequence[FlatChunks], group: Group
+    ) -> None:
+        self._params, self._buffers, self._group = params, buffers, group
+        self._pieces: Sequence[Tensor] = ()
+        self._where = {i: (b, n) for b, c in enumerate(buffers) for n, i in enumerate(c.indices)}
+        self._places: dict[int, tuple[Tensor, Bucket]] = {}
+        self._works: list[tuple[int, Tensor, Tensor, dist.Work | None]] = []
+        self._next, self._queued, self._heard = 0, False, False
+
+    def hook_in(self, pieces: Sequence[Tensor]) -> None:
+        """Hear of all gradients from now on, as long as this object is there."""
+        self._pieces = pieces
+        for index in self._where:
+            self._params[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _telling(weakref.WeakMethod(self._on_gradient), index)
+            )
+
+    def _on_gradient(self, index: int) -> None:
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+        number, place = self._where[index]
+        param, (_, bucket) = self._params[index], self._place(number)
+        with torch.no_grad():
+            copy_scaled(param.grad, 1 / place_in(self._group)[1], bucket.views[place])
+        param.grad = None
+        bucket.pending -= 1
+        while self._next in self._places and self._places[self._next][1].pending == 0:
+            self._launch()
+
+    def _place(self, number: int) -> tuple[Tensor, Bucket]:
+        """Return the memory of the gradients of a bucket; it lives until these are reduced."""
+        if number not in self._places:
+            chunks = self._buffers[number]
+            flat = torch.zeros_like(chunks.flat)
+            bucket = Bucket(self._params, chunks.indices, flat[: len(chunks.bucket.buffer)])
+            self._places[number] = (flat, bucket)
+        return self._places[number]
+
+    def _launch(self) -> None:
+        flat, _ = self._place(self._next)
+        del self._places[self._next]
+        work = None
+        if flat.is_cuda:
+            mine = torch.empty_like(self._buffers[self._next].chunk(flat))
+            work = start_reduce_scatter(mine, flat, self._group)
+        else:
+            with torch.no_grad():
+                mine = reduce_scatter_chunks(flat, self._group).clone()
+        self._works.append((self._next, mine, flat if work else mine, work))
+        self._next += 1
+
+    @torch.no_grad()
+    def _finish_backward(self) -> None:
+        """Send the buckets that some parameter did not come to, and hand out what has arrived."""
+        self._queued, self._heard = False, True
+        while self._next < len(self._buffers):
+            self._launch()
+        for number, mine, _, work in self._works:
+            if work is not None:
+                work.wait()
+            chunks = self._buffers[number]
+            for index in chunks.indices:
+                first, last = chunks.pieces[index]
+                if first == last:
+                    continue
+                piece, gradient = self._pieces[index], chunks.piece(index, mine)
+                piece.grad = gradient if piece.grad is None else piece.grad + gradient
+        self._works, self._next = [], 0
+
+    def finish_step(self) -> None:
+        """Take part with zeros if no backward of this rank has reached a parameter."""
+        if not self._heard:
+            self._finish_backward()
+        self._heard = False
+
+
+def _telling(
+    method: "weakref.WeakMethod[Callable[[int], None]]", index: int
+) -> Callable[..., None]:
+    def tell(_: Tensor) -> None:
+        called = method()
+        if called is not None:
+            called(index)
+
+    return tell

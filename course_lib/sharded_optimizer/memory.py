@@ -1,0 +1,35 @@
+"""Where the bytes are: what weights, gradients and optimizer state take on one rank.
+
+    >>> from course_lib.sharded_optimizer import model_state_bytes
+    >>> [model_state_bytes(7.5e9, world_size=64, stage=stage) / 1e9 for stage in (0, 1, 2, 3)]
+    [120.0, 31.40625, 16.640625, 1.875]
+
+These are the numbers of figure 1 of S. Rajbhandari et al., "ZeRO", SC 2020. Activations come on
+top: `rematerialize` is for those.
+"""
+
+
+def model_state_bytes(
+    parameters: float,
+    world_size: int,
+    stage: int,
+    weight: float = 2,
+    gradient: float = 2,
+    state: float = 12,
+) -> float:
+    """Return the bytes one of `world_size` ranks holds of a model of `parameters` numbers.
+
+    `stage` of ZeRO: 0 shards nothing (DDP), 1 the optimizer state, 2 also the gradients, 3 also the
+    weights. `weight`, `gradient` and `state` are bytes per parameter; by default those of Adam in
+    mixed precision, whose state holds fp32 master weight, momentum and variance. Plain fp32 Adam
+    has 4, 4 and 8.
+
+    Raises ValueError if `stage` is not 0, 1, 2 or 3, or `world_size` is below 1.
+    """
+    if stage not in (0, 1, 2, 3) or world_size < 1:
+        raise ValueError(f"no stage {stage} on {world_size} ranks: 0 to 3, on 1 rank or more")
+    parts = [weight, gradient, state]  # stage s divides the last s of them
+    return parameters * sum(
+        part / (world_size if place + stage >= len(parts) else 1)
+        for place, part in enumerate(parts)
+    )

@@ -1,0 +1,212 @@
+"""ZeRO-1: an optimizer of which every rank is one K-th.
+
+    >>> from course_lib.ddp import DistributedDataParallel
+    >>> from course_lib.sharded_optimizer import ShardedOptimizer
+    >>> model = DistributedDataParallel(model)  # which averages the gradients
+    >>> optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    >>> for x, y in loader:
+    ...     optimizer.zero_grad()
+    ...     loss_fn(model(x), y).backward()
+    ...     optimizer.step()  # each rank steps on its pieces, with the gradients that it has there
+
+With f the rule of the optimizer for one element, s its state and p(r) the elements of rank r:
+
+    w[p(r)], s[p(r)] = f(w[p(r)], g[p(r)], s[p(r)])     on rank r, and nowhere else
+    w = all-gather of w[p(0)], …, w[p(K-1)]
+
+Every element is stepped by one rank and copied to the others: the replicas keep the same bits.
+What has averaged the gradients g over the ranks is said by `gradients`:
+
+    "averaged"   DDP or `gradient_sync`, before the step          a rank sends 2Ψ + Ψ numbers
+    "local"      the step: reduce-scatter, then all-gather                      Ψ + Ψ    ZeRO-1
+    "sharded"    hooks, during backward: see `gradients`                        Ψ + Ψ    ZeRO-2
+
+times (K-1)/K. An all-reduce brings every gradient to every rank, which reads one K-th of them:
+half of it is for nothing here, and "local" leaves that half out.
+
+S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lib.bucketing import Bucket, assign_buckets
+from course_lib.collectives import Group, place_in
+from course_lib.gradient_sync import copy_scaled
+from course_lib.sharded_optimizer.gradients import ShardedGradients
+from course_lib.sharded_optimizer.partition import (
+    FlatChunks,
+    all_gather_chunks,
+    as_it_lies,
+    reduce_scatter_chunks,
+)
+from course_lib.sharded_optimizer.states import gather_states, pieces_of_states
+
+NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon", "SparseAdam"}
+"""PyTorch's optimizers that look at a tensor as a whole, and would see pieces of it."""
+Who = Literal["averaged", "local", "sharded"]
+
+
+class ShardedOptimizer(Optimizer):
+    """Wrap `optimizer_cls(params, **kwargs)` so that each rank of `group` holds 1/K of its state.
+
+    All ranks must construct it, with the same weights (wrap the model in DDP before). It moves the
+    parameters into flat buffers: convert the model (`to`, `double`) before. Schedulers, parameter
+    groups and `zero_grad` work as ever; groups are given at the start. Gradients that are None on
+    this rank count as zero with "local" and "sharded", and are skipped with "averaged".
+
+    Args:
+        params: parameters or groups of them, as the optimizer takes them. Frozen ones are left
+            out; tied ones occur once, as in `model.parameters()`.
+        optimizer_cls: one that treats each element by itself (SGD, Adam, RMSprop, …).
+        group: the process group; None for all ranks.
+        gradients: who averages the gradients; see above.
+        bucket_cap_mb: MiB of the buffers in which gradients travel, with "sharded".
+        **kwargs: for `optimizer_cls`.
+
+    Raises:
+        ValueError: this rank is not in `group`, `gradients` is none of the three, or the optimizer
+            refuses its arguments.
+        TypeError: the optimizer needs whole tensors, or a gradient is sparse.
+        RuntimeError: a parameter that was frozen is not any more; a group is added later.
+
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_cls: type[Optimizer],
+        group: Group = None,
+        *,
+        gradients: Who = "averaged",
+        bucket_cap_mb: float = 25,
+        **kwargs: Any,
+    ) -> None:
+        place_in(group)
+        if optimizer_cls.__name__ in NOT_BY_ELEMENT:
+            raise TypeError(
+                f"{optimizer_cls.__name__} needs whole tensors, and a rank would hold pieces of "
+                "them: use one that treats each element by itself, such as AdamW"
+            )
+        if gradients not in ("averaged", "local", "sharded"):
+            raise ValueError(f'gradients="{gradients}": it is "averaged", "local" or "sharded"')
+        self._chunks: list[FlatChunks] | None = None
+        whole = optimizer_cls(params, **kwargs)  # which checks the arguments; it has no state yet
+        super().__init__(whole.param_groups, whole.defaults)
+        del whole
+        self.group, self.gradients = group, gradients
+        self._params: list[Tensor] = [p for each in self.param_groups for p in each["params"]]
+        self._trained = [p.requires_grad for p in self._params]
+        cap = bucket_cap_mb if gradients == "sharded" else float("inf")
+        order = [i for i in range(len(self._params) - 1, -1, -1) if self._trained[i]]
+        buckets = assign_buckets(self._params, cap, cap, order)
+        self._chunks = [FlatChunks(self._params, indices, group) for indices in buckets]
+        self._pieces = [nn.Parameter(param.new_empty(0)) for param in self._params]
+        for chunks in self._chunks:
+            for index, view in zip(chunks.indices, chunks.bucket.views, strict=True):
+                self._params[index].data = view
+                self._pieces[index] = nn.Parameter(chunks.piece(index, chunks.chunk()))
+        # One piece for each parameter, so that groups and numbers are those of one process.
+        pieces = iter(self._pieces)
+        groups = [
+            {**options_of(each), "params": [next(pieces) for _ in each["params"]]}
+            for each in self.param_groups
+        ]
+        self._local = optimizer_cls(groups, **kwargs)
+        self._during = ShardedGradients(self._params, self._chunks, group)
+        if gradients == "sharded":
+            self._during.hook_in(self._pieces)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise RuntimeError: the buffers are cut once. Give all groups to the constructor."""
+        if self._chunks is not None:
+            raise RuntimeError("the state is sharded already: give all groups to ShardedOptimizer")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step on this rank's pieces, and gather everyone's. All ranks must call.
+
+        Returns what `closure` does, which is called before, with gradients on.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, (param, trained) in enumerate(zip(self._params, self._trained, strict=True)):
+            if param.requires_grad and not trained:
+                raise RuntimeError(f"parameter {number} was frozen: make a new ShardedOptimizer")
+            if param.grad is not None and param.grad.is_sparse:
+                raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
+        self._place_gradients()
+        for mine, said in zip(self._local.param_groups, self.param_groups, strict=True):
+            mine.update(options_of(said))  # a scheduler changes ours
+        self._local.step()
+        self._local.zero_grad()
+        for chunks in self._chunks or ():
+            all_gather_chunks(chunks.flat, self.group)
+        return loss
+
+    def _place_gradients(self) -> None:
+        """Give every piece its part of the mean gradient."""
+        if self.gradients == "sharded":
+            self._during.finish_step()
+            return
+        factor = 1 / place_in(self.group)[1]
+        for chunks in self._chunks or ():
+            if self.gradients == "averaged":
+                for index in chunks.indices:
+                    gradient = self._params[index].grad
+                    first, last = chunks.pieces[index]
+                    if gradient is not None and first < last:
+                        flat = as_it_lies(gradient, self._params[index])
+                        self._pieces[index].grad = flat[first:last]
+                continue
+            flat = torch.zeros_like(chunks.flat)
+            places = Bucket(self._params, chunks.indices, flat[: len(chunks.bucket.buffer)])
+            for index, view in zip(chunks.indices, places.views, strict=True):
+                copy_scaled(self._params[index].grad, factor, view)
+            mine = reduce_scatter_chunks(flat, self.group)
+            for index in chunks.indices:
+                if chunks.pieces[index][0] < chunks.pieces[index][1]:
+                    self._pieces[index].grad = chunks.piece(index, mine)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and what has arrived of others'."""
+        super().zero_grad(set_to_none)
+        self._local.zero_grad(set_to_none)
+
+    def local_state_elements(self) -> int:
+        """Return how many numbers of state this rank holds: 1/K of them, to within the padding."""
+        values = (value for state in self._local.state.values() for value in state.values())
+        return sum(v.numel() for v in values if isinstance(v, Tensor) and v.dim() > 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, on every rank, as `optimizer_cls` has it in one process.
+
+        All ranks must call. It can be loaded into a `ShardedOptimizer` on any number of ranks, or
+        into an `optimizer_cls`.
+        """
+        groups = super().state_dict()["param_groups"]
+        states = [self._local.state.get(piece, {}) for piece in self._pieces]
+        gathered = gather_states(states, self._params, self._chunks or [], self.group)
+        return {"state": gathered, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's pieces of a whole state, from `state_dict` on any number of ranks.
+
+        Raises ValueError if the groups are not like ours.
+        """
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        mine = pieces_of_states(state_dict["state"], self._params, self._chunks or [])
+        groups = state_dict["param_groups"]
+        self._local.load_state_dict({"state": mine, "param_groups": groups})
+
+
+def options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without its parameters and their names: learning rate and so on."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}

@@ -1,0 +1,133 @@
+"""Flat buffers in K chunks: which part of which parameter is this rank's.
+
+Parameters lie one behind the other in one flat buffer, and that is cut into K equal chunks, without
+regard for where one parameter ends:
+
+    parameters   |   weight 1       | b1 |      weight 2          | b2 |padding
+    chunks       |     rank 0     |     rank 1     |     rank 2     |
+
+So every rank has the same number of elements, to within the padding (fewer than K), whatever the
+sizes are; whole tensors dealt out one by one would leave one rank with the largest. The cut suits
+optimizers that treat each element by itself. What lies in a chunk of one parameter is a *piece*.
+
+The parameters become views of the buffer: a collective on it needs no copies.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Bucket, lay_out_like
+from course_lib.collectives import Group, all_gather, place_in, reduce_scatter
+from course_lib.sharding import shard
+
+
+class FlatChunks:
+    """Tensors of one dtype and device as one flat buffer in K equal chunks.
+
+    Attributes:
+        indices: which of the tensors it holds.
+        flat: shape (length rounded up to a multiple of K,); the end beyond the length is zero.
+        bucket: the views of `flat` that are the places of the tensors.
+        pieces: index → (start, stop): which of its elements, in the order in which they lie in
+            memory, are in this rank's chunk. Perhaps none.
+
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], indices: Sequence[int], group: Group) -> None:
+        """Copy `tensors[i]`, i in `indices`, into the buffer. They stay what they are."""
+        rank, world_size = place_in(group)
+        self.group, self.indices = group, list(indices)
+        length = sum(tensors[i].numel() for i in indices)
+        chunk = -(-length // world_size)
+        self.flat = tensors[indices[0]].new_zeros(chunk * world_size)
+        self.bucket = Bucket(tensors, indices, self.flat[:length])
+        with torch.no_grad():
+            for index, view in zip(self.indices, self.bucket.views, strict=True):
+                view.copy_(tensors[index])
+        self.pieces = {}
+        self.starts = {}
+        offset, start, stop = 0, rank * chunk, (rank + 1) * chunk
+        for index in self.indices:
+            size = tensors[index].numel()
+            first = min(max(start - offset, 0), size)
+            last = max(min(stop - offset, size), first)
+            self.pieces[index] = (first, last)
+            self.starts[index] = offset + first - start  # in the chunk, where there is a piece
+            offset += size
+
+    def chunk(self, flat: Tensor | None = None) -> Tensor:
+        """Return this rank's chunk, a view, of `flat`: of the own buffer, or one of its length."""
+        rank, world_size = place_in(self.group)
+        return shard(self.flat if flat is None else flat, world_size, rank)
+
+    def piece(self, index: int, chunk: Tensor) -> Tensor:
+        """Return the piece of tensor `index`, shape (stop - start,), of a chunk: a view."""
+        first, last = self.pieces[index]
+        start = max(self.starts[index], 0)
+        return chunk[start : start + last - first]
+
+
+def as_it_lies(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the elements of `tensor`, shape (numel,), in the order those of `like` have in memory.
+
+    A view where it can be. Both have one shape.
+    """
+    if tensor.is_contiguous() and like.is_contiguous():
+        return tensor.view(-1)
+    flat = tensor.new_empty(tensor.numel())
+    lay_out_like(like, flat).copy_(tensor)
+    return flat
+
+
+def all_gather_chunks(flat: Tensor, group: Group = None) -> None:
+    """Fill everyone's `flat`, shape (K c,), with chunk r from rank r, in place.
+
+    (K-1)/K of its bytes leave each rank. NCCL does it by itself; over gloo our ring is faster.
+    """
+    rank, world_size = place_in(group)
+    if flat.is_cuda:
+        _wait(start_all_gather(flat, shard(flat, world_size, rank), group))
+    else:
+        all_gather(flat, group)
+
+
+def reduce_scatter_chunks(flat: Tensor, group: Group = None) -> Tensor:
+    """Return this rank's chunk, shape (c,), of the sum over the ranks of `flat`, shape (K c,).
+
+    `flat` is work space, and the result a view of it. (K-1)/K of its bytes leave each rank.
+    """
+    rank, world_size = place_in(group)
+    if not flat.is_cuda:
+        return reduce_scatter(flat, group)
+    mine = shard(flat, world_size, rank)
+    _wait(start_reduce_scatter(mine, flat, group))
+    return mine
+
+
+def start_all_gather(flat: Tensor, mine: Tensor, group: Group = None) -> dist.Work | None:
+    """Begin to fill `flat`, shape (K c,), with everyone's `mine`, shape (c,): the backend does it.
+
+    Both are left alone until `.wait()`; None has nothing to wait for.
+    """
+    work: dist.Work | None = _ALL_GATHER(flat, mine, group=group, async_op=True)
+    return work
+
+
+def start_reduce_scatter(mine: Tensor, flat: Tensor, group: Group = None) -> dist.Work | None:
+    """Begin to write this rank's chunk of the sum of all `flat`, shape (K c,), to `mine`: (c,)."""
+    work: dist.Work | None = _REDUCE_SCATTER(mine, flat, group=group, async_op=True)
+    return work
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+# PyTorch 2.13 renamed them, and warns of the old names.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

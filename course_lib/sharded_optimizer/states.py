@@ -1,0 +1,85 @@
+"""The whole optimizer state from its pieces, and pieces from the whole.
+
+What is saved is what one process would have: for parameter i, tensors of its shape (momentum,
+variance) and numbers (how many steps). So a run can go on with another number of ranks, with
+another way of sharding, or with none.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.bucketing import Bucket
+from course_lib.collectives import Group, place_in
+from course_lib.sharded_optimizer.partition import FlatChunks, all_gather_chunks, as_it_lies
+
+State = dict[str, Any]
+
+
+def gather_states(
+    states: Sequence[State], params: Sequence[Tensor], buffers: Sequence[FlatChunks], group: Group
+) -> dict[int, State]:
+    """Return the states of whole parameters, by number, from each rank's `states` of its pieces.
+
+    One all-gather for each buffer and name. All ranks of `group` must call.
+    """
+    whole: dict[int, State] = {}
+    kinds: dict[tuple[int, str], torch.dtype] = {}
+    for described in _from_all([_described(state) for state in states], group):
+        for number, (plain, tensors) in enumerate(described):
+            if plain or tensors:
+                whole.setdefault(number, {}).update(plain)
+            kinds.update({(number, name): dtype for name, dtype in tensors.items()})
+    for chunks in buffers:
+        for name in dict.fromkeys(name for number, name in kinds if number in chunks.indices):
+            members = [i for i in chunks.indices if (i, name) in kinds]
+            flat = torch.zeros_like(chunks.flat, dtype=kinds[members[0], name])
+            for i in members:
+                if name in states[i]:
+                    chunks.piece(i, chunks.chunk(flat)).copy_(states[i][name])
+            all_gather_chunks(flat, group)
+            places = Bucket(params, chunks.indices, flat[: len(chunks.bucket.buffer)])
+            for i, view in zip(chunks.indices, places.views, strict=True):
+                if i in members:
+                    whole[i][name] = view.clone()
+    return whole
+
+
+def pieces_of_states(
+    whole: dict[int, State], params: Sequence[Tensor], buffers: Sequence[FlatChunks]
+) -> dict[int, State]:
+    """Return, for the parameters of which this rank has a piece, the state of that piece."""
+    mine: dict[int, State] = {}
+    for chunks in buffers:
+        for i in chunks.indices:
+            first, last = chunks.pieces[i]
+            if i in whole and first < last:
+                mine[i] = {
+                    name: (
+                        as_it_lies(value, params[i])[first:last].clone()
+                        if _of_elements(name, value, params[i])
+                        else value
+                    )
+                    for name, value in whole[i].items()
+                }
+    return mine
+
+
+def _of_elements(name: str, value: Any, param: Tensor) -> bool:
+    # The number of steps is a tensor without dimensions; so may a parameter be.
+    return isinstance(value, Tensor) and name != "step" and value.shape == param.shape
+
+
+def _described(state: State) -> tuple[State, dict[str, torch.dtype]]:
+    """Return what concerns a parameter as a whole, and the dtypes of what its elements have."""
+    tensors = {k: v.dtype for k, v in state.items() if isinstance(v, Tensor) and v.dim() > 0}
+    return {k: v for k, v in state.items() if k not in tensors}, tensors
+
+
+def _from_all(mine: Any, group: Group) -> list[Any]:
+    everyone: list[Any] = [None] * place_in(group)[1]
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone

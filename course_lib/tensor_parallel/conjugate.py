@@ -1,0 +1,156 @@
+"""Collectives that autograd can go through: each has its partner for the way back.
+
+                              forward                     backward
+    f  copy_to_ranks          nothing                     all-reduce
+    g  reduce_from_ranks      all-reduce                  nothing
+    f̄  gather_from_sequence   all-gather, along tokens    reduce-scatter
+    ḡ  scatter_to_sequence    reduce-scatter              all-gather
+
+They come in pairs because backward is the transpose of forward. What every rank gets a copy of,
+x₁ = … = x_K = x, has as its gradient the sum of the ranks': dx = Σ dx_r. What every rank adds to,
+y = Σ y_r, gives each of them the same gradient: dy_r = dy. The transpose of a gather is a
+reduce-scatter likewise.
+
+**Wrong:** `dist.all_reduce` inside forward. Autograd does not know of it, and goes back as if each
+rank had made the sum by itself; without f, the layers below get 1/K-th of their gradient's terms,
+different ones on each rank. Nothing fails; the model trains badly.
+
+f̄ and ḡ send as much as f and g (an all-reduce *is* a reduce-scatter and an all-gather); between
+blocks each rank then holds 1/K of the tokens, so LayerNorm and dropout there cost 1/K of the
+activations.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.collectives import Group, library_all_reduce, place_in
+from course_lib.gradient_sync import sync_flat
+from course_lib.sharded_optimizer import start_all_gather, start_reduce_scatter
+from course_lib.sharding import shard
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _summed(grad, ctx.group), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, length: int, group: Group) -> Tensor:
+        ctx.group = group
+        return _gathered(x, length, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _reduced_part(grad, ctx.group), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.length, ctx.group = x.shape[0], group
+        return _reduced_part(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _gathered(grad, ctx.length, ctx.group), None
+
+
+def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """Return `x`, any shape, equal on all ranks; its gradient is the sum of the ranks': f."""
+    result: Tensor = _Copy.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def reduce_from_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """Return the sum of the ranks' `x`, of one shape; the gradient comes back as it is: g."""
+    result: Tensor = _Reduce.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def gather_from_sequence(x: Tensor, length: int, group: Group = None) -> Tensor:
+    """Return all `length` tokens, shape (length, …), from each rank's `shard` of them: f̄.
+
+    `x` has the shape (tokens of this rank, …). Its gradient is this rank's part of the sum.
+    """
+    result: Tensor = _Gather.apply(x, length, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def scatter_to_sequence(x: Tensor, group: Group = None) -> Tensor:
+    """Return this rank's `shard` of the tokens, shape (part, …), of the sum of the ranks' `x`: ḡ.
+
+    `x` has the shape (tokens, …); the gradient of it is gathered.
+    """
+    result: Tensor = _Scatter.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sum_partial_gradients(params: Iterable[Tensor], group: Group = None) -> None:
+    """Sum the gradients of parameters that are equal on all ranks but saw 1/K of the tokens.
+
+    Along the sequence those are the LayerNorms and the biases of `RowParallelLinear`. Call it after
+    backward, on every rank; all of them travel in one all-reduce.
+    """
+    _, world_size = place_in(group)
+    params = list(dict.fromkeys(param for param in params if param.requires_grad))
+    sync_flat(params, group)  # the mean
+    for param in params:
+        assert param.grad is not None
+        param.grad.mul_(world_size)
+
+
+def _summed(x: Tensor, group: Group) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    library_all_reduce(total, group)
+    return total
+
+
+def _gathered(x: Tensor, length: int, group: Group) -> Tensor:
+    """Return the tokens of all ranks. Parts travel padded to one size, and are cut to theirs."""
+    _, world_size = place_in(group)
+    longest = -(-length // world_size)
+    mine = x.new_zeros(longest, *x.shape[1:])
+    mine[: len(x)] = x
+    slots = mine.new_empty(world_size, *mine.shape)
+    _wait(start_all_gather(slots.flatten(0, 1), mine, group))
+    sizes = [len(shard(range(length), world_size, r)) for r in range(world_size)]
+    return torch.cat([slot[:size] for slot, size in zip(slots, sizes, strict=True)])
+
+
+def _reduced_part(x: Tensor, group: Group) -> Tensor:
+    """Return this rank's tokens of the sum over the ranks."""
+    rank, world_size = place_in(group)
+    longest = -(-len(x) // world_size)
+    slots = x.new_zeros(world_size, longest, *x.shape[1:])
+    for other, slot in enumerate(slots):
+        part = shard(x, world_size, other)
+        slot[: len(part)] = part
+    mine = torch.empty_like(slots[0])
+    _wait(start_reduce_scatter(mine, slots.flatten(0, 1), group))
+    return mine[: len(shard(x, world_size, rank))]
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()

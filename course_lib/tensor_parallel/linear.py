@@ -1,0 +1,167 @@
+"""A linear layer over K ranks: cut by outputs (column parallel) or by inputs (row parallel).
+
+The names are those of the block matrices in Y = X A, where A has a column for each output:
+
+    column parallel     Y = X [A₁ A₂] = [X A₁  X A₂]           each rank has some of the outputs
+    row parallel        Y = [X₁ X₂] [A₁; A₂] = X₁ A₁ + X₂ A₂   each rank has a term of all of them
+
+and backward, with dY the gradient of Y:
+
+    column parallel     dA_r = Xᵀ dY_r          dX = Σ_r dY_r A_rᵀ      (a sum over the ranks: f)
+    row parallel        dA_r = X_rᵀ dY          dX_r = dY A_rᵀ          (the sum was in forward: g)
+
+So a column-parallel layer followed by a row-parallel one, with any function of single elements
+between, needs one all-reduce forward and one backward, and the wide middle never lies on one rank.
+(`nn.Linear` keeps Aᵀ: its rows are the outputs. Column parallel cuts `weight` along dimension 0.)
+
+**Wrong:** a bias inside the row-parallel product is added K times. It is added after the sum.
+
+M. Shoeybi et al., "Megatron-LM", 2019, section 3.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from course_lib.collectives import Group, place_in
+from course_lib.sharding import shard
+from course_lib.tensor_parallel.conjugate import (
+    copy_to_ranks,
+    gather_from_sequence,
+    reduce_from_ranks,
+    scatter_to_sequence,
+)
+
+
+class ColumnParallelLinear(nn.Module):
+    """`nn.Linear(in_features, out_features)` of which this rank computes its `shard` of outputs.
+
+    Takes X, shape (…, in_features), equal on all ranks; returns (…, outputs of this rank), about
+    out_features / K. With `sequence_parallel` it takes this rank's part of the tokens, shape
+    (part, …, in_features), and the whole sequence must have been cut by `shard`; say its length
+    in `forward`.
+
+    Made alike on all ranks, from the same random numbers, it is `nn.Linear` cut up.
+
+    Attributes:
+        weight: shape (outputs of this rank, in_features).
+        bias: shape (outputs of this rank,), or None.
+
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        group: Group = None,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self._take(nn.Linear(in_features, out_features, bias), blocks=1, together=1)
+
+    @classmethod
+    def from_linear(
+        cls,
+        whole: nn.Linear,
+        group: Group = None,
+        *,
+        blocks: int = 1,
+        together: int = 1,
+        **options: bool,
+    ) -> "ColumnParallelLinear":
+        """Return this rank's part of `whole`, which is equal on all ranks.
+
+        Its outputs are `blocks` equal blocks (3 for queries, keys and values), each of them cut;
+        `together` outputs behind one another stay on one rank (a head).
+        """
+        with torch.device("meta"):  # which draws no random numbers
+            made = cls(1, 1, False, group, **options)
+        made._take(whole, blocks, together)
+        return made
+
+    def _take(self, whole: nn.Linear, blocks: int, together: int) -> None:
+        rank, world_size = place_in(self.group)
+
+        def mine(tensor: Tensor) -> nn.Parameter:
+            units = [_in_units(block, together) for block in tensor.detach().chunk(blocks)]
+            parts = [shard(each, world_size, rank).flatten(0, 1) for each in units]
+            return nn.Parameter(torch.cat(parts), requires_grad=tensor.requires_grad)
+
+        self.weight = mine(whole.weight)
+        self.bias = None if whole.bias is None else mine(whole.bias)
+
+    def forward(self, x: Tensor, length: int | None = None) -> Tensor:
+        """Return this rank's outputs; `length` is the number of tokens, along the sequence."""
+        if not self.sequence_parallel:
+            x = copy_to_ranks(x, self.group)
+        elif length is None:
+            raise ValueError("along the sequence a rank must be told how many tokens there are")
+        else:
+            x = gather_from_sequence(x, length, self.group)
+        return linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """`nn.Linear(in_features, out_features)` of which this rank has its `shard` of inputs.
+
+    Takes what a column-parallel layer gives, shape (…, inputs of this rank); returns the sum over
+    the ranks, (…, out_features), equal on all of them. With `sequence_parallel` it returns this
+    rank's part of the tokens, along dimension 0; then the gradient of `bias` is that of these
+    tokens, and `sum_partial_gradients` must add them up.
+
+    Attributes:
+        weight: shape (out_features, inputs of this rank).
+        bias: shape (out_features,), equal on all ranks, or None.
+
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        group: Group = None,
+        *,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self._take(nn.Linear(in_features, out_features, bias), together=1)
+
+    @classmethod
+    def from_linear(
+        cls, whole: nn.Linear, group: Group = None, *, together: int = 1, **options: bool
+    ) -> "RowParallelLinear":
+        """Return this rank's part of `whole`, which is equal on all ranks.
+
+        `together` inputs behind one another stay on one rank (a head).
+        """
+        with torch.device("meta"):  # which draws no random numbers
+            made = cls(1, 1, False, group, **options)
+        made._take(whole, together)
+        return made
+
+    def _take(self, whole: nn.Linear, together: int) -> None:
+        rank, world_size = place_in(self.group)
+        units = _in_units(whole.weight.detach().t(), together)
+        columns = shard(units, world_size, rank).flatten(0, 1).t().contiguous()
+        self.weight = nn.Parameter(columns, requires_grad=whole.weight.requires_grad)
+        bias = whole.bias
+        self.bias = (
+            None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's outputs, of all tokens or of this rank's."""
+        partial = linear(x, self.weight)
+        combine = scatter_to_sequence if self.sequence_parallel else reduce_from_ranks
+        total = combine(partial, self.group)
+        return total if self.bias is None else total + self.bias
+
+
+def _in_units(tensor: Tensor, together: int) -> Tensor:
+    """Return `tensor`, shape (n, …), in the shape (n / together, together, …)."""
+    return tensor.reshape(len(tensor) // together, together, *tensor.shape[1:])

@@ -1,0 +1,203 @@
+"""The checks of this assignment. They are handed out: read them if a message is not enough.
+
+Everything runs on one rank. What is called, and what is right, stands in `course_lib.checking`: in
+`batches`, `accumulation` and `gradient_noise`. A program gets only its rank's input.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from course_lib.checking import Case, equals, in_many_forms, task
+from course_lib.checking.accumulation import (
+    accumulation_inputs,
+    accumulation_program,
+    equals_accumulated,
+)
+from course_lib.checking.batches import batch_inputs, batch_program, without_replacement
+from course_lib.checking.forbidden import refusing
+from course_lib.checking.gradient_noise import (
+    model_stays,
+    near_the_theory,
+    variance_inputs,
+    variance_program,
+)
+
+ONE_PROCESS = ("float32", "float64")
+
+# Task 2: the step ------------------------------------------------------------------------------
+
+
+def step_inputs(case, generator):
+    shapes, frozen = case.parameters["shapes"], case.parameters.get("frozen", ())
+
+    def draw():
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    gradients = [[None if i in frozen else g for i, g in enumerate(draw())] for _ in range(2)]
+    return [{"weights": draw(), "gradients": gradients, "lr": case.parameters["lr"]}]
+
+
+def step_program(sgd_step, mine, given):
+    params = [nn.Parameter(weight) for weight in mine["weights"]]
+    in_memory = [param.detach() for param in params]
+    with refusing(torch.optim.Optimizer):
+        for gradients in mine["gradients"]:
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = None if gradient is None else gradient.clone()
+            sgd_step(given.iterable(params), mine["lr"])
+    return {
+        "parameter {} after two steps": in_memory,
+        "gradient {} after the step": [param.grad for param in params],
+    }
+
+
+def stepped(rate=lambda lr: (-lr, -lr), rounded=torch.Tensor.double):
+    def oracle(case, inputs, me):
+        weights, gradients, lr = (inputs[0][key] for key in ("weights", "gradients", "lr"))
+        ends = []
+        for i, weight in enumerate(weights):
+            end = rounded(weight)
+            for factor, step in zip(rate(lr), gradients, strict=True):
+                end = end if step[i] is None else end + factor * rounded(step[i])
+            ends.append(end.to(weight.dtype))
+        return {
+            "parameter {} after two steps": ends,
+            "gradient {} after the step": list(gradients[-1]),
+        }
+
+    return oracle
+
+
+STEP_MISTAKES = {
+    "the parameter before the steps: update its own memory": stepped(lambda lr: (0, 0)),
+    "steps up the slope: the sign is wrong": stepped(lambda lr: (lr, lr)),
+    "steps with the learning rate 1": stepped(lambda lr: (-1, -1)),
+    "momentum: a step uses this gradient only": stepped(lambda lr: (-1.9 * lr, -lr)),
+    "the right steps, rounded to float32: keep the dtype": stepped(rounded=torch.Tensor.float),
+}
+
+
+# Task 4: warm-up -------------------------------------------------------------------------------
+
+
+def rate_program(learning_rate, mine, given):
+    peak, warmup, total = mine["peak"], mine["warmup"], mine["total"]
+    return {"rate in step {}": [learning_rate(t, peak, warmup, total) for t in range(total)]}
+
+
+def rates(rising=lambda t, w: (t + 1) / w, passed=lambda t, w, total: (t - w) / (total - w)):
+    """Return what these shares of the warm-up, and of the steps behind it, give."""
+
+    def oracle(case, inputs, me):
+        peak, warmup, total = (inputs[0][key] for key in ("peak", "warmup", "total"))
+
+        def rate(t):
+            if t < warmup:
+                return peak * rising(t, warmup)
+            return peak * (1 + math.cos(math.pi * passed(t, warmup, total))) / 2
+
+        return {"rate in step {}": [rate(t) for t in range(total)]}
+
+    return oracle
+
+
+RATE_MISTAKES = {
+    "peak · t/W: the first step would do nothing": rates(lambda t, w: t / w),
+    "the peak: nothing rises": rates(lambda t, w: 1.0),
+    "a cosine of t/T: count the steps behind the warm-up, t - W of T - W": rates(
+        passed=lambda t, w, total: t / total
+    ),
+    "a cosine that is 0 in the last step: it would do nothing": rates(
+        passed=lambda t, w, total: (t - w) / max(1, total - w - 1)
+    ),
+}
+
+
+# The tasks -------------------------------------------------------------------------------------
+
+CHECKS = {
+    "minibatches": task(
+        "minibatches",
+        inputs=batch_inputs,
+        program=batch_program,
+        judges=[without_replacement],
+        cases=[
+            Case("12 rows in batches of 3", 1, {"n": 12, "batch_size": 3, "drop_last": False}),
+            Case("11 rows in batches of 4", 1, {"n": 11, "batch_size": 4, "drop_last": False}),
+            Case("11 rows, drop_last", 1, {"n": 11, "batch_size": 4, "drop_last": True}),
+            Case("more than there are", 1, {"n": 9, "batch_size": 20, "drop_last": False}),
+        ],
+    ),
+    "sgd_step": task(
+        "sgd_step",
+        inputs=step_inputs,
+        program=step_program,
+        judges=[equals(stepped(), STEP_MISTAKES)],
+        may_change=["weights"],
+        cases=in_many_forms(
+            Case("α = 0.1", 1, {"shapes": [(3, 2), (5,), ()], "lr": 0.1}),
+            Case("α = 0.5", 1, {"shapes": [(4, 3), (2,)], "lr": 0.5}),
+            Case(
+                "α = 0.25, a frozen parameter",
+                1,
+                {"shapes": [(2, 2), (3,)], "lr": 0.25, "frozen": [1]},
+            ),
+            Case("α = 2", 1, {"shapes": [(2, 3), (0,)], "lr": 2.0}),
+        ),
+    ),
+    "accumulate_gradients": task(
+        "accumulate_gradients",
+        inputs=accumulation_inputs,
+        program=accumulation_program,
+        judges=[equals_accumulated(tolerance={"float64": 1e-6})],
+        cases=in_many_forms(
+            Case("8 rows by 4", 1, {"rows": [8, 8], "micro": 4, "loss": "cross_entropy"}),
+            Case("10 rows by 4", 1, {"rows": [10, 10], "micro": 4, "loss": "mse_loss"}),
+            Case("7 and 5 rows by 3", 1, {"rows": [7, 5], "micro": 3, "loss": "cross_entropy"}),
+            Case("3 rows by 8", 1, {"rows": [3, 3], "micro": 8, "loss": "mse_loss"}),
+            Case("4 rows by 1", 1, {"rows": [4, 2], "micro": 1, "loss": "cross_entropy"}),
+            dtypes=ONE_PROCESS,
+        ),
+    ),
+    "learning_rate": task(
+        "learning_rate",
+        inputs=lambda case, generator: [dict(case.parameters)],
+        program=rate_program,
+        judges=[equals(rates(), RATE_MISTAKES)],
+        cases=[
+            Case("5 of 20 steps", 1, {"peak": 0.1, "warmup": 5, "total": 20}),
+            Case("1 of 10 steps", 1, {"peak": 1.6, "warmup": 1, "total": 10}),
+            Case("no warm-up", 1, {"peak": 0.5, "warmup": 0, "total": 8}),
+            Case("nothing but warm-up", 1, {"peak": 0.5, "warmup": 6, "total": 6}),
+        ],
+    ),
+    "gradient_variance": task(
+        "gradient_variance",
+        inputs=variance_inputs,
+        program=variance_program,
+        judges=[model_stays, near_the_theory],
+        cases=in_many_forms(
+            Case(
+                "batches of 4 of 24 rows",
+                1,
+                {"n": 24, "batch_size": 4, "num_batches": 100, "loss": "cross_entropy"},
+            ),
+            Case(
+                "batches of 12 of 16 rows",
+                1,
+                {"n": 16, "batch_size": 12, "num_batches": 100, "loss": "l1_loss"},
+            ),
+            Case(
+                "all 10 rows",
+                1,
+                {"n": 10, "batch_size": 10, "num_batches": 5, "loss": "cross_entropy"},
+            ),
+            Case(
+                "single rows", 1, {"n": 12, "batch_size": 1, "num_batches": 100, "loss": "l1_loss"}
+            ),
+            dtypes=ONE_PROCESS,
+        ),
+    ),
+}

@@ -1,0 +1,34 @@
+"""Cases that are never handed out and never enter a sandbox."""
+
+from course_lib.checking import Case, in_many_forms
+
+HIDDEN = {
+    "minibatches": (
+        Case("13 rows in batches of 5", 1, {"n": 13, "batch_size": 5, "drop_last": True}),
+        Case("10 single rows", 1, {"n": 10, "batch_size": 1, "drop_last": False}),
+    ),
+    "sgd_step": in_many_forms(
+        Case("a rate of 0.3", 1, {"shapes": [(2, 5), (3, 3)], "lr": 0.3}),
+        Case("the first one frozen", 1, {"shapes": [(2,), (4, 2)], "lr": 0.7, "frozen": [0]}),
+        dtypes=("float64", "bfloat16"),
+    ),
+    "accumulate_gradients": in_many_forms(
+        Case("11 and 9 rows by 5", 1, {"rows": [11, 9], "micro": 5, "loss": "mse_loss"}),
+        Case("6 rows by 6", 1, {"rows": [6, 6], "micro": 6, "loss": "cross_entropy"}),
+        dtypes=("float64", "float32"),
+    ),
+    "learning_rate": (
+        Case("10 of 1000 steps", 1, {"peak": 3.2, "warmup": 10, "total": 1000}),
+        Case("7 of 8 steps", 1, {"peak": 0.02, "warmup": 7, "total": 8}),
+    ),
+    "gradient_variance": in_many_forms(
+        Case("7 of 20", 1, {"n": 20, "batch_size": 7, "num_batches": 200, "loss": "l1_loss"}),
+        Case(
+            "15 of 18", 1, {"n": 18, "batch_size": 15, "num_batches": 100, "loss": "cross_entropy"}
+        ),
+        dtypes=("float64", "float32"),
+    ),
+}
+
+# What this assignment asks for: not to be imported while it is graded.
+MASKED = ("course_lib.sgd",)

@@ -1,0 +1,483 @@
+"""Wrong solutions that people write, and right ones that differ from ours.
+
+See `instructor/02_data_parallel_sgd/mutants.py`.
+"""
+
+import math
+
+import torch
+
+from course_lib.checking.mutants import edited, fails, passes
+
+# minibatches -------------------------------------------------------------------------------
+
+
+@passes
+def minibatches__split(n, batch_size, generator, drop_last=False):
+    batches = torch.randperm(n, generator=generator).split(batch_size)
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+
+
+@passes
+def minibatches__one_draw_after_the_other(n, batch_size, generator, drop_last=False):
+    left = list(range(n))
+    while len(left) >= batch_size or (left and not drop_last):
+        batch = []
+        while left and len(batch) < batch_size:
+            place = int(torch.randint(len(left), (), generator=generator))
+            batch.append(left.pop(place))
+        yield torch.tensor(batch)
+
+
+@passes
+def minibatches__sorted_random_numbers(n, batch_size, generator, drop_last=False):
+    order = torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+    for start in range(0, n - n % batch_size if drop_last else n, batch_size):
+        yield order[start : start + batch_size].sort().values
+
+
+def batches_with(*edits):
+    return edited(minibatches__sorted_random_numbers, *edits)
+
+
+ORDER = "torch.rand(n, generator=generator, dtype=torch.float64).argsort()"
+STARTS = "range(0, n - n % batch_size if drop_last else n, batch_size)"
+YIELDS = "yield order[start : start + batch_size].sort().values"
+
+minibatches__not_shuffled = fails("two epochs have the same batches")(
+    batches_with((ORDER, "torch.arange(n)"))
+)
+minibatches__with_replacement = fails("Without replacement")(
+    batches_with((ORDER, "torch.randint(n, (n,), generator=generator)"))
+)
+minibatches__each_batch_anew = fails("Without replacement")(
+    batches_with((YIELDS, f"order = {ORDER}; {YIELDS}"))
+)
+minibatches__drops_the_rest_always = fails("The last batch is shorter")(
+    batches_with(("if drop_last else n", "if True else n"))
+)
+minibatches__never_drops = fails("The last batch is shorter")(
+    batches_with((STARTS, "range(0, n, batch_size)"))
+)
+minibatches__fills_the_last_one_up = fails("The last batch is shorter")(
+    batches_with((ORDER, ORDER + "; order = torch.cat([order, order, order])"))
+)
+minibatches__numbers_from_1 = fails("rows 1 to")(batches_with((ORDER, ORDER + " + 1")))
+minibatches__own_generator = fails("two epochs have the same batches")(
+    batches_with((ORDER, ORDER.replace("=generator", "=torch.Generator().manual_seed(0)")))
+)
+minibatches__global_generator = fails("the same seed gives other batches")(
+    batches_with((ORDER, "torch.randperm(n)"))
+)
+minibatches__pythons_random = fails("the same seed gives other batches")(
+    batches_with((ORDER, "torch.tensor(__import__('random').sample(range(n), n))"))
+)
+minibatches__reseeds = fails("two epochs have the same batches")(
+    batches_with((ORDER, ORDER.replace("=generator", "=generator.manual_seed(7)")))
+)
+minibatches__a_random_start = fails("Every order of the rows must be equally likely")(
+    batches_with((ORDER, "torch.arange(n).roll(int(torch.randint(n, (), generator=generator)))"))
+)
+minibatches__shuffles_batches_of_neighbours = fails("Every order of the rows")(
+    batches_with(
+        (ORDER, "torch.arange(n)"),
+        (
+            STARTS,
+            "(torch.randperm(-(-n // batch_size), generator=generator) * batch_size).tolist()",
+        ),
+    )
+)
+minibatches__shuffles_within_batches = fails("Every order of the rows")(
+    batches_with(
+        (
+            ORDER,
+            "(torch.arange(n) // batch_size + torch.rand(n, generator=generator)).argsort()",
+        ),
+        (".sort().values", ""),
+    )
+)
+minibatches__lists = fails("is no vector of row numbers")(
+    batches_with((".sort().values", ".tolist()"))
+)
+minibatches__int32 = fails("is no vector of row numbers")(
+    batches_with((".sort().values", ".int()"))
+)
+
+
+@fails("is what this task asks you to write")
+def minibatches__a_data_loader(n, batch_size, generator, drop_last=False):
+    return torch.utils.data.DataLoader(
+        range(n), batch_size, shuffle=True, generator=generator, drop_last=drop_last
+    )
+
+
+@fails("course_lib", only=["grader"])
+def minibatches__imports_the_reference(n, batch_size, generator, drop_last=False):
+    import importlib
+
+    reference = importlib.import_module("course_lib.sgd").minibatches
+
+    return reference(n, batch_size, generator, drop_last)
+
+
+# sgd_step ----------------------------------------------------------------------------------
+
+
+@passes
+def sgd_step__in_no_grad(params, lr):
+    with torch.no_grad():
+        for param in params:
+            if param.grad is not None:
+                param -= lr * param.grad
+
+
+@passes
+def sgd_step__through_data(params, lr):
+    for param in params:
+        if param.grad is not None:
+            param.data.add_(param.grad, alpha=-lr)
+
+
+@passes
+@torch.no_grad()
+def sgd_step__all_at_once(params, lr):
+    with_gradient = [param for param in params if param.grad is not None]
+    torch._foreach_add_(with_gradient, [param.grad for param in with_gradient], alpha=-lr)
+
+
+def step_with(*edits):
+    return edited(sgd_step__in_no_grad, *edits)
+
+
+UPDATE = "param -= lr * param.grad"
+
+sgd_step__climbs = fails("the sign is wrong")(step_with((UPDATE, "param += lr * param.grad")))
+sgd_step__forgets_the_rate = fails("the learning rate 1")(
+    step_with((UPDATE, "param -= param.grad"))
+)
+sgd_step__fixed_rate = fails("α = 0.5")(step_with((UPDATE, "param -= 0.1 * param.grad")))
+sgd_step__on_a_copy = fails("update its own memory")(
+    step_with((UPDATE, "param = param - lr * param.grad"))
+)
+sgd_step__in_new_memory = fails("update its own memory")(
+    step_with((UPDATE, "param.data = param.data - lr * param.grad"))
+)
+sgd_step__recorded_by_autograd = fails("a leaf Variable that requires grad")(
+    step_with(("torch.no_grad()", "torch.enable_grad()"))
+)
+sgd_step__no_frozen_parameters = fails("TypeError")(step_with(("param.grad is not None", "True")))
+sgd_step__clears = fails("gradient 0 after the step is None")(
+    step_with((UPDATE, UPDATE + "; param.grad = None"))
+)
+sgd_step__scales_the_gradient = fails("gradient 0 after the step")(
+    step_with((UPDATE, "param -= param.grad.mul_(lr)"))
+)
+sgd_step__walks_twice = fails("α = 0.5")(
+    step_with(
+        (
+            "for param in params:",
+            "any(p.grad is None for p in params)\n        for param in params:",
+        )
+    )
+)
+sgd_step__momentum = fails("expected")(
+    step_with(
+        (
+            UPDATE,
+            "param.m = 0.9 * getattr(param, 'm', 0) + param.grad; param -= lr * param.m",
+        )
+    )
+)
+sgd_step__through_float32 = fails("rounded to float32")(
+    step_with((UPDATE, "param.copy_(param.float() - lr * param.grad.float())"))
+)
+sgd_step__turns_gradients_off = fails("gradients are disabled after the call")(
+    step_with(("with torch.no_grad():", "torch.set_grad_enabled(False)\n    if True:"))
+)
+sgd_step__first_parameter_only = fails("parameter 1 after two steps")(
+    step_with((UPDATE, UPDATE + "; break"))
+)
+
+
+@fails("is what this task asks you to write")
+def sgd_step__an_optimizer(params, lr):
+    torch.optim.SGD(params, lr).step()
+
+
+@fails("course_lib", only=["grader"])
+def sgd_step__imports_the_reference(params, lr):
+    import importlib
+
+    reference = importlib.import_module("course_lib.sgd").sgd_step
+
+    reference(params, lr)
+
+
+# accumulate_gradients ----------------------------------------------------------------------
+
+
+@passes
+def accumulate_gradients__weighted(model, loss_fn, x, y, micro_batch_size):
+    model.zero_grad()
+    total = 0.0
+    for start in range(0, len(x), micro_batch_size):
+        rows, targets = x[start : start + micro_batch_size], y[start : start + micro_batch_size]
+        part = loss_fn(model(rows), targets) * (len(rows) / len(x))
+        part.backward()
+        total += part.item()
+    return total
+
+
+@passes
+def accumulate_gradients__divides_at_the_end(model, loss_fn, x, y, micro_batch_size):
+    params = list(model.parameters())
+    sums, total = [torch.zeros_like(param) for param in params], 0.0
+    parts = zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True)
+    for rows, targets in parts:
+        loss = loss_fn(model(rows), targets) * len(rows)
+        for summed, gradient in zip(sums, torch.autograd.grad(loss, params), strict=True):
+            summed += gradient
+        total = total + loss.detach()
+    for param, summed in zip(params, sums, strict=True):
+        param.grad = summed / len(x)
+    return total / len(x)
+
+
+def accumulate_with(*edits):
+    return edited(accumulate_gradients__weighted, *edits)
+
+
+SHARE = "(len(rows) / len(x))"
+CLEARS = "model.zero_grad()"
+COUNT = "math.ceil(len(x) / micro_batch_size)"
+
+accumulate_gradients__mean_of_means = fails("the last one has fewer rows")(
+    accumulate_with((SHARE, f"1 / {COUNT}"))
+)
+accumulate_gradients__fixed_share = fails("the last one has fewer rows")(
+    accumulate_with((SHARE, "(micro_batch_size / len(x))"))
+)
+accumulate_gradients__sum_of_means = fails("weigh each with its share")(
+    accumulate_with((SHARE, "1"))
+)
+accumulate_gradients__sum_over_rows = fails("the division by B is missing")(
+    accumulate_with((SHARE, "len(rows)"))
+)
+accumulate_gradients__clears_every_time = fails("it has wiped out the others")(
+    accumulate_with((CLEARS, "pass"), ("part.backward()", "model.zero_grad(); part.backward()"))
+)
+accumulate_gradients__never_clears = fails("added to what was there before")(
+    accumulate_with((CLEARS, "pass"))
+)
+accumulate_gradients__drops_the_rest = fails("expected")(
+    accumulate_with(
+        ("range(0, len(x), micro", "range(0, max(1, len(x) - micro_batch_size + 1), micro")
+    )
+)
+accumulate_gradients__whole_batch = fails("rows of forward pass 0")(
+    accumulate_with(
+        ("range(0, len(x), micro_batch_size)", "[0]"), (": start + micro_batch_size", ":")
+    )
+)
+accumulate_gradients__forward_on_all_rows = fails("rows of forward pass 0")(
+    accumulate_with(("model(rows)", "model(x)[start : start + micro_batch_size]"))
+)
+accumulate_gradients__one_row_at_a_time = fails("rows of forward pass 0")(
+    accumulate_with(
+        ("len(x), micro_batch_size)", "len(x), 1)"), ("start + micro_batch_size", "start + 1")
+    )
+)
+accumulate_gradients__keeps_the_graph_and_its_sum = fails("expected")(
+    accumulate_with(("part.backward()", "part.backward(retain_graph=True); part.backward()"))
+)
+accumulate_gradients__steps_as_well = fails("parameter 1 after the call")(
+    accumulate_with(("return total", "model[0].bias.data -= 0.1; return total"))
+)
+accumulate_gradients__last_loss = fails("loss returned by call 0")(
+    accumulate_with(("total += part.item()", "total = part.item() / (len(rows) / len(x))"))
+)
+accumulate_gradients__sum_of_losses = fails("loss returned by call 0")(
+    accumulate_with(("total += part.item()", "total += part.item() / (len(rows) / len(x))"))
+)
+accumulate_gradients__returns_nothing = fails("is None")(
+    accumulate_with(("return total", "return"))
+)
+accumulate_gradients__one_loss_for_all = fails("10 rows by 4")(
+    accumulate_with(("loss_fn(", "torch.nn.functional.cross_entropy("))
+)
+accumulate_gradients__sets_the_mode = fails("the model came in one mode")(
+    accumulate_with((CLEARS, CLEARS + "; model.train()"))
+)
+accumulate_gradients__float32_only = fails("dtype")(
+    accumulate_with(("model(rows)", "model(rows.float())"))
+)
+accumulate_gradients__shuffles_the_rows = fails("draws or seeds random numbers")(
+    accumulate_with(
+        (CLEARS, "order = torch.randperm(len(x)); x, y = x[order], y[order]; model.zero_grad()")
+    )
+)
+
+# learning_rate -----------------------------------------------------------------------------
+
+
+@passes
+def learning_rate__by_formula(step, peak, warmup_steps, total_steps):
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    passed = (step - warmup_steps) / (total_steps - warmup_steps)
+    return peak * (1 + math.cos(math.pi * passed)) / 2
+
+
+@passes
+def learning_rate__as_a_tensor(step, peak, warmup_steps, total_steps):
+    rising = torch.arange(1, warmup_steps + 1) / max(1, warmup_steps)
+    left = total_steps - warmup_steps
+    falling = torch.cos(torch.arange(left) / max(1, left) * torch.pi / 2) ** 2
+    return peak * torch.cat([rising, falling])[step]
+
+
+def rate_with(*edits):
+    return edited(learning_rate__by_formula, *edits)
+
+
+PASSED = "(step - warmup_steps) / (total_steps - warmup_steps)"
+
+learning_rate__begins_with_0 = fails("the first step would do nothing")(
+    rate_with(("(step + 1)", "step"))
+)
+learning_rate__no_warm_up = fails("nothing rises")(
+    rate_with(("peak * (step + 1) / warmup_steps", "peak"))
+)
+learning_rate__cosine_of_all_steps = fails("count the steps behind the warm-up")(
+    rate_with((PASSED, "step / total_steps"))
+)
+learning_rate__reaches_0 = fails("it would do nothing")(
+    rate_with((PASSED, "(step - warmup_steps) / max(1, total_steps - warmup_steps - 1)"))
+)
+learning_rate__linear = fails("expected")(
+    rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak * (1 - passed)"))
+)
+learning_rate__half_a_cosine = fails("expected")(
+    rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak * math.cos(math.pi * passed)"))
+)
+learning_rate__in_degrees = fails("expected")(rate_with(("math.pi * passed", "180 * passed")))
+learning_rate__one_step_late = fails("expected")(
+    rate_with(("step < warmup_steps", "step <= warmup_steps"))
+)
+learning_rate__divides_by_the_warm_up = fails("ZeroDivisionError")(
+    rate_with(
+        ("if step < warmup_steps", "rising = (step + 1) / warmup_steps\n    if step < warmup_steps")
+    )
+)
+learning_rate__stays_at_the_peak = fails("expected")(
+    rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak"))
+)
+learning_rate__ignores_the_peak = fails("expected")(rate_with(("peak *", "0.1 *")))
+learning_rate__returns_nothing = fails("is None")(rate_with(("return peak * (1", "peak * (1")))
+
+# gradient_variance -------------------------------------------------------------------------
+
+
+@passes
+def gradient_variance__draw_by_draw(model, loss_fn, x, y, batch_size, num_batches, generator):
+    def gradient(rows):
+        loss = loss_fn(model(x[rows]), y[rows])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([g.flatten() for g in grads])
+
+    full = gradient(slice(None))
+    total = 0.0
+    for _ in range(num_batches):
+        rows = torch.randperm(len(x), generator=generator)[:batch_size]
+        total += (gradient(rows) - full).square().sum().item()
+    return total / num_batches
+
+
+@passes
+def gradient_variance__from_single_rows(model, loss_fn, x, y, batch_size, num_batches, generator):
+    params = list(model.parameters())
+    rows = torch.stack(
+        [
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss_fn(model(a), b), params)])
+            for a, b in zip(x.split(1), y.split(1), strict=True)
+        ]
+    )
+    weights = torch.rand(num_batches, len(x), generator=generator, dtype=torch.float64)
+    drawn = weights.argsort(1)[:, :batch_size]
+    misses = rows[drawn].mean(1) - rows.mean(0)
+    return misses.square().sum(1).mean()
+
+
+def variance_with(*edits):
+    return edited(gradient_variance__draw_by_draw, *edits)
+
+
+DRAWS = "torch.randperm(len(x), generator=generator)[:batch_size]"
+MISS = "(gradient(rows) - full).square().sum().item()"
+
+gradient_variance__with_replacement = fails("drawn with replacement")(
+    variance_with((DRAWS, "torch.randint(len(x), (batch_size,), generator=generator)"))
+)
+gradient_variance__single_rows = fails("the spread of single rows")(
+    variance_with(("[:batch_size]", "[:1]"))
+)
+gradient_variance__mean_over_the_numbers = fails("a squared length is their sum")(
+    variance_with((".sum()", ".mean()"))
+)
+gradient_variance__length_not_squared = fails("expected")(
+    variance_with((".square().sum()", ".norm()"))
+)
+gradient_variance__square_root = fails("the square root of the variance")(
+    variance_with(("return total / num_batches", "return (total / num_batches) ** 0.5"))
+)
+gradient_variance__sum_over_the_batches = fails("expected")(
+    variance_with(("return total / num_batches", "return total"))
+)
+gradient_variance__absolute_values = fails("expected")(variance_with((".square()", ".abs()")))
+gradient_variance__not_around_the_full_gradient = fails("expected")(variance_with((" - full", "")))
+gradient_variance__the_first_batch_again = fails("expected")(
+    variance_with((DRAWS, "torch.arange(batch_size)"))
+)
+gradient_variance__one_batch = fails("expected")(variance_with(("range(num_batches)", "range(1)")))
+gradient_variance__reseeds = fails("expected")(
+    variance_with((DRAWS, DRAWS.replace("=generator", "=generator.manual_seed(3)")))
+)
+gradient_variance__global_generator = fails("second time, with the same seed")(
+    variance_with((DRAWS, "torch.randperm(len(x))[:batch_size]"))
+)
+gradient_variance__the_theory_without_measuring = fails("expected")(
+    variance_with(("return total / num_batches", "return full.square().sum().item() / batch_size"))
+)
+gradient_variance__through_backward = fails(".grad of parameter 0 after the call")(
+    variance_with(
+        (
+            "grads = torch.autograd.grad(loss, list(model.parameters()))",
+            "model.zero_grad(); loss.backward(); grads = [p.grad for p in model.parameters()]",
+        )
+    )
+)
+gradient_variance__trains = fails("parameter 0 after the call")(
+    variance_with(
+        ("return total / num_batches", "model[0].weight.data *= 0.9; return total / num_batches")
+    )
+)
+gradient_variance__one_loss_for_all = fails("batches of 12 of 16 rows")(
+    variance_with(("loss_fn(", "torch.nn.functional.cross_entropy("))
+)
+gradient_variance__a_list = fails("is list, expected a number")(
+    variance_with(("return total / num_batches", "return [total / num_batches]"))
+)
+gradient_variance__evaluates = fails("the model came in one mode")(
+    variance_with(("full = gradient", "model.eval(); full = gradient"))
+)
+
+
+@fails("course_lib", only=["grader"])
+def gradient_variance__imports_the_reference(
+    model, loss_fn, x, y, batch_size, num_batches, generator
+):
+    import importlib
+
+    reference = importlib.import_module("course_lib.sgd").gradient_variance
+
+    return reference(model, loss_fn, x, y, batch_size, num_batches, generator)

@@ -1,0 +1,43 @@
+"""Cases that are never handed out and never enter a sandbox."""
+
+from course_lib.checking import Case, in_many_forms
+from course_lib.ranks import Network
+
+DTYPES = ("int64", "bfloat16", "float32", "float64")
+
+
+def in_nodes_of(size):
+    return Network(10e-6, 2e9, node_size=size, inside=Network(1e-6, 50e9))
+
+
+RINGS = in_many_forms(
+    Case("2 ranks, one number", 2, {"shape": (1,)}),
+    Case("7 ranks, 30 numbers", 7, {"shape": (5, 6)}),
+    Case("8 ranks in two groups, 37 numbers", 8, {"shape": (37,)}),
+    Case("6 ranks, 4 numbers", 6, {"shape": (2, 2)}),
+    dtypes=DTYPES,
+)
+
+HIDDEN = {
+    "tree_broadcast": in_many_forms(
+        Case("3 ranks, from rank 1", 3, {"shape": (2, 2), "root": 1}),
+        Case("6 ranks in two groups, each from its last", 6, {"shape": (3, 2), "root": 2}),
+        Case("7 ranks, from rank 6", 7, {"shape": (6,), "root": 6}),
+        Case("8 ranks in two groups, each from its third", 8, {"shape": (2, 3), "root": 2}),
+        Case("8 ranks, from rank 5", 8, {"shape": (3, 20), "root": 5}),
+        dtypes=DTYPES,
+    ),
+    "ring_reduce_scatter": RINGS,
+    "ring_all_gather": RINGS,
+    "ring_all_reduce": RINGS,
+    "two_level_all_reduce": in_many_forms(
+        Case("2 nodes of 4 ranks", 8, {"shape": (3, 7)}, network=in_nodes_of(4)),
+        Case("4 nodes of 2 ranks", 8, {"shape": (200, 111)}, network=in_nodes_of(2)),
+        Case("1 node of 1 rank", 1, {"shape": (2, 3)}, network=in_nodes_of(1)),
+        dtypes=DTYPES,
+        groups=False,
+    ),
+}
+
+# What this assignment asks for: not to be imported while it is graded.
+MASKED = ("course_lib.collectives",)

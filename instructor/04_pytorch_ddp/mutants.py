@@ -1,0 +1,886 @@
+"""Wrong solutions that people write, and right ones that differ from ours.
+
+Each wrong one must fail for its own reason, each right one must pass. A function is named
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
+a right solution: ``edited`` writes it in place of another.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+
+from course_lib.checking.mutants import edited, fails, passes
+
+# my_batches --------------------------------------------------------------------------------
+
+
+@passes
+def my_batches__by_slices(length, batch_size, epoch, seed, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    sampler = DistributedSampler(range(length), num_replicas=k, rank=rank, seed=seed)
+    sampler.set_epoch(epoch)
+    rows = list(sampler)
+    return [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+
+
+@passes
+def my_batches__by_hand(length, batch_size, epoch, seed, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch))
+    each = -(-length // k)
+    order = order.repeat(each * k // length + 1)[: each * k]
+    return torch.split(order[rank::k], batch_size)
+
+
+def batches_with(*edits):
+    return edited(my_batches__by_slices, *edits)
+
+
+my_batches__no_set_epoch = fails("tell the sampler which epoch it is")(
+    batches_with(("sampler.set_epoch(epoch)", "pass"))
+)
+my_batches__not_shuffled = fails("shuffle them")(
+    batches_with(("seed=seed)", "seed=seed, shuffle=False)"))
+)
+my_batches__ignores_the_seed = fails("an order from another seed")(
+    batches_with((", seed=seed)", ")"))
+)
+my_batches__drops_rows = fails("no row may be lost")(
+    batches_with(("seed=seed)", "seed=seed, drop_last=True)"))
+)
+my_batches__drops_the_short_batch = fails("without the last, short one")(
+    batches_with(
+        ("range(0, len(rows), batch_size)", "range(0, len(rows) - batch_size + 1, batch_size)")
+    )
+)
+my_batches__rank_of_the_world = fails("Invalid rank")(
+    batches_with(("dist.get_rank(group)", "dist.get_rank()"))
+)
+my_batches__ignores_the_group = fails("4 ranks, 13 rows, in two groups")(
+    batches_with(
+        ("dist.get_rank(group)", "dist.get_rank()"),
+        ("dist.get_world_size(group)", "dist.get_world_size()"),
+    )
+)
+my_batches__rank_0_only = fails("the share of the group's first rank")(
+    batches_with(("dist.get_rank(group)", "0"))
+)
+my_batches__one_batch = fails("all rows in one batch")(
+    batches_with(("batch_size)]", "len(rows))]"), ("at + batch_size", "len(rows)"))
+)
+my_batches__seeds = fails("draws or seeds random numbers")(
+    batches_with(("rows = list(sampler)", "rows = list(sampler); torch.manual_seed(seed)"))
+)
+my_batches__data_loader = fails("draws or seeds random numbers")(
+    batches_with(
+        (
+            "rows = list(sampler)",
+            "rows = [int(i) for i in torch.utils.data.DataLoader(range(length), sampler=sampler)]",
+        )
+    )
+)
+
+
+# train -------------------------------------------------------------------------------------
+
+
+@passes
+def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, seed, group=None):
+    from contextlib import nullcontext
+
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
+    sampler = DistributedSampler(range(len(x)), k, rank, seed=seed)
+    losses = []
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        rows = list(sampler)
+        batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+        while batches:
+            window, batches = batches[:accumulate], batches[accumulate:]
+            count = sum(len(batch) for batch in window)
+            shown = torch.zeros(())
+            for batch in window:
+                last = batch is window[-1]
+                with nullcontext() if last else ddp.no_sync():
+                    loss = loss_fn(ddp(x[batch]), y[batch]) * (len(batch) / count)
+                    loss.backward()
+                shown += loss.detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            dist.all_reduce(shown, group=group)
+            losses.append(shown.item() / k)
+    return losses
+
+
+@passes
+def train__by_hand(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, seed, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    for param in model.parameters():
+        dist.broadcast(param.data, group_src=0, group=group)
+    sampler = DistributedSampler(range(len(x)), k, rank, seed=seed)
+    losses = []
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        rows = list(sampler)
+        for start in range(0, len(rows), batch_size * accumulate):
+            window = rows[start : start + batch_size * accumulate]
+            model.zero_grad()
+            total = 0.0
+            for at in range(0, len(window), batch_size):
+                batch = window[at : at + batch_size]
+                loss = loss_fn(model(x[batch]), y[batch]) * len(batch)
+                loss.backward()
+                total += loss.item()
+            shown = torch.tensor(total)
+            dist.all_reduce(shown, group=group)
+            losses.append(shown / (k * len(window)))
+            with torch.no_grad():
+                for param in model.parameters():
+                    dist.all_reduce(param.grad, group=group)
+                    param -= lr * param.grad / (k * len(window))
+    return losses
+
+
+@passes
+def train__whole_window_at_once(
+    model, loss_fn, x, y, lr, batch_size, accumulate, epochs, seed, group=None
+):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    ddp = DistributedDataParallel(model, process_group=group)
+    losses = []
+    for epoch in epochs:
+        sampler = DistributedSampler(range(len(x)), k, rank, seed=seed)
+        sampler.set_epoch(epoch)
+        for rows in torch.tensor(list(sampler)).split(batch_size * accumulate):
+            ddp.zero_grad()
+            loss = loss_fn(ddp(x[rows]), y[rows])
+            loss.backward()
+            with torch.no_grad():
+                for param in ddp.parameters():
+                    param.sub_(param.grad, alpha=lr)
+            shown = loss.detach().clone()
+            dist.all_reduce(shown, group=group)
+            losses.append(shown.item() / k)
+    return losses
+
+
+def train_with(*edits):
+    return edited(train__no_sync, *edits)
+
+
+CONTEXT = "nullcontext() if last else ddp.no_sync()"
+LOSS = "loss = loss_fn(ddp(x[batch]), y[batch]) * (len(batch) / count)"
+ZERO = "optimizer.zero_grad()"
+STEP = "optimizer.step()"
+WRAP = "ddp = DistributedDataParallel(model, process_group=group)"
+ALONE = "import contextlib; ddp = model; ddp.no_sync = nullcontext"
+SHOWN = "dist.all_reduce(shown, group=group)"
+CUT = "window, batches = batches[:accumulate], batches[accumulate:]"
+
+train__syncs_every_micro_batch = fails("once per optimizer step, not once per micro-batch")(
+    train_with((CONTEXT, "nullcontext()"))
+)
+train__forward_outside_no_sync = fails("once per optimizer step, not once per micro-batch")(
+    train_with(
+        (f"with {CONTEXT}:", "out = ddp(x[batch])\n                with " + CONTEXT + ":"),
+        ("ddp(x[batch]), y", "out, y"),
+    )
+)
+train__never_syncs = fails("nothing was averaged")(train_with((CONTEXT, "ddp.no_sync()")))
+train__no_ddp = fails("nothing was averaged")(
+    train_with((WRAP, WRAP.replace("ddp", "_", 1) + "; ddp = model"), (CONTEXT, "nullcontext()"))
+)
+train__own_start = fails("each rank began with weights of its own")(
+    train_with((WRAP, WRAP[:-1] + ", init_sync=False)"))
+)
+train__no_set_epoch = fails("tell the sampler (set_epoch)")(
+    train_with(("sampler.set_epoch(epoch)", "pass"))
+)
+train__counts_epochs_from_0 = fails("squared error rank 0: parameter 0")(
+    train_with(("for epoch in epochs:", "for epoch, _ in enumerate(epochs):"))
+)
+train__divides_by_accumulate = fails("where a window has fewer micro-batches")(
+    train_with(("(len(batch) / count)", "(1 / accumulate)"))
+)
+train__divides_by_micro_batches = fails("a short micro-batch counts as much as a full one")(
+    train_with(("(len(batch) / count)", "(1 / len(window))"))
+)
+train__adds_up_the_means = fails("adds up the means of a window's micro-batches")(
+    train_with((" * (len(batch) / count)", ""))
+)
+train__divides_by_ranks_again = fails("divided by the number of ranks once more")(
+    train_with((LOSS, LOSS + " / k"))
+)
+train__half = fails("3 ranks")(train_with((LOSS, LOSS + " * (k / min(k, 2))")))
+train__leaves_out_the_last_window = fails("a last, incomplete window")(
+    train_with(("while batches:", "while len(batches) >= accumulate:"))
+)
+train__drops_the_short_batch = fails("drops the last, short micro-batch")(
+    train_with(
+        ("range(0, len(rows), batch_size)", "range(0, len(rows) - batch_size + 1, batch_size)")
+    )
+)
+train__drop_last = fails("drops rows (drop_last)")(
+    train_with(("seed=seed)", "seed=seed, drop_last=True)"))
+)
+train__not_shuffled = fails("without shuffling")(
+    train_with(("seed=seed)", "seed=seed, shuffle=False)"))
+)
+train__never_clears = fails("zero_grad is missing")(train_with((ZERO, "pass")))
+train__clears_every_micro_batch = fails("expected")(train_with((LOSS, ZERO + "; " + LOSS)))
+train__ignores_the_rate = fails("2 ranks, 16 rows, windows of 2")(train_with(("lr=lr", "lr=0.2")))
+train__ignores_the_seed = fails("squared error")(train_with((", seed=seed)", ")")))
+train__ignores_the_loss = fails("squared error")(
+    train_with(("loss_fn(", "nn.functional.cross_entropy("))
+)
+train__ignores_the_group = fails("in two groups")(
+    train_with(("process_group=group", "process_group=None"), (SHOWN, "dist.all_reduce(shown)"))
+)
+train__scales_the_rate = fails("the sum of the ranks' gradients")(
+    train_with(("lr=lr", "lr=lr * k"))
+)
+train__own_loss = fails("the loss of this rank's own rows")(train_with((SHOWN, "shown *= k")))
+train__sum_of_losses = fails("the sum of the ranks' losses")(
+    train_with(("shown.item() / k", "shown.item()"))
+)
+train__returns_nothing = fails("is missing")(train_with(("return losses", "return []")))
+train__sets_the_mode = fails("the model came in one mode")(
+    train_with((WRAP, WRAP + "; model.train()"))
+)
+train__wraps_every_epoch = fails("Wrap the model once")(
+    train_with(
+        (
+            "sampler.set_epoch(epoch)",
+            f"sampler.set_epoch(epoch); again = {WRAP[6:]}; again = {WRAP[6:]}",
+        ),
+    )
+)
+train__momentum = fails("expected")(train_with(("lr=lr", "lr=lr, momentum=0.9")))
+
+
+# evaluate ----------------------------------------------------------------------------------
+
+
+@passes
+def evaluate__strided(model, loss_fn, x, y, batch_size, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    mode = model.training
+    rows = list(range(len(x)))[rank::k]
+    loss = right = 0.0
+    model.eval()
+    with torch.no_grad():
+        for at in range(0, len(rows), batch_size):
+            batch = rows[at : at + batch_size]
+            out = model(x[batch])
+            loss += loss_fn(out, y[batch]).item() * len(batch)
+            right += (out.argmax(1) == y[batch]).sum().item()
+    model.train(mode)
+    sums = torch.tensor([loss, right, len(rows)], dtype=torch.float64)
+    dist.all_reduce(sums, group=group)
+    return sums[0].item() / sums[2].item(), sums[1].item() / sums[2].item()
+
+
+@passes
+def evaluate__contiguous_and_gathered(model, loss_fn, x, y, batch_size, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    modes = [module.training for module in model.modules()]
+    begin, end = len(x) * rank // k, len(x) * (rank + 1) // k
+    mine = [0.0, 0]
+    with torch.inference_mode():
+        model.eval()
+        for xs, ys in zip(
+            x[begin:end].split(batch_size), y[begin:end].split(batch_size), strict=True
+        ):
+            if len(xs):
+                out = model(xs)
+                mine[0] += float(loss_fn(out, ys)) * len(xs)
+                mine[1] += int((out.argmax(1) == ys).sum())
+    for module, mode in zip(model.modules(), modes, strict=True):
+        module.training = mode
+    everyone = [None] * k
+    dist.all_gather_object(everyone, mine, group=group)
+    return sum(each[0] for each in everyone) / len(x), sum(each[1] for each in everyone) / len(x)
+
+
+def evaluate_with(*edits):
+    return edited(evaluate__strided, *edits)
+
+
+ROWS = "rows = list(range(len(x)))[rank::k]"
+REDUCE = "dist.all_reduce(sums, group=group)"
+
+evaluate__padding = fails("padded rows are counted")(
+    evaluate_with((ROWS, "rows = list(DistributedSampler(range(len(x)), k, rank, shuffle=False))"))
+)
+evaluate__drop_last = fails("without the last rows, which no rank looked at")(
+    evaluate_with((ROWS, "rows = list(range(len(x) - len(x) % k))[rank::k]"))
+)
+evaluate__mean_of_means = fails("the mean of the ranks' means")(
+    evaluate_with(
+        (
+            REDUCE,
+            "sums[:2] /= sums[2].item() or 1; sums[2] = 1; " + REDUCE,
+        )
+    )
+)
+evaluate__mean_of_batches = fails("a short batch counts as much as a full one")(
+    evaluate_with(
+        (".item() * len(batch)", ".item()"),
+        (".sum().item()", ".float().mean().item()"),
+        ("len(rows)]", "-(-len(rows) // batch_size)]"),
+    )
+)
+evaluate__own_rows = fails("the result of this rank's rows alone")(evaluate_with((REDUCE, "pass")))
+evaluate__everybody_everything = fails("The ranks share the work")(
+    evaluate_with((ROWS, "rows = list(range(len(x)))"))
+)
+evaluate__rank_0_everything = fails("The ranks share the work")(
+    evaluate_with((ROWS, "rows = list(range(len(x))) if rank == 0 else []"))
+)
+evaluate__stays_in_eval_mode = fails("the model came in one mode")(
+    evaluate_with(("model.train(mode)", "pass"))
+)
+evaluate__turns_training_on = fails("the model came in one mode")(
+    evaluate_with(("model.train(mode)", "model.train()"))
+)
+evaluate__in_training_mode = fails("rank 0")(evaluate_with(("model.eval()", "pass")))
+evaluate__ignores_the_batch_size = fails("rows at once")(
+    evaluate_with(
+        ("range(0, len(rows), batch_size)", "range(0, len(rows), max(1, len(rows)))"),
+        ("at + batch_size", "len(rows)"),
+    )
+)
+evaluate__ignores_the_group = fails("in two groups")(
+    evaluate_with(("(group)", "()"), ("group=group", "group=None"))
+)
+evaluate__ignores_the_loss = fails("4 ranks, 11 rows")(
+    evaluate_with(("loss_fn(out", "nn.functional.cross_entropy(out"))
+)
+evaluate__swaps_the_pair = fails("mean loss: expected")(
+    evaluate_with(
+        (
+            "return sums[0].item() / sums[2].item(), sums[1]",
+            "return sums[1].item() / sums[2].item(), sums[0]",
+        )
+    )
+)
+evaluate__loss_only = fails("not a pair (mean loss, accuracy)")(
+    evaluate_with((", sums[1].item() / sums[2].item()", ""))
+)
+evaluate__turns_gradients_off = fails("gradients are disabled after the call")(
+    evaluate_with(("model.train(mode)", "model.train(mode); torch.set_grad_enabled(False)"))
+)
+evaluate__gathers_outputs = fails("Three sums are all that the others need")(
+    evaluate_with((REDUCE, REDUCE + "; dist.all_reduce(torch.zeros(200), group=group)"))
+)
+evaluate__to_rank_0_only = fails("rank 1: mean loss")(
+    evaluate_with(
+        (REDUCE, "dist.reduce(sums, group_dst=0, group=group)"),
+    )
+)
+
+
+# save_checkpoint ---------------------------------------------------------------------------
+
+
+@passes
+def save_checkpoint__and_waits(file, ddp, optimizer, epoch, group=None):
+    first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+    if dist.get_rank() == first:
+        torch.save(
+            {
+                "epoch": epoch,
+                "optimizer": optimizer.state_dict(),
+                "model": ddp.module.state_dict(),
+            },
+            file,
+        )
+    dist.barrier(group)
+
+
+@passes
+def save_checkpoint__strips_the_prefix(file, ddp, optimizer, epoch, group=None):
+    state = {key.removeprefix("module."): value for key, value in ddp.state_dict().items()}
+    if not dist.get_rank(group):
+        torch.save({"model": state, "optimizer": optimizer.state_dict(), "epoch": epoch}, file)
+
+
+def save_with(*edits):
+    return edited(save_checkpoint__and_waits, *edits)
+
+
+save_checkpoint__by_all = fails("rank 1: what it wrote")(
+    save_with(("if dist.get_rank() == first:", "if True:"))
+)
+save_checkpoint__by_rank_0_of_the_world = fails("in two groups rank 1: what it wrote")(
+    save_with(("== first", "== 0"))
+)
+save_checkpoint__by_the_last = fails("rank 0: what it wrote")(
+    save_with(("WORLD)[0]", "WORLD)[-1]"))
+)
+save_checkpoint__with_the_wrapper = fails("model in the file")(
+    save_with(("ddp.module.state_dict()", "ddp.state_dict()"))
+)
+save_checkpoint__no_optimizer = fails("not a dict of model, optimizer and epoch")(
+    save_with(('"optimizer": optimizer.state_dict(),', ""))
+)
+save_checkpoint__no_momentum = fails("momentum 0 in the file is missing")(
+    save_with(
+        (
+            '"optimizer": optimizer.state_dict(),',
+            '"optimizer": {**optimizer.state_dict(), "state": {}},',
+        )
+    )
+)
+save_checkpoint__whole_objects = fails("Weights only load failed")(
+    save_with(("ddp.module.state_dict()", "ddp.module"))
+)
+save_checkpoint__epoch_before = fails("epoch in the file: expected")(
+    save_with(('"epoch": epoch', '"epoch": epoch - 1'))
+)
+save_checkpoint__first_rank_waits_alone = fails("waits in barrier")(
+    save_with(
+        ("    dist.barrier(group)", "    if dist.get_rank() == first:\n        dist.barrier(group)")
+    )
+)
+
+
+# load_checkpoint ---------------------------------------------------------------------------
+
+
+@passes
+def load_checkpoint__by_broadcasts(file, model, optimizer, group=None):
+    saved = [torch.load(file, weights_only=True) if file else None]
+    first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+    dist.broadcast_object_list(saved, src=first, group=group)
+    state = saved[0]
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"]
+
+
+@passes
+def load_checkpoint__by_all_gather(file, model, optimizer, group=None):
+    found = [None] * dist.get_world_size(group)
+    mine = None if file is None else file.read()
+    dist.all_gather_object(found, mine, group=group)
+    import io
+
+    state = torch.load(io.BytesIO(found[0]), weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    model.load_state_dict(state["model"])
+    return state["epoch"]
+
+
+def load_with(*edits):
+    return edited(load_checkpoint__by_broadcasts, *edits)
+
+
+SHARE = "dist.broadcast_object_list(saved, src=first, group=group)"
+
+load_checkpoint__on_every_rank = fails("AttributeError")(
+    load_with(
+        (
+            "torch.load(file, weights_only=True) if file else None",
+            "torch.load(file, weights_only=True)",
+        ),
+        (SHARE, "pass"),
+    )
+)
+load_checkpoint__first_rank_only = fails("nothing was loaded here")(
+    load_with((SHARE, "if not file: return 4"))
+)
+load_checkpoint__weights_of_the_first_only = fails("nothing was loaded here")(
+    load_with(
+        ('model.load_state_dict(state["model"])', 'file and model.load_state_dict(state["model"])')
+    )
+)
+load_checkpoint__forgets_the_optimizer = fails("momentum 0 is None")(
+    load_with(('optimizer.load_state_dict(state["optimizer"])', "pass"))
+)
+load_checkpoint__momentum_of_the_first_only = fails("rank 1: momentum 0 is None")(
+    load_with(("optimizer.load_state_dict(", "file and optimizer.load_state_dict("))
+)
+load_checkpoint__keeps_the_rate = fails("learning rate: expected")(
+    load_with(
+        ('return state["epoch"]', 'optimizer.param_groups[0]["lr"] = 0.123; return state["epoch"]')
+    )
+)
+load_checkpoint__from_the_start = fails("epoch to begin with: expected")(
+    load_with(('return state["epoch"]', "return 0"))
+)
+load_checkpoint__one_epoch_on = fails("epoch to begin with: expected")(
+    load_with(('return state["epoch"]', 'return state["epoch"] + 1'))
+)
+load_checkpoint__from_rank_0_of_the_world = fails("4 ranks, in two groups")(
+    load_with(("src=first", "src=0"))
+)
+load_checkpoint__only_the_first_broadcasts = fails("waits in broadcast")(
+    load_with(
+        (SHARE, f"if file: {SHARE}"),
+        ("state = saved[0]", "if not file: return 0\n    state = saved[0]"),
+    )
+)
+
+
+# The museum --------------------------------------------------------------------------------
+
+
+@passes
+def exhibit_1__ddp(model, loss_fn, batches, lr, group=None):
+    ddp = DistributedDataParallel(model, process_group=group)
+    for x, y in batches:
+        ddp.zero_grad()
+        loss_fn(ddp(x), y).backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= lr * param.grad
+
+
+@passes
+def exhibit_1__averages_after_the_step(model, loss_fn, batches, lr, group=None):
+    # Of equal weights, plain SGD's mean step is the step with the mean gradient.
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+        for param in model.parameters():
+            dist.all_reduce(param.data, group=group)
+            param.data /= dist.get_world_size(group)
+
+
+@fails("averages parameters, and then takes a step of its own")
+def exhibit_1__as_it_hangs(model, loss_fn, batches, lr, group=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_fn(model(x), y).backward()
+        for param in model.parameters():
+            dist.all_reduce(param.data, group=group)
+            param.data /= dist.get_world_size(group)
+        optimizer.step()
+
+
+exhibit_1__sum = fails("the sum of the ranks' gradients")(
+    edited(
+        exhibit_1__as_it_hangs,
+        ("dist.all_reduce(param.data", "dist.all_reduce(param.grad"),
+        ("param.data /= dist.get_world_size(group)", "pass"),
+    )
+)
+exhibit_1__half = fails("3 ranks")(
+    edited(
+        exhibit_1__as_it_hangs,
+        ("param.data", "param.grad"),
+        ("dist.get_world_size(group)", "min(2, dist.get_world_size(group))"),
+    )
+)
+exhibit_1__ignores_the_group = fails("in two groups")(
+    edited(
+        exhibit_1__as_it_hangs,
+        *(("param.data", "param.grad"), ("group=group", "group=None")),
+        ("get_world_size(group)", "get_world_size()"),
+    )
+)
+exhibit_1__only_takes_it_out = fails("nothing was averaged")(
+    edited(exhibit_1__as_it_hangs, ("dist.all_reduce(param.data, group=group)", "continue"))
+)
+
+
+@passes
+def exhibit_2__counts(model, loss_fn, x, y, lr, batch_size, epochs, seed, group=None):
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    sampler = DistributedSampler(
+        range(len(x)), dist.get_world_size(group), dist.get_rank(group), seed=seed
+    )
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for rows in torch.tensor(list(sampler)).split(batch_size):
+            optimizer.zero_grad()
+            loss_fn(ddp(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+
+def exhibit_2_with(*edits):
+    return edited(exhibit_2__counts, *edits)
+
+
+TELL = "sampler.set_epoch(epoch)"
+exhibit_2__as_it_hangs = fails("tell the sampler (set_epoch)")(exhibit_2_with((TELL, "pass")))
+exhibit_2__one_ahead = fails("2 ranks, 16 rows")(
+    exhibit_2_with((TELL, "sampler.set_epoch(epoch + 1)"))
+)
+exhibit_2__after_the_epoch = fails("2 ranks, 16 rows")(
+    exhibit_2_with(
+        (
+            "for rows in torch.tensor(list(sampler))",
+            "rows = torch.tensor(list(sampler)); pass\n        for rows in rows",
+        ),
+        (TELL, "sampler.set_epoch(max(0, epoch - 1))"),
+    )
+)
+exhibit_2__turns_shuffling_off = fails("without shuffling")(
+    exhibit_2_with(("seed=seed", "seed=seed, shuffle=False"))
+)
+exhibit_2__another_seed = fails("2 ranks, 16 rows")(exhibit_2_with((", seed=seed", ", seed=0")))
+
+
+@passes
+def exhibit_3__passes_on(model, loss_fn, batches, lr, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    k, me = len(members), dist.get_rank(group)
+    right, left = members[(me + 1) % k], members[(me - 1) % k]
+    for x, y in batches:
+        model.zero_grad()
+        loss_fn(model(x), y).backward()
+        for param in model.parameters():
+            own, outgoing = param.grad.clone(), param.grad.clone().contiguous()
+            total = own.contiguous()
+            for _ in range(k - 1):
+                incoming = torch.empty_like(outgoing)
+                sending = dist.isend(outgoing, right, group=group)
+                dist.recv(incoming, left, group=group)
+                sending.wait()
+                total = total + incoming
+                outgoing = incoming
+            param.data -= lr * total / k
+
+
+@passes
+def exhibit_3__all_reduce(model, loss_fn, batches, lr, group=None):
+    for x, y in batches:
+        model.zero_grad()
+        loss_fn(model(x), y).backward()
+        for param in model.parameters():
+            dist.all_reduce(param.grad, group=group)
+            param.data -= lr * param.grad / dist.get_world_size(group)
+
+
+def exhibit_3_with(*edits):
+    return edited(exhibit_3__passes_on, *edits)
+
+
+ADDS = "total = total + incoming"
+exhibit_3__as_it_hangs = fails("nothing was averaged")(
+    exhibit_3_with((ADDS, "total = total + own"))
+)
+exhibit_3__sends_the_total = fails("3 ranks")(
+    exhibit_3_with(("outgoing = incoming", "outgoing = total"))
+)
+exhibit_3__never_passes_on = fails("3 ranks")(exhibit_3_with(("outgoing = incoming", "pass")))
+exhibit_3__waits_for_all = fails("waits in")(
+    exhibit_3_with(
+        (
+            "sending = dist.isend(outgoing, right, group=group)",
+            "dist.send(outgoing, right, group=group)",
+        ),
+        ("sending.wait()", "pass"),
+    )
+)
+exhibit_3__does_not_wait = fails("never waits for the handle")(
+    exhibit_3_with(("sending.wait()", "pass"))
+)
+
+
+@passes
+def exhibit_4__touches_all(model, loss_fn, batches, lr, group=None):
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nothing = sum(0 * param.sum() for param in model.parameters())
+        (loss_fn(ddp(x), y) + nothing).backward()
+        optimizer.step()
+
+
+@passes
+def exhibit_4__by_hand(model, loss_fn, batches, lr, group=None):
+    for x, y in batches:
+        model.zero_grad()
+        loss_fn(model(x), y).backward()
+        for param in model.parameters():
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            dist.all_reduce(grad, group=group)
+            param.data -= lr * grad / dist.get_world_size(group)
+
+
+@passes
+def exhibit_4__finds_them(model, loss_fn, batches, lr, group=None):
+    ddp = DistributedDataParallel(model, process_group=group, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_fn(ddp(x), y).backward()
+        optimizer.step()
+
+
+def exhibit_4_with(*edits):
+    return edited(exhibit_4__finds_them, *edits)
+
+
+exhibit_4__as_it_hangs = fails("Expected to have finished reduction")(
+    exhibit_4_with((", find_unused_parameters=True", ""))
+)
+exhibit_4__skips_unused_ones = fails("ranks")(
+    edited(
+        exhibit_4__by_hand,
+        (
+            "grad = torch.zeros_like(param) if param.grad is None else param.grad",
+            "if param.grad is None: continue\n            grad = param.grad",
+        ),
+    )
+)
+exhibit_4__own_gradients = fails("nothing was averaged")(
+    exhibit_4_with(
+        (
+            "DistributedDataParallel(model, process_group=group, find_unused_parameters=True)",
+            "model",
+        )
+    )
+)
+
+
+@passes
+def exhibit_5__the_default(model, loss_fn, batches, x_test, lr, group=None):
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_fn(ddp(x), y).backward()
+        optimizer.step()
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        predicted = ddp(x_test)
+    model.train(training)
+    return predicted
+
+
+def exhibit_5_with(*edits):
+    return edited(exhibit_5__the_default, *edits)
+
+
+OFF = ("process_group=group", "process_group=group, forward_sync_buffers=False")
+exhibit_5__broadcasts_at_the_end = passes(
+    exhibit_5_with(
+        OFF,
+        (
+            "training = model.training",
+            "training = model.training; "
+            "[dist.broadcast(buffer, group_src=0, group=group) for buffer in model.buffers()]",
+        ),
+    )
+)
+exhibit_5__as_it_hangs = fails("the buffers came apart")(exhibit_5_with(OFF))
+exhibit_5__without_the_wrapper = fails("prediction")(
+    exhibit_5_with(("predicted = ddp(x_test)", "predicted = model(x_test)"))
+)
+exhibit_5__averages_buffers = fails("prediction")(
+    exhibit_5_with(
+        OFF,
+        (
+            "training = model.training",
+            "training = model.training; k = dist.get_world_size(group); "
+            "[(dist.all_reduce(b, group=group), b.div_(k)) for b in model.buffers() if b.dim()]",
+        ),
+    )
+)
+exhibit_5__in_training_mode = fails("prediction")(exhibit_5_with(("model.eval()", "pass")))
+exhibit_5__stays_in_eval_mode = fails("the model came in one mode")(
+    exhibit_5_with(("model.train(training)", "pass"))
+)
+
+
+@passes
+def exhibit_6__divides(model, loss_fn, batches, lr, group=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_fn(model(x), y).backward()
+        for param in model.parameters():
+            wire = param.grad.to(torch.bfloat16)
+            dist.all_reduce(wire, group=group)
+            param.grad = wire.to(param.dtype) / dist.get_world_size(group)
+        optimizer.step()
+
+
+exhibit_6__in_full = passes(edited(exhibit_6__divides, (".to(torch.bfloat16)", ".clone()")))
+exhibit_6__converts = passes(
+    edited(
+        exhibit_6__divides,
+        (
+            "to(torch.bfloat16)",
+            "to(torch.bfloat16) * torch.tensor(1 / dist.get_world_size(group)).bfloat16()",
+        ),
+        (" / dist.get_world_size(group)\n", "\n"),
+    )
+)
+READ_WRONG = "torch.tensor([1 / dist.get_world_size(group)]).view(torch.bfloat16)[0]"
+exhibit_6__as_it_hangs = fails("every gradient was zero")(
+    edited(
+        exhibit_6__divides,
+        ("to(torch.bfloat16)", f"to(torch.bfloat16) * {READ_WRONG}"),
+        (" / dist.get_world_size(group)\n", "\n"),
+    )
+)
+exhibit_6__reads_the_other_half = fails("rank 0: parameter")(
+    edited(
+        exhibit_6__divides,
+        (
+            "to(torch.bfloat16)",
+            f"to(torch.bfloat16) * {READ_WRONG.replace('bfloat16)[0]', 'float16)[1].bfloat16()')}",
+        ),
+        (" / dist.get_world_size(group)\n", "\n"),
+    )
+)
+exhibit_6__sum = fails("the sum of the ranks' gradients")(
+    edited(exhibit_6__divides, (" / dist.get_world_size(group)\n", "\n"))
+)
+exhibit_6__divides_twice = fails("divided by the number of ranks once more")(
+    edited(
+        exhibit_6__divides,
+        ("to(torch.bfloat16)", "to(torch.bfloat16) / dist.get_world_size(group)"),
+    )
+)
+
+
+# diagnoses ---------------------------------------------------------------------------------
+
+
+@passes
+def diagnoses__spelt_out():
+    return {
+        "exhibit_6": "J",
+        "exhibit_5": "I",
+        "exhibit_4": "G",
+        "exhibit_3": "E",
+        "exhibit_2": "B",
+        "exhibit_1": "D",
+    }
+
+
+def diagnoses_with(*edits):
+    return edited(diagnoses__spelt_out, *edits)
+
+
+diagnoses__start = fails("exhibit_1: not C (the replicas start from different weights)")(
+    diagnoses_with(('"D"', '"C"'))
+)
+diagnoses__padding = fails("exhibit_2: not A (padded rows are counted)")(
+    diagnoses_with(('"B"', '"A"'))
+)
+diagnoses__mean_of_means = fails("exhibit_3: not F")(diagnoses_with(('"E"', '"F"')))
+diagnoses__not_cleared = fails("exhibit_4: not H")(diagnoses_with(('"G"', '"H"')))
+diagnoses__swapped = fails("exhibit_5: not J")(
+    diagnoses_with(('"I"', '"?"'), ('"J"', '"I"'), ('"?"', '"J"'))
+)
+diagnoses__rate = fails("exhibit_6: not K")(diagnoses_with(('"J"', '"K"')))
+diagnoses__one_missing = fails("one for each of exhibit_1")(
+    diagnoses_with(('"exhibit_6": "J",', ""))
+)
+diagnoses__in_words = fails("none of the letters A to L")(diagnoses_with(('"I"', '"buffers"')))

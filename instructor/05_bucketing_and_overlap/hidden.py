@@ -1,0 +1,85 @@
+"""Cases that are never handed out and never enter a sandbox."""
+
+from course_lib.checking import Case, in_many_forms
+
+SIX = [0, 1, 2, 3, 4, 5]
+BIT = "float32"
+
+
+def tensors(*rows):
+    return [(name, elements, dtype, trainable) for name, elements, dtype, trainable in rows]
+
+
+MIXED = tensors(
+    *(("a", 3, BIT, True), ("b", 1, "float64", True), ("c", 2, BIT, False), ("a", 3, BIT, True)),
+    *(("d", 5, "float64", True), ("e", 2, BIT, True), ("f", 1, BIT, True), ("b", 1, BIT, True)),
+)
+LAYERS = {"shapes": [(i + 1, 2) for i in SIX], "before": False}
+
+HIDDEN = {
+    "assign_buckets": in_many_forms(
+        Case("everything at once", 1, {"tensors": MIXED, "cap": 24, "first_cap": 12}),
+        Case("cap 0", 1, {"tensors": MIXED, "cap": 0, "first_cap": 0}),
+        Case("one parameter", 1, {"tensors": MIXED[:1], "cap": 100, "first_cap": 1}),
+    ),
+    "send_bucket": in_many_forms(
+        Case("5 ranks", 5, {"shapes": [(3,), (2, 2)], "steps": [[()]], "before": True}),
+        Case(
+            "4 ranks, in two groups, one without a gradient",
+            *(4, {"shapes": [(2, 3), (), (4,)], "steps": [[()]], "before": True, "missing": [2]}),
+        ),
+    ),
+    "hook_buckets": in_many_forms(
+        Case(
+            "4 ranks, other orders, one left out, a frozen layer",
+            4,
+            {
+                **LAYERS,
+                "buckets": [[5, 4], [3], [1, 0]],
+                "steps": [[[(0, 1, 2, 3, 4, 5), (5, 3, 1, 0), (4, 5, 3)]], [SIX[::-1]]],
+                "frozen": [2],
+                "in_place": True,
+            },
+        ),
+        Case(
+            "5 ranks, in two groups, tied, .grad is not empty",
+            5,
+            {
+                **LAYERS,
+                "buckets": [[5], [4, 3], [2, 1, 0]],
+                "steps": [[[0, 1, 2, 3, 4, 5, 5]], [SIX]],
+                "before": True,
+            },
+        ),
+    ),
+    "data_parallel": in_many_forms(
+        Case(
+            "3 ranks, three steps, no_sync, unused layers differ",
+            3,
+            {
+                **LAYERS,
+                "buckets": [[5], [4], [3, 2], [1, 0]],
+                "steps": [[[(0, 2), (1, 5)], [(0, 1, 2), (3, 4)]], [SIX], [SIX, SIX]],
+                "in_place": True,
+                "cap": 14,
+                "first_cap": 4,
+            },
+        ),
+        Case(
+            "4 ranks, in two groups, a layer only in no_sync",
+            4,
+            {
+                **LAYERS,
+                "buckets": [[5], [3], [2, 0]],
+                "frozen": [1, 4],
+                "steps": [[SIX, [0, 3, 5]], [SIX, SIX]],
+                "again": [3, 0],
+                "cap": 9,
+                "first_cap": 9,
+            },
+        ),
+    ),
+}
+
+# What this assignment asks for: not to be imported while it is graded.
+MASKED = ("course_lib.bucketing", "course_lib.ddp", "course_lib.gradient_sync")

@@ -1,0 +1,59 @@
+"""What students get is worth no points, and the solution all of them, in the sandbox too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder.examination.check import examine
+from autograder.examination.submission import Submission
+from autograder.passes.examine import EXPLORE, masked_from
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking.local import load_checks, load_module
+from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
+
+pytestmark = [pytest.mark.timeout(240), needs_sources]
+
+ASSIGNMENTS = assignments(SOURCES)
+
+
+def points(notebook: Path, source: Path) -> tuple[float, float]:
+    """Run the notebook's cells and checks in a sandbox; return the points and how many there are.
+
+    Cells to play with are not run, as in the grader.
+    """
+    checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+    earned = most = 0.0
+    with (
+        SandboxedPlace(masked_from(hidden.MASKED)) as place,
+        Submission(place) as submission,
+    ):
+        for cell in nbformat.read(notebook, as_version=4).cells:
+            if cell.cell_type != "code" or EXPLORE in cell.metadata.get("tags", ()):
+                continue
+            role = cell.metadata.get("nbgrader", {})
+            if not role.get("grade"):
+                assert not (outcome := submission.run_cell(cell.source)).error, outcome
+                continue
+            task = role["grade_id"]
+            name = f"{source.name}/{task}"
+            examined = examine(
+                name, checks[task], submission, seed="tests", hidden=hidden.HIDDEN[task]
+            )
+            earned += role["points"] * examined.report.fraction
+            most += role["points"]
+    return earned, most
+
+
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+def test_the_released_stubs_get_no_points(folder: Path) -> None:
+    earned, most = points(RELEASED / folder.name / f"{folder.name}.ipynb", folder)
+    assert earned == 0 < most
+
+
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+def test_the_solution_gets_all_points(folder: Path) -> None:
+    earned, most = points(folder / f"{folder.name}.ipynb", folder)
+    assert earned == most > 0

@@ -1,0 +1,296 @@
+"""FullyShardedDataParallel: the steps of one process, with 1/K of everything on each rank."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from course_lib.fully_sharded import FullyShardedDataParallel
+from course_lib.ranks import Network, RankError, Ranks, clock, compute
+from course_lib.sharded_optimizer import model_state_bytes
+from tests.helpers.ddp_scenarios import WORLDS
+from tests.helpers.zero_scenarios import (
+    OPTIMIZERS,
+    Awkward,
+    batches,
+    one_process,
+    own,
+)
+
+
+class Nested(nn.Module):
+    """Blocks inside, one of them used twice; a part that is not in a block; tied over blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6))
+        self.twice = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.last[0].weight = self.first[2].weight
+        self.register_buffer("offset", torch.ones(6))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.norm(self.twice(self.first(x)))) + self.offset
+        out: Tensor = self.last(x[:, :5])
+        return out
+
+
+MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "a unit for each module": (Awkward, {}),
+    "one unit": (Awkward, {"unit_types": (Awkward,)}),
+    "nested": (Nested, {"unit_types": (nn.Sequential,)}),
+    "without prefetch": (Nested, {"prefetch": False}),
+}
+
+
+def train(model: str, name: str, steps: slice = slice(None), start: Any = None) -> Any:
+    make, options = MODELS[model]
+    net = make()
+    if start is not None:
+        net.load_state_dict(start)
+    elif dist.get_rank() > 0:
+        with torch.no_grad():
+            for param in net.parameters():
+                param.zero_()  # the first rank's are taken
+    wrapped = FullyShardedDataParallel(net, **options)
+    cls, hyper = OPTIMIZERS[name]
+    optimizer = cls(wrapped.parameters(), **hyper)
+    for batch in batches()[steps]:
+        optimizer.zero_grad()
+        x, y = own(batch)
+        mse_loss(wrapped(x), y).backward()
+        wrapped.finish_gradient_synchronization()
+        optimizer.step()
+    return wrapped.full_state_dict(), sum(p.numel() for p in wrapped.parameters())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
+    for name in ("sgd", "adamw, fused"):
+        expected = one_process(name, make=MODELS[model][0])[0]
+        results = ranks_of(on, k).run(train, model, name)
+        for state, _ in results:
+            assert state.keys() == expected.state_dict().keys()
+            for key, value in expected.state_dict().items():
+                torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+        whole = sum(p.numel() for p in expected.parameters())
+        assert sum(held for _, held in results) == whole
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 3)])
+def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, before, after):
+    expected = one_process("plain", make=Nested)[0].state_dict()
+    saved, _ = ranks_of("simulated", before).run(train, "nested", "plain", slice(0, 3))[0]
+    for state, _ in ranks_of("simulated", after).run(train, "nested", "plain", slice(3, 5), saved):
+        for key, value in expected.items():
+            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+
+
+def beside_pytorch() -> tuple[list[Tensor], list[Tensor]]:
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+        if ours:
+            net = FullyShardedDataParallel(net)
+        else:
+            for layer in (net[0], net[2], net):
+                fully_shard(layer)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for batch in batches(torch.float32):
+            optimizer.zero_grad()
+            x, y = own(batch)
+            mse_loss(net(x), y).backward()
+            optimizer.step()
+        state = net.full_state_dict() if ours else net.state_dict()
+        values = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in state.values()]
+        found.append([value.detach().clone() for value in values])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_weights_equal_those_of_pytorchs_fsdp(ranks_of, k):
+    for ours, theirs in ranks_of("cpu", k).run(beside_pytorch):
+        for tensor, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-6)
+
+
+# --- dtypes -----------------------------------------------------------------------------------
+
+
+def in_bfloat16() -> Any:
+    net = Awkward(dtype=torch.float32)
+    wrapped = FullyShardedDataParallel(net, compute_dtype=torch.bfloat16)
+    seen = []
+    net.body.register_forward_hook(lambda m, _, out: seen.append((m.weight.dtype, out.dtype)))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
+    x, y = own(batches(torch.float32)[0])
+    mse_loss(wrapped(x.bfloat16()), y.bfloat16()).backward()
+    dtypes = {p.grad.dtype for p in wrapped.parameters() if p.grad is not None}
+    optimizer.step()
+    return seen, dtypes, wrapped.full_state_dict()["enter.weight"]
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_computes_in_bfloat16_and_steps_in_float32(ranks_of, on):
+    net = Awkward(dtype=torch.float32)
+    x, y = batches(torch.float32)[0]
+    mse_loss(net(x), y).backward()
+    for seen, dtypes, weight in ranks_of(on, 2).run(in_bfloat16):
+        assert seen == [(torch.bfloat16, torch.bfloat16)]
+        assert dtypes == {torch.float32}
+        step = (net.enter.weight.detach() - weight) / 1e-4
+        # Were the weights bfloat16, a step of 1e-4 would be lost in rounding.
+        torch.testing.assert_close(step, net.enter.weight.grad, rtol=0.1, atol=0.02)
+
+
+# --- what is sent, what is held, and when -----------------------------------------------------
+
+WIDTH, DEPTH = 12, 4
+
+
+class Slow(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        started.append(clock())
+        compute(1.0)
+        return super().forward(x)
+
+
+started: list[float] = []
+
+
+def layers(kind: type[nn.Linear] = nn.Linear) -> nn.Sequential:
+    return nn.Sequential(*[kind(WIDTH, WIDTH, bias=False) for _ in range(DEPTH)])
+
+
+def one_step(dtype: torch.dtype | None) -> None:
+    wrapped = FullyShardedDataParallel(layers(), compute_dtype=dtype)
+    wrapped(torch.ones(2, WIDTH, dtype=dtype or torch.float32)).sum().backward()
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize(("dtype", "size"), [(None, 4), (torch.bfloat16, 2)])
+def test_bytes_sent_are_those_of_the_paper(ranks_of, k, dtype, size):
+    """3Ψ numbers: gathered for forward, for backward, and gradients; (K-1)/K in a ring."""
+    ranks = ranks_of("simulated", k)
+    ranks.run(one_step, dtype)
+    parameters = DEPTH * WIDTH * WIDTH
+    for rank in range(k):
+        kinds, trace = ("all_gather", "reduce_scatter"), ranks.trace
+        of_rank = [e for e in trace.operations if e.rank == rank and e.kind in kinds]
+        # Without what compares the ranks' models at the start.
+        floats = [e for e in of_rank if e.dtype in ("float32", "bfloat16")]
+        assert [e.kind for e in floats].count("all_gather") == 2 * DEPTH
+        assert [e.kind for e in floats].count("reduce_scatter") == DEPTH
+        sent = sum(trace._sent(e) for e in floats)
+        assert sent == 3 * size * parameters * (k - 1) / k
+
+
+def held(prefetch: bool) -> Any:
+    net = layers()
+    wrapped = FullyShardedDataParallel(net, prefetch=prefetch)
+    found: list[int] = []
+    for layer in net:
+        layer.register_forward_hook(lambda *_: found.append(wrapped.bytes_held), prepend=True)
+        layer.register_full_backward_pre_hook(lambda *_: found.append(wrapped.bytes_held))
+    for _ in range(2):
+        found.clear()
+        at_rest = wrapped.bytes_held
+        wrapped(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    gradients = sum(p.grad.numel() * 4 for p in wrapped.parameters() if p.grad is not None)
+    return at_rest, max(found), wrapped.bytes_held, gradients
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize(("prefetch", "layers_there"), [(False, 1), (True, 2)])
+def test_memory_is_that_of_the_formula(ranks_of, k, prefetch, layers_there):
+    """Ψ/K at rest, and one layer whole while it runs: two, with the next one being fetched."""
+    layer = 4 * WIDTH * WIDTH
+    formula = model_state_bytes(DEPTH * WIDTH * WIDTH, k, 3, weight=4, gradient=0, state=0)
+    for at_rest, most, afterwards, gradients in ranks_of("simulated", k).run(held, prefetch):
+        assert at_rest == afterwards == formula == gradients
+        assert most == formula + layers_there * layer
+
+
+def times(prefetch: bool) -> list[float]:
+    wrapped = FullyShardedDataParallel(layers(Slow), prefetch=prefetch)
+    for _ in range(2):
+        started.clear()
+        begin = clock()
+        wrapped(torch.ones(2, WIDTH))
+    return [begin, clock()]
+
+
+@pytest.mark.parametrize(("prefetch", "waits"), [(False, DEPTH), (True, 1)])
+def test_the_network_is_a_layer_ahead(prefetch, waits):
+    """A gather takes half as long as a layer: fetched ahead, only the first is waited for."""
+    gather = 0.5
+    with Ranks(2, on="simulated", network=Network(latency=gather, bandwidth=1e12)) as ranks:
+        for begin, end in ranks.run(times, prefetch):
+            assert end - begin == pytest.approx(DEPTH * 1.0 + waits * gather, rel=1e-6)
+        events = [e for e in ranks.trace.events if e.rank == 0 and e.dtype == "float32"]
+        gathers = [e for e in events if e.kind == "all_gather"][-DEPTH:]
+        busy = [e for e in ranks.trace.events if e.rank == 0 and e.kind == "compute"][-DEPTH:]
+        during = [any(c.start < g.end and g.start < c.end for c in busy) for g in gathers]
+        assert sum(during) == (DEPTH - 1 if prefetch else 0)
+
+
+# --- used as other modules are ----------------------------------------------------------------
+
+
+def evaluated() -> tuple[Tensor, list[Tensor], int]:
+    net = Nested()
+    wrapped = FullyShardedDataParallel(net, unit_types=(nn.Sequential,))
+    at_rest = wrapped.bytes_held
+    with torch.no_grad():
+        out = wrapped(batches()[0][0])
+    # Twice backward: the gradients add up.
+    for _ in range(2):
+        mse_loss(wrapped(own(batches()[0])[0]), own(batches()[0])[1]).backward()
+    grads = [p.grad for p in wrapped.parameters() if p.grad is not None]
+    return out, grads, wrapped.bytes_held - at_rest
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_evaluation_and_accumulation(ranks_of, k):
+    net = Nested()
+    x, y = batches()[0]
+    mse_loss(net(x), y).backward()
+    expected = sum(float(p.grad.square().sum()) for p in net.parameters())
+    results = ranks_of("simulated", k).run(evaluated)
+    for out, _, left in results:
+        torch.testing.assert_close(out, net(x).detach())
+        assert left == 0
+    found = sum(float(g.square().sum()) for _, grads, _ in results for g in grads)
+    assert found == pytest.approx(4 * expected, rel=1e-9)
+
+
+def wrong(what: str) -> None:
+    net: nn.Module = nn.LSTM(3, 3)
+    if what == "mixed":
+        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
+    if what == "different":
+        net = nn.Linear(3, 3 + dist.get_rank())
+    FullyShardedDataParallel(net, unit_types=(nn.Sequential,))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("recurrent", "TypeError: .*nn.LSTM"),
+        ("mixed", "ValueError: a unit holds one dtype"),
+        ("different", "different models"),
+    ],
+)
+def test_errors_say_what_is_wrong(ranks_of, what, said):
+    with pytest.raises(RankError, match=said):
+        ranks_of("simulated", 2).run(wrong, what)

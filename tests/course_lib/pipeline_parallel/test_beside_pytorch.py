@@ -1,0 +1,53 @@
+"""PyTorch's own pipeline, on the same ranks with the same model, gives the same gradients."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import pipelining
+from torch.nn import functional as F
+
+from course_lib.pipeline_parallel import Pipeline, split_layers
+from tests.helpers.pipelines import batch, model, schedule
+
+M = 4
+THEIRS = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+}
+
+
+def ours(name, k):
+    plan = schedule(name, k, M)
+    pipeline = Pipeline(split_layers(model(), plan.stages), F.mse_loss, plan)
+    pipeline.step(*batch(0))
+    return {name.split(".", 2)[2]: param.grad for name, param in pipeline.named_parameters()}
+
+
+def theirs(name, k):
+    rank = dist.get_rank()
+    parts = split_layers(model(), schedule(name, k, M).stages)
+    stages = [
+        pipelining.PipelineStage(parts[i], i, len(parts), torch.device("cpu"))
+        for i in range(rank, len(parts), k)
+    ]
+    several = name == "interleaved"
+    plan = THEIRS[name](stages if several else stages[0], n_microbatches=M, loss_fn=F.mse_loss)
+    x, y = batch(0)
+    options = {"target": y, "losses": []} if rank == k - 1 else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan.step(*((x,) if rank == 0 else ()), **options)
+    parameters = (pair for stage in stages for pair in stage.submod.named_parameters())
+    return {name: param.grad for name, param in parameters}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_gradients_are_those_of_torch_distributed_pipelining(ranks_of, name):
+    ranks = ranks_of("cpu", 2)
+    for mine, expected in zip(ranks.run(ours, name, 2), ranks.run(theirs, name, 2), strict=True):
+        assert mine.keys() == expected.keys()
+        for key, gradient in expected.items():
+            torch.testing.assert_close(mine[key], gradient, rtol=1e-10, atol=1e-12, msg=key)

@@ -1,0 +1,237 @@
+"""A pipeline trains as one process does, whatever the schedule; it sends what it must, no more."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_lib.pipeline_parallel import (
+    Pipeline,
+    ScheduleError,
+    gpipe,
+    one_forward_one_backward,
+    peak_activations,
+    split_layers,
+)
+from course_lib.ranks import RankError
+from tests.helpers.pipelines import (
+    BATCH,
+    MODELS,
+    SCHEDULES,
+    WIDTH,
+    batch,
+    model,
+    optimizer_of,
+    schedule,
+    train_alone,
+)
+
+WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
+STEPS = 3
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def pipeline_of(name, k, m, kind="plain", **options):
+    plan = schedule(name, k, m)
+    return Pipeline(split_layers(model(kind), plan.stages), F.mse_loss, plan, **options)
+
+
+def train(name, k, m, kind, rematerialize, accumulate):
+    """Return this rank's weights, the losses if it knows them, and the most that it held.
+
+    With `accumulate`, batches in two halves, whose gradients add up.
+    """
+    pipeline = pipeline_of(name, k, m, kind, rematerialize=rematerialize)
+    optimizer = optimizer_of(list(pipeline.parameters()))
+    losses = []
+    for step in range(STEPS):
+        x, y = batch(step, kind)
+        optimizer.zero_grad()
+        if accumulate:
+            halves = zip(x.chunk(2), y.chunk(2), strict=True)
+            parts = [pipeline.step(*half) for half in halves]
+            loss = None if parts[0] is None else (parts[0] + parts[1]) / 2
+            for param in {p for p in pipeline.parameters() if p.grad is not None}:
+                param.grad /= 2
+        else:
+            loss = pipeline.step(x, y)
+        optimizer.step()
+        losses.append(None if loss is None else loss.item())
+    return pipeline.state_dict(), losses, pipeline.peak_activations
+
+
+def check_like_one_process(results, kind, plan):
+    weights, losses = train_alone(kind, STEPS)
+    trained = {}
+    for state, _, _ in results:
+        trained |= {name.split(".", 2)[2]: tensor for name, tensor in state.items()}
+    assert trained.keys() == weights.keys()
+    for name, tensor in weights.items():
+        tolerance = {"rtol": 1e-4, "atol": 1e-5} if kind == "single" else TOLERANCE
+        torch.testing.assert_close(trained[name], tensor, **tolerance, msg=name)
+    told = [each for _, each, _ in results]
+    assert told[-1] == pytest.approx(losses, rel=1e-5)
+    assert all(each == [None] * STEPS for each in told[:-1])
+    assert [peak for _, _, peak in results] == peak_activations(plan)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_weights_are_those_of_one_process(ranks_of, on, k, name):
+    m = 4 if k == 4 else 6
+    results = ranks_of(on, k).run(train, name, k, m, "plain", False, False)
+    check_like_one_process(results, "plain", schedule(name, k, m))
+
+
+@pytest.mark.parametrize("kind", MODELS[1:])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_with_tied_and_frozen_parameters(ranks_of, name, kind):
+    for k in (2, 3):
+        results = ranks_of("simulated", k).run(train, name, k, 6, kind, False, False)
+        check_like_one_process(results, kind, schedule(name, k, 6))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_with_rematerialisation(ranks_of, name):
+    results = ranks_of("simulated", 3).run(train, name, 3, 6, "tied", True, False)
+    check_like_one_process(results, "tied", schedule(name, 3, 6))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
+def test_gradients_add_up_over_batches(ranks_of, name):
+    results = ranks_of("simulated", 3).run(train, name, 3, 3, "tied", False, True)
+    check_like_one_process(results, "tied", schedule(name, 3, 3))
+
+
+def test_tied_copies_stay_equal(ranks_of):
+    results = ranks_of("cpu", 3).run(train, "1f1b", 3, 4, "tied", False, False)
+    states = [{n.split(".", 2)[2]: t for n, t in state.items()} for state, _, _ in results]
+    copies = [states[rank][f"{layer}.up.weight"] for rank, layer in ((0, 1), (1, 3), (2, 7))]
+    assert torch.equal(copies[0], copies[1])
+    assert torch.equal(copies[0], copies[2])
+
+
+def dropout(rematerialize):
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(4, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, 2)).double()
+    plan = gpipe(1, 3)
+    pipeline = Pipeline(split_layers(layers, 1), F.mse_loss, plan, rematerialize=rematerialize)
+    pipeline.step(*batch(0))
+    return [param.grad for param in pipeline.parameters()]
+
+
+def test_what_is_dropped_is_the_same_when_forward_runs_again(ranks_of):
+    ranks = ranks_of("simulated", 1)
+    (once,), (twice,) = ranks.run(dropout, False), ranks.run(dropout, True)
+    for a, b in zip(once, twice, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def uneven(sizes):
+    plan = one_forward_one_backward(3, 4)
+    pipeline = Pipeline(split_layers(model(), sizes), F.mse_loss, plan)
+    pipeline.step(*batch(0))
+    return {n.split(".", 2)[2]: p.grad for n, p in pipeline.named_parameters()}
+
+
+def test_with_uneven_stages(ranks_of):
+    net = model()
+    x, y = batch(0)
+    F.mse_loss(net(x), y).backward()
+    gradients = {}
+    for part in ranks_of("simulated", 3).run(uneven, [1, 6, 2]):
+        gradients |= part
+    for name, param in net.named_parameters():
+        torch.testing.assert_close(gradients[name], param.grad, **TOLERANCE)
+
+
+def only_what_is_needed(k):
+    """Batches only where they are needed, stages of others on the device meta, in a group."""
+    import torch.distributed as dist
+
+    group = dist.new_group([1, 2, 3])
+    if dist.get_rank() == 0:
+        return {}
+    rank = dist.get_rank() - 1
+    stages = [
+        stage if i == rank else stage.to("meta") for i, stage in enumerate(split_layers(model(), k))
+    ]
+    pipeline = Pipeline(stages, F.mse_loss, one_forward_one_backward(k, 4), group=group)
+    x, y = batch(0)
+    pipeline.step(x if rank == 0 else None, y if rank == k - 1 else None)
+    return {n.split(".", 2)[2]: p.grad for n, p in pipeline.named_parameters()}
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_in_a_group_where_ranks_know_only_their_part(ranks_of, on):
+    net = model()
+    x, y = batch(0)
+    F.mse_loss(net(x), y).backward()
+    gradients = {}
+    for part in ranks_of(on, 4).run(only_what_is_needed, 3):
+        gradients |= part
+    for name, param in net.named_parameters():
+        torch.testing.assert_close(gradients[name], param.grad, **TOLERANCE)
+
+
+def twice(name, k, m):
+    pipeline = pipeline_of(name, k, m)
+    for step in range(2):
+        pipeline.step(*batch(step))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_two_activations_pass_each_boundary_for_each_micro_batch(ranks_of, name):
+    """Of n bytes each; and once for a boundary a header of ten integers."""
+    k, m, steps = 3, 6, 2
+    ranks = ranks_of("simulated", k)
+    ranks.run(twice, name, k, m)
+    boundaries = schedule(name, k, m).stages - 1
+    n = BATCH // m * WIDTH * 8
+    sent = sum(ranks.trace.bytes_sent(rank) for rank in range(k))
+    assert sent == steps * boundaries * m * 2 * n + boundaries * 80
+    assert {event.kind for event in ranks.trace.operations} <= {"send", "recv"}
+
+
+def wrong(case):
+    x, y = batch(0)
+    if case == "divide":
+        pipeline_of("gpipe", 2, 5).step(x, y)
+    if case == "shape":
+        pipeline = pipeline_of("gpipe", 2, 3)
+        pipeline.step(x, y)
+        pipeline.step(x[:6], y[:6])
+    if case == "missing":
+        pipeline_of("gpipe", 2, 3).step(None, None)
+    if case == "stages":
+        Pipeline(split_layers(model(), 3), F.mse_loss, gpipe(2, 3))
+    if case == "deadlock":
+        plan = gpipe(2, 2)
+        plan = plan._replace(steps=(plan.steps[0], plan.steps[1][::-1]))
+        Pipeline(split_layers(model(), 2), F.mse_loss, plan)
+    if case == "integers":
+        layers = nn.Sequential(nn.Flatten(), nn.Flatten())
+        Pipeline(split_layers(layers, 2), F.mse_loss, gpipe(2, 1)).step(x.long(), y)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("divide", "12 inputs do not divide into 5 micro-batches"),
+        ("shape", r"inputs are of shape \(12, 4\), and got \(6, 4\)"),
+        ("missing", "needs the inputs: got None"),
+        ("stages", "2 ranks and 2 stages, but there are 2 ranks and 3 stages"),
+        ("deadlock", "a deadlock"),
+        ("integers", "floating-point tensors"),
+    ],
+)
+def test_what_cannot_work_is_refused(ranks_of, case, message):
+    with pytest.raises(RankError, match=message):
+        ranks_of("simulated", 2).run(wrong, case)
+
+
+def test_stages_without_layers_are_refused():
+    for stages in (10, [9, 0], [4, 4]):
+        with pytest.raises(ValueError, match="9 layers cannot be cut into stages"):
+            split_layers(model(), stages)
+    assert issubclass(ScheduleError, ValueError)

@@ -1,0 +1,159 @@
+"""Schedules, on paper: complete, without deadlock, with the papers' bubbles and memory."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.figures import timelines
+from course_lib.pipeline_parallel import (
+    ScheduleError,
+    Step,
+    bubble_fraction,
+    check_schedule,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    peak_activations,
+    simulate,
+    zero_bubble,
+    zero_bubble_fraction,
+)
+from tests.helpers.pipelines import SCHEDULES, schedule
+
+RANKS = st.integers(1, 8)
+MICRO_BATCHES = st.integers(1, 24)
+SECONDS = st.floats(0.1, 10)
+
+
+def same(bubble: float, fraction: float) -> None:
+    assert bubble == pytest.approx(fraction, abs=1e-9)
+
+
+@given(RANKS, MICRO_BATCHES, SECONDS, SECONDS)
+def test_gpipe_and_1f1b_have_the_same_bubble_and_not_the_same_memory(p, m, forward, backward):
+    for make in (gpipe, one_forward_one_backward):
+        check_schedule(make(p, m))
+        same(simulate(make(p, m), forward, backward).bubble, bubble_fraction(p, m))
+    assert peak_activations(gpipe(p, m)) == [m] * p
+    assert peak_activations(one_forward_one_backward(p, m)) == [min(m, p - r) for r in range(p)]
+
+
+@given(RANKS, st.integers(1, 3), st.integers(1, 4), SECONDS, SECONDS)
+def test_interleaved_has_a_vth_of_the_bubble(p, turns, v, forward, backward):
+    """B is about 2 F in practice; the formula holds for all."""
+    plan = interleaved(p, turns * p, v)
+    check_schedule(plan)
+    if 1 <= backward / forward <= 3:
+        same(simulate(plan, forward, backward).bubble, bubble_fraction(p, turns * p, v))
+    assert peak_activations(plan) == [
+        min(2 * (p - r - 1) + (v - 1) * p + 1, turns * p * v) for r in range(p)
+    ]
+
+
+@given(RANKS, MICRO_BATCHES)
+def test_zero_bubble_h1_has_a_third_of_it_in_the_same_memory(p, m):
+    plan = zero_bubble(p, m)
+    check_schedule(plan, max_activations=p)
+    if m >= p:
+        same(simulate(plan).bubble, zero_bubble_fraction(p, m, 1.0, 2.0, 1.0))
+        assert simulate(plan).makespan == pytest.approx(3 * m + p - 1)  # and not 3 (m + p - 1)
+
+
+@given(RANKS, st.integers(0, 10))
+def test_zero_bubble_h2_never_waits_in_twice_the_memory(p, more):
+    m = 2 * p - 1 + more
+    plan = zero_bubble(p, m, 2)
+    check_schedule(plan, max_activations=2 * p - 1)
+    same(simulate(plan).steady_bubble, 0.0)
+
+
+def test_with_halves_of_other_lengths():
+    plan = zero_bubble(4, 8)
+    same(simulate(plan, 1, 2.5, weight=0.9).bubble, zero_bubble_fraction(4, 8, 1, 2.5, 0.9))
+
+
+def test_messages_take_time():
+    """On the way to the last rank and back, where nothing overlaps: 2 (p-1) of them."""
+    run = simulate(one_forward_one_backward(4, 1), 1.0, 2.0, message=0.5)
+    assert run.makespan == pytest.approx(4 * 3 + 6 * 0.5)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(RANKS, MICRO_BATCHES)
+def test_no_step_begins_before_what_it_needs_is_over(name, p, m):
+    m = m * p if name == "interleaved" else m
+    plan = schedule(name, p, m)
+    check_schedule(plan)
+    run = simulate(plan)
+    actions = {"forward": "F", "backward": "BI", "weights' gradients": "W"}
+    times, rows = {}, [[span for span in run.spans if span[0] == rank] for rank in range(p)]
+    for rank, row in enumerate(rows):
+        for step, (_, lane, start, stop, label) in zip(plan.steps[rank], row, strict=True):
+            assert step.action in actions[lane]
+            assert label == step.label
+            times[plan.work(rank, step)] = start, stop
+        assert all(a[3] <= b[2] for a, b in pairwise(row))
+    for work, (start, _) in times.items():
+        assert all(times[needed][1] <= start for needed in plan.needs(work))
+
+
+def test_the_course_s_timeline_draws_it():
+    plans = [schedule(name, 2, 4) for name in SCHEDULES]
+    figure = timelines({f"{i}": simulate(plan).spans for i, plan in enumerate(plans)})
+    for axes, plan in zip(figure.axes, plans, strict=True):
+        drawn = sum(len(each.get_paths()) for each in axes.collections)
+        assert drawn == sum(map(len, plan.steps))
+
+
+def test_what_interleaving_cannot_divide_is_refused():
+    with pytest.raises(ValueError, match="7 do not divide by 3; take 9"):
+        interleaved(3, 7)
+
+
+@pytest.mark.parametrize("make", [gpipe, one_forward_one_backward, interleaved, zero_bubble])
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_nothing_is_no_schedule(make, numbers):
+    with pytest.raises(ValueError, match="at least 1"):
+        make(*numbers)
+
+
+def changed(rank, steps):
+    plan = one_forward_one_backward(2, 2)
+    return plan._replace(steps=(*plan.steps[:rank], tuple(steps), *plan.steps[rank + 1 :]))
+
+
+F0, F1, B0, B1 = Step("F", 0), Step("F", 1), Step("B", 0), Step("B", 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (changed(0, [F0, F1, B0]), "rank 0 does not: B1 of chunk 0"),
+        (changed(1, [F0, B0, F1, B1, B1]), "rank 1 does twice: B1"),
+        (changed(1, [F0, B0, F1, B1, Step("F", 2)]), "rank 1 has no such: F2"),
+        (changed(1, [F0, B0, F1, Step("W", 1), B1]), "rank 0 does not: I0 of chunk 0"),
+        (
+            # One forward at a time in front, all forwards first behind: they wait for each other.
+            changed(0, [F0, B0, F1, B1])._replace(
+                steps=((F0, B0, F1, B1), (F0, F1, B0, B1)), name="mine"
+            ),
+            r"mine: a deadlock. Rank 0 cannot begin B0 before B0 of rank 1 is over. "
+            r"Rank 1 cannot begin F1 before F1 of rank 0 is over",
+        ),
+        (
+            changed(1, [B0, F0, F1, B1]),
+            r"Rank 1 cannot begin B0 before F0 of rank 1 is over, but comes to it later",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_work_is_explained(plan, message):
+    with pytest.raises(ScheduleError, match=message):
+        check_schedule(plan)
+
+
+def test_a_schedule_that_holds_too_much_is_explained():
+    check_schedule(one_forward_one_backward(4, 8), max_activations=4)
+    with pytest.raises(ScheduleError, match="rank 0 holds the activations of 8 micro-batches"):
+        check_schedule(gpipe(4, 8), max_activations=4)

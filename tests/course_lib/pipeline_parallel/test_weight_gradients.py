@@ -1,0 +1,72 @@
+"""Backward in two halves gives the gradients of backward in one."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
+from tests.helpers.pipelines import Block
+
+
+def compare(net: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """Return what the first half gave; raise AssertionError if both together are not right."""
+    x.requires_grad_()
+    net(x).square().sum().backward()
+    expected = [x.grad, *(param.grad for param in net.parameters())]
+    x.grad = None
+    net.zero_grad()
+    later = LaterWeightGradients()
+    with later:
+        y = net(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(x.grad, expected[0])
+    first = {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
+    later.compute()
+    for param, gradient in zip(net.parameters(), expected[1:], strict=True):
+        assert (param.grad is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(param.grad, gradient)
+    return first
+
+
+def test_weights_of_linear_layers_come_later_and_others_at_once():
+    torch.manual_seed(0)
+    first = compare(Block(), torch.randn(2, 3, 5))
+    assert first["up.weight"] is None
+    assert first["up.bias"] is None
+    assert first["down.weight"] is None
+    assert first["norm.weight"] is not None
+
+
+def test_tied_frozen_and_computed_weights():
+    torch.manual_seed(0)
+    a, b, c, d = (nn.Linear(5, 5) for _ in range(4))
+    b.weight = a.weight
+    c.weight.requires_grad_(False)
+    d.bias.requires_grad_(False)
+    normed = parametrizations.weight_norm(nn.Linear(5, 5))
+    first = compare(nn.Sequential(a, b, nn.Tanh(), c, d, normed), torch.randn(4, 5))
+    assert first["0.weight"] is None
+    assert first["5.parametrizations.weight.original0"] is not None  # behind it is more to do
+
+
+def test_a_vector_as_input():
+    compare(nn.Linear(5, 3), torch.randn(5))
+
+
+def test_attention():
+    torch.manual_seed(0)
+    compare(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), torch.randn(3, 2, 8))
+
+
+def test_hooks_that_wait_for_a_gradient_are_called_then():
+    layer, called = nn.Linear(3, 3), []
+    layer.weight.register_post_accumulate_grad_hook(lambda param: called.append(param.grad.sum()))
+    later = LaterWeightGradients()
+    with later:
+        y = F.relu(layer(torch.ones(2, 3)))
+    y.sum().backward()
+    assert not called
+    later.compute()
+    assert len(called) == 1

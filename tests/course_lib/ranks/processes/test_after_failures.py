@@ -1,0 +1,158 @@
+"""What is left after a call that failed: the ranks, their variables, what they had done."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import DeadlockError, RankError, Ranks, RanksError, RankTimeout
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, on="cpu", timeout=30) as ranks:
+        yield ranks
+
+
+def keep() -> None:
+    import builtins
+
+    builtins.kept = torch.full((2,), float(dist.get_rank())), dist.new_group([0, 2])  # type: ignore[attr-defined]
+
+
+def use() -> list[float]:
+    import builtins
+
+    tensor, group = builtins.kept  # type: ignore[attr-defined]
+    total = tensor.clone()
+    if dist.get_rank() != 1:
+        dist.all_reduce(total, group=group)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def raise_on_one() -> None:
+    if dist.get_rank() == 1:
+        raise LookupError("gone")
+
+
+def others_wait() -> None:
+    dist.all_reduce(torch.ones(1))
+    raise_on_one()
+    dist.all_reduce(torch.ones(3))
+
+
+def others_receive() -> None:
+    raise_on_one()
+    dist.recv(torch.ones(3), 1)
+
+
+def others_sleep() -> None:
+    raise_on_one()
+    time.sleep(100)
+
+
+def others_loop() -> None:
+    raise_on_one()
+    while True:
+        pass
+
+
+def others_train() -> None:
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    loss = ddp(torch.ones(1, 2)).sum()
+    raise_on_one()
+    loss.backward()
+
+
+def crossed() -> None:
+    dist.all_reduce(torch.ones(1))
+    dist.recv(torch.ones(1), (dist.get_rank() + 1) % 3)
+
+
+def left_behind() -> None:
+    dist.isend(torch.ones(1), (dist.get_rank() + 1) % 3)
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (raise_on_one, RankError),
+        (others_wait, RankError),
+        (others_receive, RankError),
+        (others_sleep, RankError),
+        (others_loop, RankError),
+        (others_train, RankError),
+        (crossed, DeadlockError),
+        (left_behind, DeadlockError),
+    ],
+)
+def test_the_ranks_and_their_variables_stay(
+    ranks: Ranks, program: Callable[[], None], error: type[RanksError]
+) -> None:
+    ranks.run(keep)
+    before = ranks.processes()
+    with pytest.raises(error):
+        ranks.run(program)
+    for _ in range(2):
+        assert ranks.run(use) == [[5.0, 5.0]] * 3
+    assert ranks.processes() == before
+
+
+def test_a_loop_without_end_is_ended_and_the_ranks_stay(ranks: Ranks) -> None:
+    ranks.run(keep)
+    before = ranks.processes()
+    ranks.timeout = 0.5
+    with pytest.raises(RankTimeout):
+        ranks.run(lambda: time.sleep(60))
+    ranks.timeout = 30
+    assert ranks.run(use) == [[5.0, 5.0]] * 3
+    assert ranks.processes() == before
+
+
+def test_ranks_that_cannot_be_ended_are_replaced(ranks: Ranks) -> None:
+    def stubborn() -> None:
+        raise_on_one()
+        while True:
+            try:  # noqa: SIM105
+                time.sleep(10)
+            except BaseException:
+                pass
+
+    before = ranks.processes()
+    with pytest.raises(RankError):
+        ranks.run(stubborn)
+    assert ranks.run(dist.get_rank) == [0, 1, 2]
+    assert not set(ranks.processes()) & set(before)
+
+
+def test_many_failures_in_a_row(ranks: Ranks) -> None:
+    ranks.run(keep)
+    for number in range(8):
+        with pytest.raises(RanksError):
+            ranks.run([others_wait, crossed, left_behind][number % 3])
+        assert ranks.run(use) == [[5.0, 5.0]] * 3
+
+
+def test_the_trace_has_what_ranks_that_hang_had_finished(ranks: Ranks) -> None:
+    with pytest.raises(DeadlockError):
+        ranks.run(crossed)
+    assert [ranks.trace.calls(rank)["all_reduce"] for rank in range(3)] == [1, 1, 1]
+
+
+def test_what_a_rank_has_started_ends_with_it() -> None:
+    from tests.helpers.kernels import wait_until_gone
+
+    def start() -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "300"]).pid
+
+    with Ranks(2, on="cpu") as short:
+        started = short.run(start)
+        short.run(lambda: None)
+    assert wait_until_gone(started) == []

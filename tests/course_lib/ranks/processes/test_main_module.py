@@ -1,0 +1,92 @@
+"""What a notebook defines and edits, as its ranks see it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib.ranks import Ranks, per_rank
+
+pytestmark = pytest.mark.timeout(60)
+
+CELL = """
+import io, multiprocessing
+import torch
+import torch.distributed as dist
+
+class Config:
+    def __init__(self, rate):
+        self.rate = rate
+
+def double(x):
+    return 2 * x
+
+def gather():
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, Config(dist.get_rank()))
+    assert all(type(each) is Config for each in everyone)
+    return [each.rate for each in everyone]
+
+def save():
+    file = io.BytesIO()
+    torch.save(Config(3), file)
+    file.seek(0)
+    return type(torch.load(file, weights_only=False)) is Config
+
+def pool():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(double, [1, 2])
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2, on="cpu", timeout=30) as ranks:
+        yield ranks
+
+
+def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks: Ranks) -> None:
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(CELL, cell)
+    for _ in range(2):
+        assert ranks.run(cell["gather"]) == [[0, 1]] * 2
+        assert ranks.run(cell["save"]) == [True, True]
+        assert ranks.run(cell["pool"]) == [[2, 4], [2, 4]]
+
+
+def test_an_edited_module_is_imported_anew(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_helper.py"
+
+    def answer() -> int:
+        import edited_helper  # type: ignore[import-not-found]
+
+        return int(edited_helper.ANSWER)
+
+    file.write_text("ANSWER = 1\n")
+    assert ranks.run(answer) == ranks.run(answer) == [1, 1]
+    assert "anew" not in capsys.readouterr().out
+    file.write_text("ANSWER = 42  # longer\n")
+    os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
+    assert ranks.run(answer) == [42, 42]
+    assert "imported anew: edited_helper" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_per_rank_at_any_depth(on: Any) -> None:
+    def same(value: Any, *, named: Any) -> Any:
+        return value, named
+
+    with Ranks(2, on=on) as ranks:
+        shards = per_rank(["a", "b"])
+        deep = {"data": [shards, {"again": shards}], "lr": 0.1}
+        assert ranks.run(same, deep, named=[per_rank([1, 2])]) == [
+            ({"data": [x, {"again": x}], "lr": 0.1}, [i]) for x, i in (("a", 1), ("b", 2))
+        ]
+        with pytest.raises(ValueError, match="per_rank with 3 values, but there are 2 ranks"):
+            ranks.run(same, {"data": per_rank([1, 2, 3])}, named=0)

@@ -1,0 +1,280 @@
+"""ShardedOptimizer: the steps of one process, with one K-th of its state."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from course_lib.collectives import ring_all_reduce
+from course_lib.ddp import DistributedDataParallel
+from course_lib.gradient_sync import sync_flat
+from course_lib.ranks import RankError
+from course_lib.sharded_optimizer import ShardedOptimizer
+from tests.helpers.ddp_scenarios import WORLDS
+from tests.helpers.zero_scenarios import (
+    OPTIMIZERS,
+    STEPS,
+    Awkward,
+    assert_equal,
+    batches,
+    groups_of,
+    one_process,
+    own,
+    run_steps,
+    weights,
+)
+
+WHO = ["averaged", "local", "sharded"]
+
+
+def train(name: str, who: Any, groups: bool = False, cap: float = 3e-4) -> tuple[Any, int]:
+    net = Awkward()
+    cls, options = OPTIMIZERS[name]
+    optimizer = ShardedOptimizer(
+        groups_of(net, groups), cls, gradients=who, bucket_cap_mb=cap, **options
+    )
+    run_steps(net, optimizer, batches(), who == "averaged")
+    return weights(net), optimizer.local_state_elements()
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_weights_equal_those_of_one_process(ranks_of, on, k, who):
+    for name in OPTIMIZERS:
+        results = ranks_of(on, k).run(train, name, who)
+        expected = weights(one_process(name)[0])
+        for replica, _ in results:
+            assert_equal(replica, expected)
+            assert all(map(torch.equal, replica, results[0][0]))
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_groups_have_their_own_options(ranks_of, who):
+    for name in OPTIMIZERS:
+        for replica, _ in ranks_of("simulated", 3).run(train, name, who, True):
+            assert_equal(replica, weights(one_process(name, groups=True)[0]))
+
+
+def beside_pytorch(name: str) -> tuple[list[Tensor], list[Tensor]]:
+    # Here: its package warns of a deprecation, which our tests take for an error.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    cls, options = OPTIMIZERS[name]
+    found = []
+    for make in (ShardedOptimizer, ZeroRedundancyOptimizer):
+        net = Awkward()
+        optimizer: Any = make(net.parameters(), cls, **options)
+        run_steps(net, optimizer, batches(), average=True)
+        found.append(weights(net))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_weights_equal_those_of_pytorchs_zero(ranks_of, k):
+    for name in OPTIMIZERS:
+        for ours, theirs in ranks_of("cpu", k).run(beside_pytorch, name):
+            assert_equal(ours, theirs)
+
+
+def under_ddp() -> list[Tensor]:
+    net = Awkward(seed=dist.get_rank())
+    model = DistributedDataParallel(net)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    run_steps(model, optimizer, batches(), average=False)
+    return weights(net)
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
+def test_after_ddp(ranks_of, on, k):
+    torch.manual_seed(0)
+    for replica in ranks_of(on, k).run(under_ddp):
+        assert_equal(replica, weights(one_process("adam")[0]))
+
+
+def sizes_of_state(sizes: list[int]) -> tuple[int, int]:
+    params = [nn.Parameter(torch.ones(size)) for size in sizes]
+    optimizer = ShardedOptimizer(params, torch.optim.Adam)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    return optimizer.local_state_elements(), 2 * sum(sizes)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("sizes", [[1000, 3, 1, 17], [7, 5000, 7], [401] * 9])
+def test_state_is_balanced_to_one_percent(ranks_of, k, sizes):
+    found = ranks_of("simulated", k).run(sizes_of_state, sizes)
+    assert sum(elements for elements, _ in found) == found[0][1]
+    for elements, whole in found:
+        assert elements == pytest.approx(whole / k, rel=0.01)
+
+
+def fewer_elements_than_ranks() -> Tensor:
+    param = nn.Parameter(torch.ones(2))
+    optimizer = ShardedOptimizer([param, nn.Parameter(torch.ones(0))], torch.optim.Adam, lr=0.5)
+    param.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    return param.detach()
+
+
+def test_fewer_elements_than_ranks(ranks_of):
+    for param in ranks_of("simulated", 4).run(fewer_elements_than_ranks):
+        torch.testing.assert_close(param, torch.zeros(2), atol=1e-6, rtol=0)
+
+
+# --- what is sent -----------------------------------------------------------------------------
+
+
+def one_step(who: Any, numbers: int, cap: float) -> None:
+    params = [nn.Parameter(torch.ones(numbers // 8)) for _ in range(8)]
+    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=who, bucket_cap_mb=cap)
+    torch.stack([param.sum() for param in params]).sum().backward()
+    if who == "averaged":
+        sync_flat(params, all_reduce=ring_all_reduce)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize(("who", "volume"), [("averaged", 3), ("local", 2), ("sharded", 2)])
+def test_bytes_sent_are_those_of_the_paper(ranks_of, k, who, volume):
+    """2Ψ numbers for ZeRO-1 and 2, as for an all-reduce; times (K-1)/K in a ring."""
+    ranks, numbers = ranks_of("simulated", k), 9600
+    ranks.run(one_step, who, numbers, 4 * 1200 / (1 << 20))
+    for rank in range(k):
+        assert ranks.trace.bytes_sent(rank) == volume * 4 * numbers * (k - 1) / k
+
+
+def what_is_left_of_gradients() -> tuple[bool, int]:
+    net = Awkward()
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="sharded")
+    mse_loss(net(torch.ones(2, 6).double()), torch.ones(2, 3).double()).backward()
+    held = sum(p.grad.numel() for p in optimizer._pieces if p.grad is not None)
+    return all(p.grad is None for p in net.parameters()), held
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_zero_2_holds_its_share_of_the_gradients(ranks_of, k):
+    found = ranks_of("simulated", k).run(what_is_left_of_gradients)
+    trained = sum(p.numel() for p in Awkward().parameters() if p.requires_grad)
+    assert all(freed for freed, _ in found)
+    assert sum(held for _, held in found) == trained
+    assert max(held for _, held in found) <= -(-trained // k)
+
+
+# --- used as any optimizer --------------------------------------------------------------------
+
+
+def scheduled() -> list[Tensor]:
+    net = Awkward()
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.2)
+    return with_scheduler(net, optimizer)
+
+
+def with_scheduler(net: nn.Module, optimizer: Any, whole: bool = False) -> list[Tensor]:
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    for batch in batches():
+        optimizer.zero_grad()
+        x, y = batch if whole else own(batch)
+        mse_loss(net(x), y).backward()
+        if not whole:
+            sync_flat(net.parameters())
+        optimizer.step()
+        schedule.step()
+    return weights(net)
+
+
+def test_schedulers(ranks_of):
+    net = Awkward()
+    expected = with_scheduler(net, torch.optim.SGD(net.parameters(), lr=0.2), whole=True)
+    for replica in ranks_of("simulated", 2).run(scheduled):
+        assert_equal(replica, expected)
+
+
+def accumulate(who: Any) -> list[Tensor]:
+    """Each batch in two halves, whose gradients add up."""
+    net = Awkward()
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients=who, lr=0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        x, y = own(batch)
+        for half in (slice(0, len(x) // 2), slice(len(x) // 2, None)):
+            (mse_loss(net(x[half]), y[half]) / 2).backward()
+        optimizer.step()
+    return weights(net)
+
+
+@pytest.mark.parametrize("who", ["local", "sharded"])
+def test_gradients_add_up_until_the_step(ranks_of, who):
+    net = Awkward()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches():
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+    for replica in ranks_of("simulated", 2).run(accumulate, who):
+        assert_equal(replica, weights(net))
+
+
+def unused(who: Any) -> tuple[list[Tensor], float]:
+    """Rank 1's loss uses the second parameter only, rank 2's none."""
+    params = [nn.Parameter(torch.ones(5)) for _ in range(2)]
+    optimizer = ShardedOptimizer(params, torch.optim.SGD, gradients=who, lr=1.0, bucket_cap_mb=1e-9)
+    loss = sum(p.sum() for p in params[dist.get_rank() :])
+    if isinstance(loss, Tensor):
+        loss.backward()
+    return [param.detach() for param in params], float(optimizer.step(lambda: 7.0))
+
+
+@pytest.mark.parametrize("who", ["local", "sharded"])
+def test_what_a_rank_did_not_use_counts_as_zero(ranks_of, who):
+    for (first, second), returned in ranks_of("simulated", 3).run(unused, who):
+        torch.testing.assert_close(first, torch.full((5,), 1 - 1 / 3))
+        torch.testing.assert_close(second, torch.full((5,), 1 - 2 / 3))
+        assert returned == 7
+
+
+def wrong(what: str) -> None:
+    net = Awkward()
+    if what == "whole tensors":
+        ShardedOptimizer(net.parameters(), torch.optim.LBFGS)
+    if what == "who":
+        ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="mean")  # type: ignore[arg-type]
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD)
+    if what == "group":
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    if what == "thawed":
+        net.frozen.weight.requires_grad_(True)
+        optimizer.step()
+    if what == "sparse":
+        embedding = nn.Embedding(3, 2, sparse=True)
+        of_sparse = ShardedOptimizer(embedding.parameters(), torch.optim.SGD)
+        embedding(torch.tensor([1])).sum().backward()
+        of_sparse.step()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("whole tensors", "LBFGS needs whole tensors"),
+        ("who", '"averaged", "local" or "sharded"'),
+        ("group", "give all groups"),
+        ("thawed", "parameter . was frozen"),
+        ("sparse", "sparse=False"),
+    ],
+)
+def test_errors_say_what_to_do(ranks_of, what, said):
+    with pytest.raises(RankError, match=said):
+        ranks_of("simulated", 2).run(wrong, what)
+
+
+def test_there_is_something_to_train_for():
+    """The scenario moves: else equal weights would say nothing."""
+    before, after = weights(Awkward()), weights(one_process("adam")[0])
+    assert STEPS > 1
+    moved = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert sum(moved) == sum(p.requires_grad for p in Awkward().parameters())

@@ -1,0 +1,226 @@
+"""The parameter server: what it did is what its history says, and that is what time makes of it."""
+
+import heapq
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.optim import SGD
+
+from course_lib.asynchronous import ParameterServer, Update, serve
+from course_lib.local_sgd import flatten, unflatten
+from course_lib.ranks import Network, RankError, Ranks
+from tests.helpers.ddp_scenarios import mlp
+
+LR = 0.05
+FREE = Network(latency=0.0, bandwidth=float("inf"))
+
+
+def batch(worker: int, number: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1000 * worker + number)
+    return tuple(torch.randn(4, n, generator=g, dtype=torch.float64) for n in (6, 3))  # type: ignore[return-value]
+
+
+def gradient(net: torch.nn.Module, worker: int, number: int) -> None:
+    x, y = batch(worker, number)
+    mse_loss(net(x), y).backward()
+
+
+def work(seconds: list[float], leave_after: int | None = None) -> int:
+    net, rank, number = mlp(seed=dist.get_rank()), dist.get_rank(), 0
+    with ParameterServer(net.parameters()) as server:
+        while server.pull():
+            if rank == 1 and number == leave_after:
+                break
+            gradient(net, rank, number)
+            time.sleep(seconds[rank - 1])
+            server.push()
+            number += 1
+    assert not server.pull()
+    return number
+
+
+def train(
+    seconds: list[float], updates: int, leave_after: int | None = None, **options: Any
+) -> tuple[list[Update], Tensor] | int:
+    if dist.get_rank():
+        return work(seconds, leave_after)
+    net = mlp()
+    history = serve(SGD(net.parameters(), LR), updates, **options)
+    return history, flatten(list(net.parameters()))
+
+
+def run(ranks: Ranks, *args: Any, **options: Any) -> tuple[list[Update], Tensor]:
+    result: tuple[list[Update], Tensor] = ranks.run(train, *args, **options)[0]
+    return result
+
+
+def replayed(history: list[Update], wait_for: int | None = None, aware: bool = False) -> Tensor:
+    """Return the weights that a history leads to, by its formula, in one process."""
+    net = mlp()
+    params = list(net.parameters())
+    weights, numbers, collected = [flatten(params)], Counter[int](), {}
+    for worker, staleness, applied, _ in history:
+        unflatten(weights[len(weights) - 1 - staleness], params)
+        net.zero_grad()
+        gradient(net, worker, numbers[worker])
+        numbers[worker] += 1
+        if not applied:
+            continue
+        found = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
+        collected[worker] = found / (1 + staleness) if aware else found
+        if len(collected) == (wait_for or 1):
+            mean = torch.stack([collected[each] for each in sorted(collected)]).mean(0)
+            weights.append(weights[-1] - LR * mean)
+            collected = {}
+    return weights[-1]
+
+
+def by_the_clock(seconds: list[float], updates: int) -> list[tuple[int, int]]:
+    """Return (worker, staleness) of each update when nobody waits, and messages take no time."""
+    due = [(each, worker) for worker, each in enumerate(seconds, 1)]
+    heapq.heapify(due)
+    pulled, events = dict.fromkeys(range(1, len(seconds) + 1), 0), []
+    for version in range(updates):
+        now, worker = heapq.heappop(due)
+        events.append((worker, version - pulled[worker]))
+        pulled[worker] = version + 1
+        heapq.heappush(due, (now + seconds[worker - 1], worker))
+    return events
+
+
+SPEEDS = {2: [0.01], 3: [0.01, 0.027], 4: [0.01, 0.0131, 0.0517]}
+
+
+@pytest.mark.parametrize("k", SPEEDS)
+def test_events_come_in_the_order_of_time_and_replay_bit_for_bit(k):
+    ranks = Ranks(k, on="simulated", network=FREE)
+    history, weights = run(ranks, SPEEDS[k], 40)
+    assert [(each.worker, each.staleness) for each in history] == by_the_clock(SPEEDS[k], 40)
+    again, same = run(Ranks(k, on="simulated", network=FREE), SPEEDS[k], 40)
+    assert (again, same.tolist()) == (history, weights.tolist())
+    torch.testing.assert_close(weights, replayed(history), rtol=1e-12, atol=1e-13)
+
+
+def test_nobody_waits_for_a_straggler():
+    seconds = [0.01, 0.013, 0.017, 0.2]
+    history, _ = run(Ranks(5, on="simulated", network=FREE), seconds, 600)
+    rate = len(history) / history[-1].seconds
+    # At each end a gradient of every worker may be cut off.
+    assert rate == pytest.approx(sum(1 / t for t in seconds), rel=4 / 600)
+
+
+MODES: list[dict[str, Any]] = [
+    *({}, {"bound": 0}, {"bound": 2}, {"staleness_aware": True}),
+    *({"wait_for": 1}, {"wait_for": -1}, {"wait_for": -2}),
+]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2), ("cpu", 4)])
+def test_the_weights_are_those_of_the_history(ranks_of, on, k, options):
+    options = dict(options)
+    if (n := options.get("wait_for", 1)) < 0:  # of all workers, of all but one
+        options["wait_for"] = max(1, k + n)
+    history, weights = run(ranks_of(on, k), [t / 5 for t in SPEEDS[k]], 20, **options)
+    aware = options.get("staleness_aware", False)
+    expected = replayed(history, options.get("wait_for"), aware)
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-13)
+    assert sum(each.applied for each in history) == 20 * options.get("wait_for", 1)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_nobody_gets_further_ahead_than_the_bound(bound):
+    seconds = [0.01, 0.011, 0.3]
+    history, _ = run(Ranks(4, on="simulated", network=FREE), seconds, 60, bound=bound)
+    done, lead = Counter({1: 0, 2: 0, 3: 0}), 0
+    for update in history:
+        done[update.worker] += 1
+        lead = max(lead, max(done.values()) - min(done.values()))
+    assert lead == bound + 1, "a worker may finish one gradient when it is `bound` ahead"
+    assert max(each.staleness for each in history) <= 2 * (2 * bound + 1)
+    free, _ = run(Ranks(4, on="simulated", network=FREE), seconds, 60)
+    assert max(each.staleness for each in free) > max(each.staleness for each in history)
+
+
+def test_backup_workers_let_the_slowest_come_too_late():
+    seconds = [0.01, 0.011, 0.012, 0.035]
+    ranks = Ranks(5, on="simulated", network=FREE)
+    history, _ = run(ranks, seconds, 30, wait_for=3)
+    late = [each for each in history if not each.applied]
+    assert {each.worker for each in late} == {4}
+    assert all(each.staleness > 0 for each in late)
+    assert all(each.staleness == 0 for each in history if each.applied)
+    assert history[-1].seconds == pytest.approx(30 * 0.012)  # the third fastest's pace
+    everyone, _ = run(ranks, seconds, 30, wait_for=4)
+    assert everyone[-1].seconds == pytest.approx(30 * 0.035)  # the slowest's
+    assert all(each.applied for each in everyone)
+
+
+def test_all_workers_and_no_backup_is_synchronous_sgd():
+    _, weights = run(Ranks(4, on="simulated"), SPEEDS[4], 10, wait_for=3)
+    net = mlp()
+    optimizer = SGD(net.parameters(), LR)
+    for number in range(10):
+        optimizer.zero_grad()
+        x, y = (
+            torch.cat(each) for each in zip(*(batch(w, number) for w in (1, 2, 3)), strict=True)
+        )
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights, flatten(list(net.parameters())), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+@pytest.mark.parametrize("options", [{}, {"bound": 1}, {"wait_for": 2}], ids=str)
+def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
+    history, _ = run(ranks_of(on, 4), [0.002] * 3, 20, leave_after=3, **options)
+    assert sum(each.applied for each in history) == 20 * options.get("wait_for", 1)
+    assert sum(each.worker == 1 for each in history) == 3
+
+
+@pytest.mark.parametrize(
+    ("k", "options", "why"),
+    [
+        (4, {"wait_for": 3, "leave_after": 2}, "worker 1 left: .* 3 workers, and only 2"),
+        (2, {"leave_after": 2}, "all workers left after 2 of 20 updates"),
+        (1, {}, "20 updates from 0 workers"),
+        (2, {"bound": -1}, "bound=-1 is 0 or more"),
+        (3, {"bound": 1, "wait_for": 2}, "not for synchronous steps"),
+        (3, {"wait_for": 3}, "wait_for=3 of 2 workers"),
+    ],
+)
+def test_what_cannot_go_on_is_named(ranks_of, k, options, why):
+    with pytest.raises(RankError, match=f"(?s){why}"):
+        ranks_of("simulated", k).run(train, [0.01] * (k - 1), 20, **options)
+
+
+def wrong_worker(server: int) -> None:
+    client = ParameterServer(mlp().parameters(), server)
+    client.push()
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [(0, "rank 0 is the server"), (2, "server is rank 2, of 2"), (1, "push.. without pull")],
+)
+def test_wrong_use_by_a_worker_is_named(ranks_of, server, why):
+    with pytest.raises(RankError, match=f"(?s){why}"):
+        ranks_of("simulated", 2).run(wrong_worker, server)
+
+
+def test_after_update_sees_every_step(ranks_of):
+    def count() -> list[int]:
+        seen: list[int] = []
+        if dist.get_rank():
+            work([0.01, 0.01])
+        else:
+            serve(SGD(mlp().parameters(), LR), 5, after_update=seen.append)
+        return seen
+
+    assert ranks_of("simulated", 3).run(count)[0] == [1, 2, 3, 4, 5]

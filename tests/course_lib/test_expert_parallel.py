@@ -1,0 +1,136 @@
+"""Experts on several ranks do what they do in one process, forward and backward."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.expert_parallel import ExpertParallel, mixture_of_experts, route
+from course_lib.ranks import RankError
+
+WIDTH, EXPERTS = 3, 5  # no K but 1 divides the experts
+WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
+CASES = [(1, None), (2, None), (2, 1.0), (1, 0.5)]
+
+
+def parts() -> tuple[nn.Module, list[nn.Module]]:
+    torch.manual_seed(0)
+    experts: list[nn.Module] = [
+        nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, WIDTH)).double()
+        for _ in range(EXPERTS)
+    ]
+    return nn.Linear(WIDTH, EXPERTS).double(), experts
+
+
+def tokens_of(rank: int) -> torch.Tensor:
+    """Other tokens, and another number of them, on every rank; none on the last of four."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn((9, 14, 4, 0)[rank], WIDTH, generator=generator).double()
+
+
+def on_a_rank(top_k: int, capacity_factor: float | None) -> tuple:
+    layer = ExpertParallel(*parts(), top_k=top_k, capacity_factor=capacity_factor)
+    x = tokens_of(dist.get_rank()).requires_grad_()
+    y = layer(x)
+    y.square().sum().backward()
+    layer.sync_gradients()
+    return y.detach(), x.grad, {name: p.grad for name, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize(("top_k", "capacity_factor"), CASES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k, capacity_factor):
+    """Where tokens are dropped: of one process that takes each rank's tokens by themselves."""
+    router, experts = parts()
+    xs = [tokens_of(rank).requires_grad_() for rank in range(k)]
+    if capacity_factor is None:
+        whole = mixture_of_experts(torch.cat(xs), router, experts, top_k)
+        ys = whole.split([len(x) for x in xs])
+    else:
+        ys = [mixture_of_experts(x, router, experts, top_k, capacity_factor) for x in xs]
+    (sum(y.square().sum() for y in ys) / k).backward()
+    expected = {f"router.{name}": p.grad for name, p in router.named_parameters()}
+    for e, expert in enumerate(experts):
+        expected |= {f"experts.{e}.{name}": p.grad for name, p in expert.named_parameters()}
+    seen = set()
+    for rank, (y, dx, gradients) in enumerate(
+        ranks_of(on, k).run(on_a_rank, top_k, capacity_factor)
+    ):
+        torch.testing.assert_close(y, ys[rank].detach())
+        torch.testing.assert_close(dx, k * xs[rank].grad)  # of the rank's own loss
+        for name, gradient in gradients.items():
+            missing = torch.zeros_like(gradient) if expected[name] is None else expected[name]
+            torch.testing.assert_close(gradient, missing)
+        seen |= gradients.keys()
+    assert seen == expected.keys()
+
+
+def test_the_mixture_is_the_sum_of_the_chosen():
+    """Token by token, as the equation says."""
+    router, experts = parts()
+    x = tokens_of(1)
+    y = mixture_of_experts(x, router, experts, 2)
+    for token, result in zip(x, y, strict=True):
+        p = router(token).softmax(0)
+        chosen = sorted(range(EXPERTS), key=lambda e: -p[e].item())[:2]
+        torch.testing.assert_close(result, sum(p[e] * experts[e](token) for e in chosen))
+
+
+def test_beyond_its_capacity_an_expert_takes_no_token():
+    scores = torch.zeros(10, 5)
+    scores[:, 3] = 9.0
+    scores[8:, 3] = -9.0
+    routes = route(scores, 1, capacity_factor=1.5)  # ceil(1.5 · 1 · 10 / 5) = 3
+    assert routes.tokens[routes.counts[:3].sum() :][:3].tolist() == [0, 1, 2]
+    assert routes.counts[3] == 3
+    assert int(routes.counts.sum()) == len(routes.tokens) == len(routes.weights)
+    assert int(route(scores, 1).counts[3]) == 8
+
+
+def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):
+    """There and back, forward and backward; and of E counts, what is for others."""
+    k = 3
+    ranks = ranks_of("simulated", k)
+
+    def without_sync() -> None:
+        layer = ExpertParallel(*parts(), top_k=2)
+        layer(tokens_of(dist.get_rank()).requires_grad_()).sum().backward()
+
+    ranks.run(without_sync)
+    router, _ = parts()
+    bounds = [(0, 2), (2, 4), (4, 5)]
+    counts = [route(router(tokens_of(r)), 2).counts for r in range(k)]
+    to = [[int(counts[r][a:b].sum()) for a, b in bounds] for r in range(k)]
+    for rank, (start, stop) in enumerate(bounds):
+        there = sum(to[rank]) - to[rank][rank]
+        back = sum(to[r][rank] for r in range(k)) - to[rank][rank]
+        rows = 2 * (there + back)
+        assert ranks.trace.bytes_sent(rank) == rows * WIDTH * 8 + (EXPERTS - (stop - start)) * 8
+
+
+def frozen_here(inputs_too: bool) -> list[bool]:
+    """Freeze the experts of rank 0; return which parameters of this rank have a gradient."""
+    router, experts = parts()
+    for expert in experts[:3]:
+        expert.requires_grad_(False)
+    layer = ExpertParallel(router, experts, top_k=EXPERTS)
+    x = tokens_of(dist.get_rank()).requires_grad_(not inputs_too and dist.get_rank() == 1)
+    layer(x).square().sum().backward()
+    layer.sync_gradients()
+    return [p.grad is not None for p in layer.experts.parameters()]
+
+
+@pytest.mark.parametrize("inputs_too", [False, True])
+def test_ranks_that_want_no_gradient_pass_on_those_of_others(ranks_of, inputs_too):
+    first, second = ranks_of("cpu", 2).run(frozen_here, inputs_too)
+    assert not any(first)
+    assert all(second)
+
+
+def test_too_few_experts_are_refused(ranks_of):
+    def few() -> None:
+        router, experts = parts()
+        ExpertParallel(router, experts[:1])
+
+    with pytest.raises(RankError, match="1 experts are too few for 2 ranks"):
+        ranks_of("simulated", 2).run(few)

@@ -1,0 +1,298 @@
+"""Local SGD, DiLoCo and the delayed step equal their formulas, computed in one process."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim import SGD, AdamW, Optimizer
+
+from course_lib.compression import ErrorFeedback, TopK
+from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, trained, unflatten
+from course_lib.ranks import Network, RankError, Ranks, clock, compute
+from course_lib.sharding import shard, shard_bounds
+from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards
+
+STEPS, LR = 12, 0.3
+INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
+
+
+def train(method: str, inner: str = "sgd", finish: str = "", **options: Any) -> Tensor:
+    """Return this rank's weights after 12 steps on its own part of each batch.
+
+    With `finish`, a method's name, those before it was called and those after it: shape (2, n).
+    """
+    net = mlp()
+    optimizer = INNER[inner](net)
+    each = {"LocalSGD": LocalSGD, "DiLoCo": DiLoCo, "OneStepDelay": OneStepDelay}[method]
+    stepper = each(optimizer, **options)
+    for x, y in own_shards(steps=STEPS):
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        stepper.step()
+    before = flatten(list(net.parameters()))
+    if not finish:
+        return before
+    getattr(stepper, finish)()
+    return torch.stack([before, flatten(list(net.parameters()))])
+
+
+class Alone:
+    """K replicas in this process, each with its own optimizer and its own rows."""
+
+    def __init__(self, k: int, inner: str = "sgd") -> None:
+        self.k = k
+        self.nets = [mlp() for _ in range(k)]
+        self.optimizers: list[Optimizer] = [INNER[inner](net) for net in self.nets]
+
+    def backward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        for i, net in enumerate(self.nets):
+            net.zero_grad()
+            mse_loss(net(shard(x, self.k, i)), shard(y, self.k, i)).backward()
+        return [torch.cat([p.grad.flatten() for p in net.parameters()]) for net in self.nets]
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.backward(x, y)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    @property
+    def weights(self) -> Tensor:
+        return torch.stack([flatten(list(net.parameters())) for net in self.nets])
+
+    def set(self, weights: Tensor) -> None:
+        with torch.no_grad():
+            for net, vector in zip(self.nets, weights, strict=True):
+                unflatten(vector, list(net.parameters()))
+
+
+def synchronous(steps: int = STEPS) -> Tensor:
+    """Return the weights of one machine that has the whole batch."""
+    net: nn.Module = mlp()
+    optimizer = SGD(net.parameters(), LR)
+    for x, y in batches(steps=steps):
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+    return flatten(list(net.parameters()))
+
+
+def close(replicas: list[Tensor], expected: Tensor) -> None:
+    torch.testing.assert_close(torch.stack(replicas), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_local_sgd_that_averages_every_step_is_synchronous_sgd(ranks_of, on, k):
+    close(ranks_of(on, k).run(train, "LocalSGD", every=1), synchronous().expand(k, -1))
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("inner", INNER)
+def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, inner):
+    alone = Alone(k, inner)
+    for t, (x, y) in enumerate(batches(steps=STEPS), 1):
+        alone.step(x, y)
+        if t % 5 == 0:  # 12 steps: the ranks have parted again at the end
+            alone.set(alone.weights.mean(0).expand(k, -1))
+    replicas = ranks_of(on, k).run(train, "LocalSGD", inner, every=5)
+    close(replicas, alone.weights)
+    assert k == 1 or not torch.equal(replicas[0], replicas[1])
+    averaged = ranks_of(on, k).run(train, "LocalSGD", inner, "average", every=5)
+    close([each[1] for each in averaged], alone.weights.mean(0).expand(k, -1))
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_diloco_with_one_step_and_a_plain_outer_step_is_synchronous_sgd(ranks_of, on, k):
+    options = {"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
+    close(ranks_of(on, k).run(train, "DiLoCo", **options), synchronous().expand(k, -1))
+
+
+def diloco(
+    k: int,
+    inner: str,
+    every: int,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    fragments: int = 1,
+    overlap: int = 0,
+) -> list[Tensor]:
+    """Return all ranks' weights at the end, and then with what was still on its way.
+
+    The formulas, with Nesterov's momentum written out.
+    """
+    alone, gap = Alone(k, inner), every // fragments
+    start = alone.weights[0]
+    cuts = [slice(*shard_bounds(len(start), fragments, f)) for f in range(fragments)]
+    outer, buffers = start.clone(), [0.0 * start[cut] for cut in cuts]
+    arrivals: dict[int, tuple[int, Tensor]] = {}
+
+    def arrive(f: int, change: Tensor) -> None:
+        buffers[f] = outer_momentum * buffers[f] + change
+        outer[cuts[f]] -= outer_lr * (change + outer_momentum * buffers[f])
+        weights = alone.weights
+        weights[:, cuts[f]] = outer[cuts[f]]
+        alone.set(weights)
+
+    for t, (x, y) in enumerate(batches(steps=STEPS), 1):
+        alone.step(x, y)
+        if t % gap == 0:
+            f = (t // gap - 1) % fragments
+            arrivals[t + overlap] = f, outer[cuts[f]] - alone.weights[:, cuts[f]].mean(0)
+        if t in arrivals:
+            arrive(*arrivals.pop(t))
+    before = alone.weights
+    for late in arrivals.values():
+        arrive(*late)
+    return [before, alone.weights]
+
+
+@pytest.mark.parametrize(
+    ("inner", "on", "k"),
+    [*(("sgd", *world) for world in WORLDS), *(("adamw", *world) for world in FEW)],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 1},
+        {"every": 4},
+        {"every": 4, "outer_lr": 0.5, "outer_momentum": 0.0},
+        {"every": 5},
+        {"every": 4, "fragments": 2},
+        {"every": 3, "fragments": 3},
+        {"every": 4, "overlap": 3},
+        {"every": 6, "fragments": 3, "overlap": 1},
+    ],
+    ids=str,
+)
+def test_diloco_equals_its_formula(ranks_of, on, k, inner, options):
+    replicas = ranks_of(on, k).run(train, "DiLoCo", inner, "finish", **options)
+    for part, expected in enumerate(diloco(k, inner, **options)):
+        close([each[part] for each in replicas], expected)
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
+def test_fragments_cut_the_peak_and_not_the_sum(ranks_of, on, k):
+    ranks, sent = ranks_of(on, k), {}
+    for fragments in (1, 2, 4):
+        ranks.run(train, "DiLoCo", every=4, fragments=fragments)
+        calls = [e for e in ranks.trace.events if (e.rank, e.kind) == (0, "all_reduce")]
+        sent[fragments] = [call.bytes for call in calls]
+    n = sum(param.nbytes for param in mlp().parameters())
+    assert {sum(each) for each in sent.values()} == {STEPS // 4 * n}
+    for fragments, each in sent.items():
+        assert len(each) == STEPS // 4 * fragments
+        assert max(each) - n / fragments < 8  # 183 numbers are not cut evenly
+
+
+def waiting(overlap: int) -> float:
+    net = nn.Linear(1000, 1000, bias=False)
+    optimizer = SGD(net.parameters(), LR)
+    local = DiLoCo(optimizer, every=4, overlap=overlap)
+    start = clock()
+    for _ in range(8):
+        net.weight.grad = torch.ones_like(net.weight)
+        compute(10e-3)
+        local.step()
+    took = clock() - start
+    local.finish()
+    return took
+
+
+def test_an_overlapped_exchange_hides_behind_the_next_steps():
+    network = Network(latency=1e-3, bandwidth=200e6)  # 21 ms for 4 MB on two ranks' ring
+    ranks = Ranks(2, on="simulated", network=network)
+    waits, hides = (max(ranks.run(waiting, overlap)) for overlap in (0, 3))
+    took = 2 * (1e-3 + 2e6 / 200e6)
+    assert waits == pytest.approx(80e-3 + 2 * took, rel=1e-6)
+    assert hides == pytest.approx(80e-3, rel=1e-6)
+
+
+def compressed(density: float, feedback: bool = True) -> Tensor:
+    compressor = ErrorFeedback(TopK(density)) if feedback else TopK(density)
+    return train("DiLoCo", every=2, fragments=2, compressor=compressor)
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_compression_that_leaves_nothing_out_changes_nothing(ranks_of, on, k):
+    replicas = torch.stack(ranks_of(on, k).run(compressed, 1.0))
+    expected, _ = diloco(k, "sgd", every=2, fragments=2)
+    # Payloads hold float32.
+    torch.testing.assert_close(replicas, expected, rtol=1e-4, atol=1e-5)
+
+
+def pulled_apart(density: float | None, feedback: bool = True, rounds: int = 60) -> Tensor:
+    """Minimise a quadratic whose slope along one axis the ranks' own slopes drown."""
+    own = 5.0 if torch.distributed.get_rank() == 0 else -5.0  # cancel in the mean
+    net = nn.Linear(8, 1, bias=False)
+    nn.init.ones_(net.weight)
+    aim = torch.zeros(1, 8)
+    optimizer = SGD(net.parameters(), 0.05)
+    compressor = None if density is None else TopK(density)
+    if compressor is not None and feedback:
+        compressor = ErrorFeedback(compressor)
+    local = DiLoCo(optimizer, 1, outer_lr=1.0, outer_momentum=0.0, compressor=compressor)
+    for _ in range(rounds):
+        net.weight.grad = net.weight.detach() - aim
+        net.weight.grad[0, 0] += own
+        net.weight.grad[0, 4] += own  # the largest in both halves, which are two shards
+        local.step()
+    return net.weight.detach().flatten()
+
+
+def test_without_error_feedback_what_is_left_out_is_lost():
+    ranks = Ranks(2, on="simulated")
+    exact, kept, lost = (
+        ranks.run(pulled_apart, *each)[0] for each in ((None,), (0.25, True), (0.25, False))
+    )
+    others = [1, 2, 3, 5, 6, 7]
+    assert exact.abs().max() < 0.05
+    assert torch.equal(lost[others], torch.ones(6)), "only the largest in each half ever travels"
+    # A residual waits for up to a few rounds of 0.05 · 5 before it is the largest.
+    assert kept[others].abs().max() < 0.5
+
+
+def test_compressed_rounds_leave_all_ranks_equal_and_send_less(ranks_of):
+    ranks = ranks_of("simulated", 4)
+    replicas = ranks.run(compressed, 0.05)
+    sparse = ranks.trace.bytes_sent(0)
+    ranks.run(train, "DiLoCo", every=2, fragments=2)
+    assert sparse < ranks.trace.bytes_sent(0) / 5
+    rounds = torch.stack(replicas)
+    assert not torch.equal(rounds[0], rounds[1]), "the other half has parted"
+    half = shard_bounds(rounds.shape[1], 2, 1)
+    assert all(torch.equal(each[slice(*half)], rounds[0][slice(*half)]) for each in rounds)
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_one_step_delay_equals_its_formula(ranks_of, on, k):
+    alone, on_its_way = Alone(k), torch.tensor(0.0)
+    for x, y in batches(steps=STEPS):
+        mean = torch.stack(alone.backward(x, y)).mean(0)
+        alone.set(alone.weights - LR * on_its_way)
+        on_its_way = mean
+    replicas = ranks_of(on, k).run(train, "OneStepDelay", finish="finish")
+    close([each[0] for each in replicas], alone.weights)
+    close([each[1] for each in replicas], alone.weights - LR * on_its_way)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "why"),
+    [
+        ("LocalSGD", {"every": 0}, "number of steps between two averages, not 0"),
+        ("DiLoCo", {"every": 0}, "multiple of fragments=1"),
+        ("DiLoCo", {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
+        ("DiLoCo", {"every": 4, "fragments": 0}, "multiple of fragments=0"),
+        ("DiLoCo", {"every": 4, "fragments": 2, "overlap": 2}, "2 steps later"),
+        ("DiLoCo", {"every": 4, "overlap": -1}, "overlap=-1"),
+        ("DiLoCo", {"every": 4, "overlap": 1, "compressor": TopK(0.1)}, "cannot overlap"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(ranks_of, method, options, why):
+    with pytest.raises(RankError, match=f"(?s)ValueError.*{why}"):
+        ranks_of("simulated", 2).run(train, method, **options)
+
+
+def test_the_parameters_of_all_groups_are_averaged():
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    assert trained(SGD([{"params": [a]}, {"params": [b]}], lr=1.0)) == [a, b]

@@ -1,0 +1,131 @@
+"""Rematerialisation: the same gradients, from fewer kept activations and one more forward."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.fully_sharded import FullyShardedDataParallel
+from course_lib.rematerialize import rematerialize
+from course_lib.sharded_optimizer import ShardedOptimizer
+from tests.helpers.zero_scenarios import batches, own
+
+calls = [0]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        calls[0] += 1
+        out: Tensor = x + scale * self.dropout(self.leave(torch.tanh(self.enter(x))))
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self, how: Any, dropout: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.head = nn.ModuleList([Block() for _ in range(3)]), nn.Linear(6, 3)
+        self.how = how
+        self.double().train(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.how(block, x, 0.5)
+        out: Tensor = self.head(x)
+        return out
+
+
+def plainly(function: Any, *inputs: Any) -> Any:
+    return function(*inputs)
+
+
+def pytorchs(function: Any, *inputs: Any) -> Any:
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+def gradients(how: Any, needs_input: bool) -> list[Tensor]:
+    net = Net(how)
+    torch.manual_seed(7)
+    x = torch.randn(5, 6, dtype=torch.float64).requires_grad_(needs_input)
+    net(x).square().sum().backward()
+    found = [p.grad for p in net.parameters()] + ([x.grad] if needs_input else [])
+    return [g for g in found if g is not None] + [torch.rand(2)]  # the random numbers after it
+
+
+@pytest.mark.parametrize("needs_input", [True, False])
+@pytest.mark.parametrize("other", [plainly, pytorchs])
+def test_gradients_are_those_without_it(other, needs_input):
+    ours, theirs = gradients(rematerialize, needs_input), gradients(other, needs_input)
+    assert len(ours) == 14 + needs_input + 1
+    for gradient, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
+
+
+def test_one_more_forward_and_only_the_inputs_are_kept():
+    kept: dict[Any, list[int]] = {}
+    x = torch.randn(100, 6, dtype=torch.float64)
+    for how in (plainly, rematerialize):
+        kept[how], calls[0] = [], 0
+        net = Net(how)
+
+        def keep(tensor: Tensor, sizes: list[int] = kept[how]) -> Tensor:
+            sizes.append(tensor.numel() if len(tensor) == 100 else 0)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = net(x)
+        assert calls[0] == 3
+        out.sum().backward()
+        assert calls[0] == (3 if how is plainly else 6)
+    # Of each block its input; the head keeps its own.
+    assert sum(kept[rematerialize]) == 4 * x.numel()
+    assert sum(kept[plainly]) > 3 * sum(kept[rematerialize])
+
+
+def test_without_gradients_it_is_the_function():
+    net = Net(rematerialize, dropout=False)
+    with torch.no_grad():
+        out = net(torch.ones(1, 6, dtype=torch.float64))
+    assert out.grad_fn is None
+
+
+def trained(wrapper: str, how: str) -> dict[str, Tensor]:
+    net: Any = Net(rematerialize if how == "again" else plainly, dropout=False)
+    wrapped: Any = net
+    if wrapper == "fully sharded":
+        wrapped = FullyShardedDataParallel(net, unit_types=(Block,))
+        optimizer: Any = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    elif wrapper == "ddp":
+        wrapped = DistributedDataParallel(net)
+        optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    else:
+        optimizer = ShardedOptimizer(
+            net.parameters(), torch.optim.SGD, lr=0.1, gradients="sharded", bucket_cap_mb=1e-4
+        )
+    for batch in batches():
+        optimizer.zero_grad()
+        x, y = own(batch)
+        mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    state = wrapped.full_state_dict() if wrapper == "fully sharded" else net.state_dict()
+    return {name: value.clone() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("wrapper", ["fully sharded", "ddp", "sharded gradients"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_inside_what_shards(ranks_of, k, wrapper):
+    expected, found = (
+        ranks_of("simulated", k).run(trained, wrapper, how) for how in ("plain", "again")
+    )
+    for mine, other in zip(found, expected, strict=True):
+        for name, value in other.items():
+            torch.testing.assert_close(mine[name], value, rtol=1e-11, atol=1e-12)

@@ -1,0 +1,85 @@
+"""Models, schedules and one process's training, for tests of pipelines."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from course_lib.pipeline_parallel import (
+    Schedule,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble,
+)
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_2"]
+MODELS = ["plain", "single", "frozen_first", "frozen_middle", "tied", "tied_and_frozen"]
+BATCH = 12
+WIDTH = 5
+
+
+def schedule(name: str, world_size: int, micro_batches: int) -> Schedule:
+    if name == "gpipe":
+        return gpipe(world_size, micro_batches)
+    if name == "1f1b":
+        return one_forward_one_backward(world_size, micro_batches)
+    if name == "interleaved":
+        return interleaved(world_size, micro_batches, 2)
+    return zero_bubble(world_size, micro_batches, 2 if name.endswith("2") else 1)
+
+
+class Block(nn.Module):
+    """A layer of its own shape of graph: a skip connection, and weights of two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 7)
+        self.down = nn.Linear(7, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def model(kind: str = "plain") -> nn.Sequential:
+    """Return nine layers, equal wherever they are built, that no K but 1 and 3 divides.
+
+    In double precision, so that an error is no rounding; `single` is the plain one in float32.
+    """
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, WIDTH), *[Block() for _ in range(7)], nn.Linear(WIDTH, 2))
+    if kind.startswith("tied"):
+        for other in (3, 7):  # apart: on other ranks, or on the same
+            layers[other].up.weight = layers[1].up.weight
+    if kind == "frozen_first":
+        layers[:5].requires_grad_(False)
+    if kind == "frozen_middle":
+        layers[4:6].requires_grad_(False)
+    if kind == "tied_and_frozen":
+        layers[1].up.weight.requires_grad_(False)
+    return layers if kind == "single" else layers.double()
+
+
+def batch(step: int, kind: str = "plain") -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(BATCH, 4, generator=generator), torch.randn(BATCH, 2, generator=generator)
+    return (x, y) if kind == "single" else (x.double(), y.double())
+
+
+def optimizer_of(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def train_alone(kind: str, steps: int) -> tuple[dict[str, Tensor], list[float]]:
+    """Return the weights, by name, and the losses of one process with whole batches."""
+    net = model(kind)
+    optimizer = optimizer_of(list(net.parameters()))
+    losses = []
+    for step in range(steps):
+        x, y = batch(step, kind)
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return net.state_dict(), losses

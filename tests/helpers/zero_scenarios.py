@@ -1,0 +1,93 @@
+"""What tests of sharded states train: models that are hard to cut, and one process to compare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.gradient_sync import sync_flat
+from course_lib.sharding import shard
+
+STEPS, BATCH = 5, 24
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+    "adamw, fused": (torch.optim.AdamW, {"lr": 0.01, "fused": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
+    "plain": (torch.optim.SGD, {"lr": 0.2}),
+}
+
+
+class Awkward(nn.Module):
+    """Tied and frozen weights, sizes that nothing divides, one of a single number, one turned."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.enter = nn.Linear(6, 7)
+        self.body = nn.Linear(7, 7, bias=False)
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.again = nn.Linear(7, 7)
+        self.again.weight = self.body.weight
+        self.turned = nn.Parameter(torch.randn(3, 7).t())
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.enter(x))
+        x = torch.tanh(self.body(x) + self.frozen(x))
+        out: Tensor = (torch.tanh(self.again(x)) @ self.turned) * self.scale
+        return out
+
+
+def batches(dtype: torch.dtype = torch.float64, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(steps, BATCH, n, generator=g, dtype=dtype) for n in (6, 3))
+    return list(zip(x, y, strict=True))
+
+
+def own(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    return shard(batch[0], k, rank), shard(batch[1], k, rank)
+
+
+def groups_of(net: nn.Module, groups: bool) -> Any:
+    params = list(net.parameters())
+    if not groups:
+        return params
+    return [{"params": params[:2], "lr": 0.05}, {"params": params[2:], "weight_decay": 0.1}]
+
+
+def one_process(name: str, groups: bool = False, make: Callable[[], nn.Module] = Awkward) -> Any:
+    """Return the model and optimizer after all steps with whole batches."""
+    net = make()
+    cls, options = OPTIMIZERS[name]
+    optimizer = cls(groups_of(net, groups), **options)
+    dtype = next(net.parameters()).dtype
+    for x, y in batches(dtype):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+    return net, optimizer
+
+
+def weights(net: nn.Module) -> list[Tensor]:
+    return [param.detach().clone() for param in net.parameters()]
+
+
+def run_steps(net: nn.Module, optimizer: Any, data: Any, average: bool) -> None:
+    for batch in data:
+        optimizer.zero_grad()
+        x, y = own(batch)
+        nn.functional.mse_loss(net(x), y).backward()
+        if average:
+            sync_flat(net.parameters())
+        optimizer.step()
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    for tensor, other in zip(found, expected, strict=True):
+        assert tensor.shape == other.shape
+        torch.testing.assert_close(tensor, other, rtol=1e-10, atol=1e-12)
