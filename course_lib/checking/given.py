@@ -88,6 +88,10 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     return mine
 
 
+_DESTROYED = (
+    "the process group was destroyed or replaced: it belongs to the caller, who needs it"
+)
+
 Program = Callable[[Callable[..., Any], Any, Given], Any]
 
 
@@ -109,8 +113,11 @@ class RankProgram:
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
         watched = own if isinstance(own, dict) else {"its input": own}
         given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
+        world = dist.group.WORLD
         try:
             value = simple(self.program(function, own, given))
+            if not dist.is_initialized() or dist.group.WORLD is not world:
+                raise RuntimeError(_DESTROYED)
         except Exception as error:
             # Only the student's lines: ours and PyTorch's lead to them, or come after.
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None

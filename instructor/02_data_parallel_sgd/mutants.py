@@ -105,6 +105,15 @@ def average_gradients__deadlock(params, group=None):
             param.grad = (param.grad + received) / world_size
 
 
+@fails("was destroyed or replaced")
+def average_gradients__destroys_the_group(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+    dist.destroy_process_group()
+
+
 @passes
 def average_gradients__all_at_once(params, group=None):
     grads = [param.grad for param in params if param.grad is not None]
