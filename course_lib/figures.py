@@ -274,7 +274,7 @@ def error_curves(
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
     if max(xs) < 1000:
         ax.set_xticks(xs, [f"{x:g}" for x in xs])
-        ax.xaxis.set_minor_locator(plt.NullLocator())
+        ax.set_xticks([], minor=True)
     figure.legend(loc="outside right center", frameon=False)
     return figure
 

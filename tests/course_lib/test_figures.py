@@ -16,6 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from course_lib.figures import (
+    bytes_and_quality,
+    error_curves,
     order_of_rows,
     show,
     timeline,
@@ -335,3 +337,25 @@ def test_order_of_rows_names_the_rank_of_every_row_and_darkens_with_the_step():
     assert shade[0, 0] == shade[1, 1] > shade[1, 0] > shade[0, 1]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["epoch 0", "epoch 1"]
     assert ax.get_title(loc="left") == "who"
+
+
+# --- error_curves, bytes_and_quality --------------------------------------------------------------
+
+
+def test_a_power_law_is_a_straight_line_and_ticks_are_the_xs_of_few() -> None:
+    figure = error_curves([1, 2, 4], {"one": [1.0, 0.5, 0.25], "two": [3.0, 3.0, 3.0]}, "K", "why")
+    (ax,) = figure.axes
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+    figure.canvas.draw()
+
+
+def test_every_run_has_a_marker_of_its_own() -> None:
+    runs = {f"run {i}": (10.0**i, 0.9, 0.01) for i in range(8)}
+    figure = bytes_and_quality(runs)
+    (ax,) = figure.axes
+    points = [container.lines[0] for container in ax.containers]
+    assert len({line.get_marker() for line in points}) == 8
+    assert [float(line.get_xdata()[0]) for line in points] == [10.0**i for i in range(8)]
+    figure.canvas.draw()
