@@ -88,9 +88,7 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     return mine
 
 
-_DESTROYED = (
-    "the process group was destroyed or replaced: it belongs to the caller, who needs it"
-)
+_DESTROYED = "the process group was destroyed or replaced: it belongs to the caller, who needs it"
 
 Program = Callable[[Callable[..., Any], Any, Given], Any]
 
