@@ -81,7 +81,13 @@ RULES = {
         *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
     },
     **{
-        folder: {"torch", "numpy", "course_lib.checking", "course_lib.ranks"}  # its .py files
+        folder: {
+            "torch",
+            "numpy",
+            "course_lib.cost_model",
+            "course_lib.checking",
+            "course_lib.ranks",
+        }  # its .py files
         for folder in ("assignments", "instructor")
     },
     "<notebook>": {"torch", "numpy", "matplotlib", "IPython", "course_lib"},
