@@ -12,10 +12,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: what a test may take is pytest's timeout.
-settings.register_profile("course", deadline=None)
+settings.register_profile(
+    "course", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("course")
 
 LONG = (

@@ -28,7 +28,9 @@ Names = dict[str, Any]
 INSIDE = {
     *("ddp.reducer", "ddp.backward_hooks", "ddp.bucket_memory", "ddp.communication_stream"),
     *("ddp.errors", "ddp.uses", "ddp.around_forward", "peer_memory.shared_pages"),
-    *("pipeline_parallel.messages", "pipeline_parallel.tied"),
+    *("pipeline_parallel.messages", "pipeline_parallel.tied", "fully_sharded.unit"),
+    *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
+    *("tensor_parallel.blocks", "tensor_parallel.conjugate", "tensor_parallel.linear"),
 }
 GPU = "course_lib.peer_memory.symmetric_memory"
 

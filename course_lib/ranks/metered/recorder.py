@@ -96,8 +96,11 @@ class Recorder:
 
         DDP's end with a callback in a thread of gloo, which may come after the step that they
         were for. While other ranks still run, one of them may have yet to take part, and the
-        call would wait for it anyway; after that, `_SETTLE` seconds are enough.
+        call would wait for it anyway; after that, `_SETTLE` seconds are enough. A message that
+        both sides have started is over too, whether or not anybody waits for it.
         """
+        for message in list(self.open_messages):
+            message.poll()
         last = time.monotonic()
         pause = 1e-4
         while self.open_collectives:

@@ -35,7 +35,10 @@ def points(notebook: Path, source: Path) -> tuple[float, float]:
                 continue
             role = cell.metadata.get("nbgrader", {})
             if not role.get("grade"):
-                assert not (outcome := submission.run_cell(cell.source)).error, outcome
+                outcome = submission.run_cell(cell.source)
+                # A script to mend is shown whole, above a stub that raises in the same cell.
+                is_stub = "raise NotImplementedError" in cell.source
+                assert not outcome.error or is_stub, outcome
                 continue
             task = role["grade_id"]
             name = f"{source.name}/{task}"
