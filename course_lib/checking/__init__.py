@@ -12,8 +12,10 @@ order:
 - `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
   programs and judges that several assignments need
 - `forbidden`: classes of PyTorch that do what a task asks for
-- `whole_runs`: what K ranks' training runs must equal, in one process
-- `chain`, `buckets`: a chain of layers whose backward takes time, and judges of its buckets
+- `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
+- `evaluation`, `checkpoints`, `answers`: what else stands around a training loop, and questions
+- `chain`, `chain_programs`: a chain of layers whose backward takes time, and what is called on it
+- `buckets`: judges of how parameters are cut into buckets
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
