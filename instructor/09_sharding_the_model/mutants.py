@@ -508,7 +508,7 @@ sharded_optimizer__all_reduce = fails("this task allows reduce_scatter and all_g
         )
     )
 )
-sharded_optimizer__gathers_gradients = fails("A step is one reduce-scatter")(
+sharded_optimizer__gathers_gradients = fails("rank 0 calls all_gather")(
     sharded_with(
         (
             SCATTER,
@@ -518,7 +518,7 @@ sharded_optimizer__gathers_gradients = fails("A step is one reduce-scatter")(
         )
     )
 )
-sharded_optimizer__per_parameter = fails("A step is one reduce-scatter")(
+sharded_optimizer__per_parameter = fails("rank 0 calls reduce_scatter")(
     sharded_with(
         (
             SCATTER,
