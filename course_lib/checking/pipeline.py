@@ -78,7 +78,7 @@ def _wrong_steps(steps: Steps, micro_batches: int) -> str:
     for action, name in (("F", "forward"), ("B", "backward")):
         for m in range(micro_batches):
             if counts[action, m] != 1:
-                return f"does the {name} of micro-batch {m} {counts[action, m]} times"
+                return f"does the {name} of micro-batch {m} {counts[action, m]} times, not once"
     if more := [f"{a}{m}" for a, m in counts if not 0 <= m < micro_batches]:
         return f"has the step {more[0]}, of {micro_batches} micro-batches"
     for m in range(micro_batches):
@@ -174,7 +174,15 @@ def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
 FEW_ACTIVATIONS = Expectation(holds_few, part="memory")
 
 
-def in_time(case: Case, network: Network) -> float:
-    """Return (m + p - 1)(F + B), and 1 % for the messages."""
+def ends_in_time(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect (m + p - 1)(F + B) on the virtual clock, and 1 % for the messages."""
     p, m = case.world_size, fewest(case.world_size, case.parameters["bubble"])
-    return 1.01 * (m + p - 1) * (FORWARD + BACKWARD)
+    allowed = 1.01 * (m + p - 1) * (FORWARD + BACKWARD)
+    if observed.network is not None and trace.makespan > allowed:
+        raise Wrong(
+            f"the ranks need {1e3 * trace.makespan:.2f} ms, expected at most {1e3 * allowed:.2f} ms",
+            "A rank before the last one must have done enough forwards before its first backward.",
+        )
+
+
+IN_TIME = Expectation(ends_in_time, part="time")
