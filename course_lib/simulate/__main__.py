@@ -153,7 +153,7 @@ def _validate(options: argparse.Namespace) -> int:
     if options.figure:
         from course_lib.simulate.errors_figure import errors_figure
 
-        errors_figure(result).savefig(options.figure, dpi=150)
+        errors_figure(result).savefig(options.figure, dpi=100)
     print(json.dumps(_errors(result), indent=2) if options.json else validation_table(result))
     return 0
 

@@ -18,7 +18,8 @@ from course_lib.simulate.step_time import Both, layer_computation, output_layer,
 
 INSIDE, BETWEEN = Link(1e-6, 100e9), Link(10e-6, 10e9)
 PERFECT = Reached(1.0, traffic=0.0, inside=1.0, between=1.0, hidden=1.0, waiting=0.0)
-CLUSTER = Cluster(Device(flops=1e12, memory_bandwidth=1e30), 80e9, 4, INSIDE, BETWEEN, reached=PERFECT)  # fmt: skip
+DEVICE = Device(flops=1e12, memory_bandwidth=1e30)
+CLUSTER = Cluster(DEVICE, 80e9, 4, INSIDE, BETWEEN, reached=PERFECT)
 MODEL = Transformer(layers=4, width=64, heads=4, vocabulary=128, sequence=32)
 S, H = MODEL.sequence, MODEL.width
 
