@@ -460,10 +460,12 @@ def sharded_optimizer__one_buffer(params, make_optimizer, group=None):
             else:
                 torch.div(param.grad, k, out=place.view(param.shape))
         part = torch.empty_like(mine)
-        dist.reduce_scatter_tensor(part, grads, group=group)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(part, grads, group=group)
         mine.grad = part
         optimizer.step()
-        dist.all_gather_into_tensor(buffer, mine.clone(), group=group)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(buffer, mine.clone(), group=group)
 
     return step
 
