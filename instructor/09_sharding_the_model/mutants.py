@@ -199,6 +199,21 @@ column_parallel__no_module = fails("expected an nn.Module")(
 )
 
 
+@fails("whole layer is still held: expected False")
+def column_parallel__cuts_the_layer_itself(linear, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    for param in linear.parameters():
+        param.data = param.data.tensor_split(k)[rank].clone()
+
+    def add_up(module, inputs):
+        x = inputs[0].view_as(inputs[0])
+        x.register_hook(lambda g: (g := g.contiguous(), dist.all_reduce(g, group=group))[0])
+        return (x,)
+
+    linear.register_forward_pre_hook(add_up)
+    return linear
+
+
 @fails("course_lib", only=GRADER)
 def column_parallel__imports_the_reference(linear, group=None):
     import importlib
@@ -483,6 +498,7 @@ MEAN = "mine.grad = total / k"
 sharded_optimizer__sum = fails("the sum over the ranks, not the mean")(
     sharded_with((MEAN, "mine.grad = total"))
 )
+sharded_optimizer__half = fails("✗ 3 ranks, tied")(sharded_with((MEAN, "mine.grad = total / 2")))
 sharded_optimizer__divides_twice = fails("divided by the number of ranks once more")(
     sharded_with((MEAN, "mine.grad = total / k / k"))
 )
