@@ -16,6 +16,7 @@ this order:
 - `on_ranks`: the same step on simulated ranks, without data
 - `published`: runs that others have measured, and how far off the formulas are
 - `search`: the fastest layout that fits
+- `failures`: how much of the time trains, if devices die
 """
 
 from course_lib.simulate.cluster import CLUSTERS, Cluster, Reached

@@ -1,6 +1,6 @@
 """Tables of results, for the command line and the docs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from course_lib.simulate.cluster import Cluster
 from course_lib.simulate.layout import Layout
@@ -49,6 +49,18 @@ def found_table(found: Sequence[Found]) -> str:
             f"{result.seconds:9.4g} {result.mfu:6.1%} {result.memory.total / 1e9:10.1f} "
             f"{layout.data:5} {layout.tensor:6} {layout.pipeline:8} {layout.zero:4} "
             f"{layout.micro_batch:5} {layout.chunks:6} {layout.recompute}"
+        )
+    return "\n".join(lines)
+
+
+def failures_table(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return a line per size of cluster: how often it fails, and how much of its time trains."""
+    lines = ["devices  a failure every  checkpoint every   restart  shrink  spares"]
+    for row in rows:
+        lines.append(
+            f"{row['devices']:7,} {row['minutes between failures']:12.1f} min "
+            f"{row['minutes between checkpoints']:13.1f} min {row['restart']:9.1%} "
+            f"{row['shrink']:7.1%} {row['spares']:7.1%}"
         )
     return "\n".join(lines)
 

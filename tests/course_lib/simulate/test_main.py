@@ -46,6 +46,15 @@ def test_a_search_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
+def test_failures_have_a_line_per_size(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["failures", "--devices", "1000", "100000", "--repair-hours", "6"]
+    assert main(command) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main([*command, "--json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)
+    assert small["restart"] > large["restart"] < large["shrink"]
+
+
 def test_validate_has_a_line_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "errors.png"
     assert main(["validate", "--json", "--figure", str(figure)]) == 0
@@ -63,6 +72,7 @@ def test_validate_has_a_line_per_run(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["step", *TINY, "--data=3", "--batch=4"], "take a multiple of 3"),
         (["step", *TINY, "--zero=4"], "zero is a stage of ZeRO"),
         (["step", *TINY, "--schedule=best"], "schedule is one of 1f1b"),
+        (["failures", "--devices", "0"], "a replica has 1 to 0 devices"),
         (["search", *TINY, "--ranks=0", "--batch=1"], "--ranks is at least 1"),
     ],
     ids=lambda case: "-".join(case[-1:]) if isinstance(case, list) else "",
