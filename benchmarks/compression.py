@@ -10,13 +10,14 @@ back is below a bound: the time includes what worse gradients cost in steps.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import arguments, publish, sentence
+from machine import BusyElsewhere, arguments, publish, sentence
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional as F
@@ -195,17 +196,24 @@ def training(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
 def main() -> None:
     """Print both tables; with ``--write``, also to ``benchmarks/results/compression.*``."""
     options = arguments(__doc__, rounds=7).parse_args()
+    busy = BusyElsewhere()
     coded, series = codecs(options.rounds)
+    coding = busy.share()
+    print(f"codecs: others used {100 * coding:.0f} %", file=sys.stderr)
+    busy.start()
     by_sorting = statistics.median(
         a / b
         for a, b in zip(series["torch.topk 1 % (s)"], series["top-k 1 %: encode (s)"], strict=True)
     )
     trained, more = training(max(options.rounds // 3, 1))
+    exchanging = busy.share()
+    print(f"training: others used {100 * exchanging:.0f} %", file=sys.stderr)
     text = "\n".join(
         [
             "# What compression costs, and what it saves",
             "",
-            f"A bucket of 25 MiB, float32, one thread; medians of {options.rounds} rounds.",
+            f"A bucket of 25 MiB, float32, one thread; medians of {options.rounds} rounds, while "
+            f"others used {100 * coding:.0f} % of the machine.",
             sentence("python benchmarks/compression.py"),
             "",
             "| codec | sent | encode ÷ copy | decode ÷ copy |",
@@ -215,7 +223,7 @@ def main() -> None:
             f"`torch.topk`, which sorts, takes {by_sorting:.1f} times as long as our top-k.",
             "",
             "1.1 million parameters, 4 CPU ranks, an emulated link of 100 MB/s; SGD until the loss "
-            f"on held-back digits is below {LOSS}.",
+            f"on held-back digits is below {LOSS}. Others used {100 * exchanging:.0f} % meanwhile.",
             "",
             "| hook | steps | seconds | ÷ PyTorch's fp16 |",
             "|---|---|---|---|",
