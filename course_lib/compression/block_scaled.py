@@ -75,12 +75,22 @@ class BlockScaled(Compressor):
     def decode(self, payload: Payload) -> Tensor:
         """Return code times scale."""
         result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        scales, codes = self._parts(payload.wire, result.numel())
-        for at, first, rows in self._pieces(result):
-            values = codes[at].view(self.code_dtype()).view(rows, -1)
-            out = result[at].view(rows, -1)
-            out.copy_(values).mul_(scales[first : first + rows, None])
+        self.decode_into(payload, result)
         return result.view(payload.shape).to(payload.dtype)
+
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`, block by block."""
+        scales, codes = self._parts(payload.wire, out.numel())
+        in_place = out.dtype == torch.float32 and not add
+        for at, first, rows in self._pieces(out):
+            values = codes[at].view(self.code_dtype()).view(rows, -1)
+            target = out[at].view(rows, -1)
+            work = target.copy_(values) if in_place else values.to(torch.float32)
+            work.mul_(scales[first : first + rows, None])
+            if add:
+                target.add_(work)
+            elif not in_place:
+                target.copy_(work)
 
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
