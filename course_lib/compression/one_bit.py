@@ -31,6 +31,7 @@ from course_lib.compression.payload import (
     as_vector,
     elements,
     in_cache,
+    kernels_for,
     section,
 )
 
@@ -52,7 +53,7 @@ class OneBit(Compressor):
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
         """As `Compressor.encode_with_residual`; the scale is known after a first pass."""
         payload = self._encode(x, residual, x)
-        if x.numel():
+        if x.numel() and not kernels_for(x):
             scale = section(payload.wire, 0, _SCALE, torch.float32)
             work_space = _work_space(x)
             for at in in_cache(residual):
@@ -71,6 +72,9 @@ class OneBit(Compressor):
         if not out.numel():
             return
         scale = section(payload.wire, 0, _SCALE, torch.float32)
+        if out.dtype == torch.float32 and (fused := kernels_for(out)):
+            fused.decode_bits(scale, payload.wire[_SCALE:], out, add)
+            return
         plus_and_minus = torch.cat([scale, -scale])
         directly = out.dtype == torch.float32 and not add
         work_space = torch.empty(0) if directly else _work_space(out)
@@ -85,7 +89,12 @@ class OneBit(Compressor):
 
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        if x.numel():
+        if x.numel() and (fused := kernels_for(x)):
+            exact = x.contiguous() if residual is None else residual.add_(x)
+            scale = exact.abs().sum().div_(x.numel()).view(1)
+            wire[:_SCALE] = scale.view(torch.uint8)
+            fused.encode_bits(exact, scale, wire[_SCALE:], residual is not None)
+        elif x.numel():
             total, work_space = torch.zeros(1, device=x.device), _work_space(x)
             for at in in_cache(x):
                 exact = x[at] if residual is None else residual[at].add_(x[at])

@@ -12,8 +12,10 @@ the receiver can therefore make room for it without asking, and no rank waits fo
 Compressors calculate in float32, whatever the gradients' dtype, and give back that dtype.
 """
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -145,6 +147,17 @@ def in_cache(x: Tensor) -> Iterator[slice]:
     at_once = 1 << 17 if x.device.type == "cpu" else max(x.numel(), 1)
     for start in range(0, x.numel(), at_once):
         yield slice(start, min(start + at_once, x.numel()))
+
+
+def kernels_for(x: Tensor) -> Any:
+    """Return `triton_kernels` if `x` is on a GPU for which there is Triton, else None.
+
+    It comes with PyTorch for CUDA. Without it the plain version does the same, in more passes.
+    """
+    if x.is_cuda:
+        with suppress(ImportError):
+            return importlib.import_module("course_lib.compression.triton_kernels")
+    return None
 
 
 def forget(memory: dict[Hashable, Any], key: Hashable) -> None:

@@ -106,7 +106,7 @@ def k_numbers(case, rank):
 
 TWO_ROUNDS = (
     "Each rank sends every other one a compressed shard, and later its compressed sum: then the "
-    "bytes fall with K."
+    "bytes do not grow with K."
 )
 
 
