@@ -14,6 +14,8 @@ order:
 - `forbidden`: classes of PyTorch that do what a task asks for
 - `whole_runs`: what K ranks' training runs must equal, in one process
 - `chain`, `buckets`: a chain of layers whose backward takes time, and judges of its buckets
+- `mixing`, `agreement`: who mixes with whom, what comes of it, and how fast ranks agree
+- `asynchrony`: servers and workers out of step, as scripts of events
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
