@@ -195,7 +195,7 @@ def outer_nesterov(held, change, momentum, m):
     return held, change + momentum * m, m
 
 
-def trained_by(outer=outer_nesterov, mean=lambda w: w.mean(0), sign=1.0, after=0, rate=None):
+def trained_by(outer=outer_nesterov, scale=lambda k: 1.0, after=0, rate=None):
     """Return the oracle of DiLoCo, or with another argument that of a mistake."""
 
     def oracle(case, inputs, me):
@@ -207,7 +207,7 @@ def trained_by(outer=outer_nesterov, mean=lambda w: w.mean(0), sign=1.0, after=0
         for n in range(1, own["steps"] + 1):
             w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
             if n % own["every"] == after % own["every"]:
-                change = sign * (held - mean(w))
+                change = scale(len(inputs)) * (held - w.mean(0))
                 held, step, m = outer(held, change, own["momentum"], m)
                 held = held - (own["outer_lr"] if rate is None else rate) * step
                 w = held.expand_as(w)
@@ -231,9 +231,9 @@ DILOCO_MISTAKES = {
         lambda held, change, momentum, m: (held, change, momentum * m + change)
     ),
     "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
-        sign=-1.0
+        scale=lambda k: -1.0
     ),
-    "the sum over the ranks, not the mean": trained_by(mean=lambda w: w.sum(0)),
+    "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
     "an outer learning rate of 1": trained_by(rate=1.0),
     "no outer step at all": trained_by(after=0.5),
 }

@@ -271,10 +271,10 @@ work__one_round_too_many = fails("waits in recv", only=VIRTUAL)(
 work__one_round_too_few = fails("waits in recv", only=VIRTUAL)(
     work_with(("range(updates)", "range(updates - 1)"))
 )
-work__server_is_rank_0 = fails("server 3", only=VIRTUAL)(
+work__server_is_rank_0 = fails("✗ a straggler, server 3", only=VIRTUAL)(
     work_with(("src=server", "src=0"), ("dst=server", "dst=0"))
 )
-work__one_message_per_parameter = fails("2 workers", only=VIRTUAL)(
+work__one_message_per_parameter = fails("✗ 2 workers", only=VIRTUAL)(
     work_with((SEND, "[dist.send(p.grad.clone(), dst=server) for p in params]"))
 )
 work__takes_the_step_itself = fails("server's weights", only=VIRTUAL)(
@@ -286,7 +286,7 @@ work__does_not_wait = fails("never waits for the handle of send", only=VIRTUAL)(
 work__calls_the_loss_twice = fails("loss() is called more than")(
     work_with((BACK, "        loss()\n" + BACK))
 )
-work__walks_twice = fails("2 workers")(work_with(("params = list(params)", "params = params")))
+work__walks_twice = fails("✗ 2 workers")(work_with(("params = list(params)", "params = params")))
 work__keeps_the_message = fails("rank 0: weights at gradient 0")(
     work_with(
         (".clone(), params)", ", params)"),
@@ -371,12 +371,14 @@ backup_server__sum = fails("a step with the sum of the gradients")(backup_with((
 backup_server__one_more = fails("waiting for one gradient more")(
     backup_with((FULL, 'state["count"] == wait_for + 1:'))
 )
-backup_server__every_gradient = fails("rank 0")(backup_with((FULL, "True:")))
+backup_server__every_gradient = fails("push 1 counts: expected True")(backup_with((FULL, "True:")))
 backup_server__mean_of_what_is_pulled = fails("weights of pull")(
     backup_with(("/ wait_for", "/ len(versions)"))
 )
 backup_server__never_clears = fails("weights of pull")(backup_with(("each.zero_()", "pass")))
-backup_server__never_counts_anew = fails("rank 0")(backup_with(('state["count"] = 0', "pass")))
+backup_server__never_counts_anew = fails("weights of pull 4")(
+    backup_with(('state["count"] = 0', "pass"))
+)
 backup_server__no_new_version = fails("expected False")(
     backup_with(('state["version"] += 1', "pass"))
 )
@@ -482,7 +484,9 @@ diloco__sign_of_the_change = fails("an outer step away from the mean")(
 diloco__adds_the_step = fails("an outer step away from the mean")(
     diloco_with((OUTER, "s.add_(delta + momentum * b, alpha=outer_lr)"))
 )
-diloco__sum = fails("rank 0: after look")(diloco_with((MEAN, "pass")))
+diloco__sum = fails("the sum of the changes over the ranks, not their mean")(
+    diloco_with((MEAN, "pass"))
+)
 diloco__rate_of_1 = fails("an outer learning rate of 1")(
     diloco_with((OUTER, "s.sub_(delta + momentum * b)"))
 )
@@ -495,7 +499,7 @@ diloco__from_the_last_step = fails("parameter 0")(
     )
 )
 diloco__no_communication = fails("after look")(diloco_with((REDUCE, "pass"), (MEAN, "pass")))
-diloco__one_step_late = fails("2 ranks, 3 rounds")(
+diloco__one_step_late = fails("✗ 2 ranks, 3 rounds")(
     diloco_with(("left = every\n\n", "left = every + 1\n\n"))
 )
 diloco__only_once = fails("parameter 0")(
@@ -527,10 +531,10 @@ diloco__sends_the_momentum_too = fails("Nothing is sent in between")(
         (REDUCE, REDUCE + "\n        [dist.all_reduce(b.clone(), group=group) for b in buffers]")
     )
 )
-diloco__whole_world = fails("4 ranks in two groups")(
+diloco__whole_world = fails("✗ 4 ranks in two groups")(
     diloco_with(("group=group", "group=None"), ("get_world_size(group)", "get_world_size()"))
 )
-diloco__world_size_of_all = fails("4 ranks in two groups")(
+diloco__world_size_of_all = fails("✗ 4 ranks in two groups")(
     diloco_with(("get_world_size(group)", "get_world_size()"))
 )
 diloco__averages_gradients = fails("parameter 0")(

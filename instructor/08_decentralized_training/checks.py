@@ -304,6 +304,7 @@ CHECKS = {
             choose("a rough mean", 6, ["ring", "hops 0, 1, 3"], 10**6, 2e-3, 1e9, 0.2),
             choose("one that never agrees", 6, ["swap", "pairs", "ring"], 10**5, 1e-3, 1e9, 0.1),
             choose("no time for gossip", 4, ["line", "one way"], 10**7, 1e-4, 1e8, 1e-6),
+            choose("hardly a mean", 6, ["complete", "ring"], 10**6, 1e-3, 1e9, 0.7),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
         ),
     ),
