@@ -24,8 +24,8 @@ from course_lib.checking.chain import (
 )
 from course_lib.checking.given import Given
 from course_lib.checking.traffic import operations, told
-from course_lib.cost_model import ring_all_reduce_time
 from course_lib.ranks import Network, Trace, compute
+from course_lib.ranks.costs.collective_time import collective_time
 
 # On every rank --------------------------------------------------------------------------------
 
@@ -181,7 +181,9 @@ def where(key: str, hint: str, expectation: Expectation) -> Expectation:
 def overlapped_time(case: Case, network: Network) -> float:
     """Return the time in which the last bucket alone is left when backward is over."""
     last, steps = bucket_bytes(case, 0)[-1], len(case.parameters["steps"])
-    left = ring_all_reduce_time(last, len(case.members(0)), network)
+    left = collective_time(
+        "all_reduce", network, len(case.members(0)), last, itemsize=case.itemsize
+    )
     return 1.01 * (backward_time(case) + steps * left)
 
 
@@ -190,7 +192,8 @@ def times_faster(factor: float) -> Callable[[Case, Network], float]:
 
     def seconds(case: Case, network: Network) -> float:
         each = [torch.Size(shape).numel() * case.itemsize for shape in case.parameters["shapes"]]
-        once = sum(ring_all_reduce_time(n, len(case.members(0)), network) for n in each)
+        k, size = len(case.members(0)), case.itemsize
+        once = sum(collective_time("all_reduce", network, k, n, itemsize=size) for n in each)
         return (backward_time(case) + len(case.parameters["steps"]) * once) / factor
 
     return seconds
