@@ -212,7 +212,7 @@ CHECKS = {
             Case(
                 "2 ranks, one larger than the cap",
                 2,
-                chain(4, [[3], [2], [1], [0]], [[0, 1, 2, 3]], cap=5, first_cap=5),
+                chain(4, [[3], [2], [1], [0]], [FOUR], cap=5, first_cap=5, before=True),
             ),
             Case(
                 "3 ranks, no_sync for two of three",
