@@ -27,7 +27,8 @@ SENTENCES = {
     ),
     "random": (
         "the function draws or seeds random numbers of the {name} generator",
-        "Others rely on the state of the generators; this task needs no random numbers.",
+        "Others rely on the state of the generators; where a task needs random numbers, draw them "
+        "from a generator of your own.",
     ),
     "mode": (
         "{name} came in one mode and is left in another",
