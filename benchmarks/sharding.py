@@ -5,7 +5,9 @@
 Three models, 2 and 4 ranks, fused AdamW everywhere. All variants exist side by side on the same
 ranks and take their steps in turn, in an order that is reversed every round; a time is that of the
 slowest rank, and a ratio is taken within its round. Each rank has its own batches, and every
-variant sees the same, so that their weights can be compared at the end.
+variant sees the same, so that their weights can be compared at the end. Beside the time stands the
+CPU time of all ranks together: over gloo the work of a step is CPU time, and others on the machine
+disturb it less.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ZERO, FSDP = "torch ZeroRedundancyOptimizer", "torch FSDP2"
 ADAMW = {"lr": 1e-4, "fused": True}
 STEPS = 2
 """Steps in a row that are timed as one."""
-SETS = 3
+SETS = 2
 """Sets of ranks, one after the other: how fast a process is depends on where its memory lies."""
 PEERS = {"ours, ZeRO-1": ZERO, "ours, ZeRO-1 after DDP": ZERO, "ours, ZeRO-2": ZERO,
          "ours, fully sharded": FSDP}  # fmt: skip
@@ -120,25 +122,29 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank: variant → seconds per step, difference to torch DDP, and state held."""
+    """Return, on a rank: variant → seconds per step, of CPU, difference to DDP, state held."""
     variants = make_variants(MODELS[name].make)
     generator = torch.Generator().manual_seed(dist.get_rank())
     times: dict[str, list[float]] = {variant: [] for variant in variants}
+    cpu: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(rounds + 2):
         batches = [MODELS[name].batch(generator) for _ in range(STEPS)]
         for variant in list(variants) if number % 2 else list(reversed(variants)):
             dist.barrier()
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             for x, y in batches:
                 variants[variant].step(x, y)
             seconds = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
+            worked = torch.tensor([(time.process_time() - cpu_start) / STEPS], dtype=torch.float64)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            dist.all_reduce(worked)
             if number >= 2:  # in the first steps buckets and states are made
                 times[variant].append(float(seconds))
+                cpu[variant].append(float(worked))
     weights = {variant: each.weights() for variant, each in variants.items()}
     reference = weights["torch DDP"]
     differences = {v: float((w - reference).abs().max()) for v, w in weights.items()}
-    return times, differences, {v: each.state_elements() for v, each in variants.items()}
+    return times, cpu, differences, {v: each.state_elements() for v, each in variants.items()}
 
 
 def main() -> None:
@@ -151,48 +157,60 @@ def main() -> None:
     for world_size in options.world_sizes:
         for model in options.models:
             times: dict[str, list[float]] = {}
+            cpu: dict[str, list[float]] = {}
             busy = BusyElsewhere()
             for _ in range(SETS):
                 with Ranks(world_size, on="cpu", metered=False) as ranks:
                     results = ranks.run(measure, model, options.rounds)
                 for variant, seconds in results[0][0].items():
                     times.setdefault(variant, []).extend(seconds)
+                    cpu.setdefault(variant, []).extend(results[0][1][variant])
             others = 100 * busy.share()
             print(f"K = {world_size}, {model}: others used {others:.0f} %", file=sys.stderr)
             name = f"{model}, K = {world_size}"
-            tables.append(table(name, times, results))
-            series |= {f"{name}, {variant} (s)": seconds for variant, seconds in times.items()}
+            tables.append(table(name, times, cpu, results))
+            series |= {f"{name}, {variant} (s)": each for variant, each in times.items()}
+            series |= {f"{name}, {variant}, CPU (s)": each for variant, each in cpu.items()}
     text = "\n\n".join(
         [
             "# Sharded states and weights beside PyTorch's",
             f"Over gloo, fused AdamW, medians of {SETS} × {options.rounds} interleaved rounds of "
             f"{STEPS} steps ({SETS} sets of ranks, one after the other). The ratio, with its "
             "quartiles, is to PyTorch's of the same kind: ZeRO-1 and 2 to its "
-            "ZeroRedundancyOptimizer, fully sharded to FSDP2; below 1 is faster. State: numbers of "
-            "optimizer state on the rank with most, by the mean. Last column: the largest "
-            "difference of a weight to torch DDP's after all steps.\n"
-            + sentence("python benchmarks/sharding.py"),
+            "ZeroRedundancyOptimizer, fully sharded to FSDP2; below 1 is faster. CPU: the same ratio "
+            "of CPU time, of all ranks together. State: numbers of optimizer state on the rank with "
+            "most, by the mean. Last column: the largest difference of a weight to torch DDP's "
+            "after all steps.\n" + sentence("python benchmarks/sharding.py"),
             *tables,
         ]
     )
     publish("sharding", text, series, options.write)
 
 
-def table(name: str, times: dict[str, list[float]], results: list[Any]) -> str:
+Series = dict[str, list[float]]
+
+
+def table(name: str, times: Series, cpu: Series, results: list[Any]) -> str:
     """Return one model's ratios as Markdown."""
-    lines = [f"| {name} | ms | ratio | quartiles | state | weights |", "|---|---|---|---|---|---|"]
+    head = f"| {name} | ms | ratio | quartiles | CPU | state | weights |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
     for variant, seconds in times.items():
-        held = [states[variant] for _, _, states in results]
-        cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", ""]
+        held = [states[variant] for *_, states in results]
+        cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", "", ""]
         if variant in PEERS:
-            pairs = zip(seconds, times[PEERS[variant]], strict=True)
-            low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
-            cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}"]
+            low, middle, high = statistics.quantiles(ratios(times, variant), n=4)
+            worked = statistics.median(ratios(cpu, variant))
+            cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}", f"{worked:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
-        difference = max(each[variant] for _, each, _ in results)
+        difference = max(each[variant] for *_, each, _ in results)
         cells.append("" if variant == "torch DDP" else f"{difference:.0e}".replace("0e+00", "0"))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def ratios(series: Series, variant: str) -> list[float]:
+    """Return how a variant compares with its peer, round by round."""
+    return [a / b for a, b in zip(series[variant], series[PEERS[variant]], strict=True)]
 
 
 if __name__ == "__main__":

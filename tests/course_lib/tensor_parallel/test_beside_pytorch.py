@@ -1,4 +1,4 @@
-"""PyTorch's own tensor parallelism, on the same ranks with the same model, gives the same weights."""
+"""PyTorch's own tensor parallelism, on the same ranks with one model, gives the same weights."""
 
 import warnings
 from typing import Any
