@@ -49,6 +49,11 @@ RULES = {
     "course_lib.data": {"torch", "numpy", "sklearn"},
     # It runs on any ranks, so it knows none of them.
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
+    # It predicts what the rungs do, and runs it on simulated ranks.
+    "course_lib.simulate": {
+        *("torch", "matplotlib", "course_lib.ranks"),
+        *(f"course_lib.{m}" for m in READING_ORDER),
+    },
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
