@@ -177,8 +177,8 @@ def main() -> None:
             f"Over gloo, fused AdamW, medians of {SETS} × {options.rounds} interleaved rounds of "
             f"{STEPS} steps ({SETS} sets of ranks, one after the other). The ratio, with its "
             "quartiles, is to PyTorch's of the same kind: ZeRO-1 and 2 to its "
-            "ZeroRedundancyOptimizer, fully sharded to FSDP2; below 1 is faster. CPU: the same ratio "
-            "of CPU time, of all ranks together. State: numbers of optimizer state on the rank with "
+            "ZeroRedundancyOptimizer, fully sharded to FSDP2; below 1 is faster. CPU: the ratio of "
+            "CPU time, of all ranks together. State: numbers of optimizer state on the rank with "
             "most, by the mean. Last column: the largest difference of a weight to torch DDP's "
             "after all steps.\n" + sentence("python benchmarks/sharding.py"),
             *tables,
