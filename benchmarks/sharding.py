@@ -96,7 +96,8 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
     theirs = TorchDDP(model(), gradient_as_bucket_view=True)
     zero = ZeroRedundancyOptimizer(theirs.parameters(), torch.optim.AdamW, **ADAMW)
     sharded = model()
-    for layer in _layers(sharded):
+    kind = unit_of(sharded)
+    for layer in (module for module in sharded.modules() if isinstance(module, kind)):
         fully_shard(layer)
     return {
         "torch DDP": with_adamw(TorchDDP(model(), gradient_as_bucket_view=True)),
@@ -105,20 +106,14 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
         "ours, ZeRO-1 after DDP": ours(DistributedDataParallel(model())),
         "ours, ZeRO-2": ours(model(), gradients="sharded"),
         FSDP: with_adamw(fully_shard(sharded)),
-        "ours, fully sharded": with_adamw(FullyShardedDataParallel(model(), unit_types=KINDS)),
+        "ours, fully sharded": with_adamw(FullyShardedDataParallel(model(), unit_types=(kind,))),
     }
 
 
-KINDS = (nn.TransformerEncoderLayer, nn.Linear)
-"""The units of both: what is outside of them belongs to the whole."""
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules of those kinds."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += [child] if isinstance(child, KINDS) else _layers(child)
-    return found
+def unit_of(model: nn.Module) -> type[nn.Module]:
+    """Return the kind of module that both shard as a unit; what is outside belongs to the whole."""
+    layer = nn.TransformerEncoderLayer
+    return layer if any(isinstance(each, layer) for each in model.modules()) else nn.Linear
 
 
 def measure(name: str, rounds: int) -> Any:
