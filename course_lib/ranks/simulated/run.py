@@ -210,7 +210,8 @@ class Run:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                call = join_call(lambda: unpack(self.call[0]), unpack(self.call[1][rank]))
+                common, each = self.call
+                call = join_call(lambda: unpack(common), unpack(each[rank]) if each else [])
                 self.worlds.classes[rank].publish()
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
