@@ -49,8 +49,11 @@ class Processes:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         timeout: float | None,
+        check_nan: bool = False,
     ) -> list[Any]:
         """Run one call; see `Ranks.run`."""
+        if check_nan and not self._metered:
+            raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
         common, each = pack_call(fn, args, kwargs, self.world_size, pack)
         self._trace = partial(Trace, [], self.world_size)
         try:
@@ -58,7 +61,7 @@ class Processes:
             news = self._surroundings.news()
             if news is not None:
                 team.labels.update(news[0].labels)
-            return team.call(news, common, each, timeout)
+            return team.call(news, common, each, timeout, check_nan)
         except KeyboardInterrupt:
             self._say_interrupted()
             raise

@@ -21,7 +21,7 @@ from course_lib.ranks.trace.event import Event
 READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
 """First byte of what a rank sends."""
 
-_CALL = struct.Struct("<QQ??")
+_CALL = struct.Struct("<QQ???")
 _ANSWER = struct.Struct("<BQ?")
 
 
@@ -33,6 +33,7 @@ class CallHead(NamedTuple):
     """How many calls were given up before it."""
     has_surroundings: bool
     has_own: bool
+    check_nan: bool
 
     def to_bytes(self) -> bytes:
         """Return what `read` reads."""

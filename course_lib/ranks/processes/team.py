@@ -131,6 +131,7 @@ class Team:
         common: Packed,
         each: Sequence[Packed],
         timeout: float | None,
+        check_nan: bool = False,
     ) -> list[Any]:
         """Run one call on all ranks; return the results.
 
@@ -139,6 +140,7 @@ class Team:
             common: what all ranks share of the call.
             each: what each rank alone gets of it, in rank order; empty if there is nothing.
             timeout: limit in seconds; None for none.
+            check_nan: whether ranks refuse to send NaN.
 
         Raises:
             RanksError: the call went wrong.
@@ -154,7 +156,7 @@ class Team:
             self.board.set_state(member.rank, RankPhase.STARTING)
             member.begin()
         self._calls += 1
-        self._send(surroundings, common, each)
+        self._send(surroundings, common, each, check_nan)
         try:
             self.watch.collect("call", timeout)
         except BaseException as error:
@@ -179,9 +181,15 @@ class Team:
             raise TypeError(f"a result cannot be read here: {error}") from error
 
     def _send(
-        self, surroundings: tuple[Any, ...] | None, common: Packed, each: Sequence[Packed]
+        self,
+        surroundings: tuple[Any, ...] | None,
+        common: Packed,
+        each: Sequence[Packed],
+        check_nan: bool,
     ) -> None:
-        head = CallHead(self._calls, self._generation, surroundings is not None, bool(each))
+        head = CallHead(
+            self._calls, self._generation, surroundings is not None, bool(each), check_nan
+        )
         parts = [plain(head.to_bytes())]
         if surroundings is not None:
             parts.append(pack(surroundings))

@@ -106,7 +106,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
             return
         if head.has_surroundings:
             _enter(labels, *pipe.receive()())
-        recorder.begin()
+        recorder.begin(head.check_nan)
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
         common = pipe.receive()
