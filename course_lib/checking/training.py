@@ -64,8 +64,9 @@ def make_model(weights: Sequence[Tensor]) -> nn.Module:
 def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights and other rows for every rank, for two steps.
 
-    The case has ``rows``, a number per rank, and may have ``lr`` (default 0.5) and ``loss``, the
-    name of a function of ``torch.nn.functional`` (``cross_entropy`` or ``mse_loss``).
+    The case has ``rows``, a number per rank; in the second step each has one more. It may have
+    ``lr`` (default 0.5) and ``loss``, the name of a function of ``torch.nn.functional``
+    (``cross_entropy`` or ``mse_loss``).
     """
 
     def randn(*shape: int) -> Tensor:
@@ -81,8 +82,8 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
             "lr": case.parameters.get("lr", 0.5),
             "loss": loss,
             "weights": weights,
-            "x": [randn(rows, FEATURES) for _ in range(STEPS)],
-            "y": [targets(rows) for _ in range(STEPS)],
+            "x": [randn(rows + step, FEATURES) for step in range(STEPS)],
+            "y": [targets(rows + step) for step in range(STEPS)],
         }
         for rows in case.parameters["rows"]
     ]
@@ -137,11 +138,11 @@ def _steps(
     g_j is the gradient of member j on its rows, at its own weights; `carry` times the last step's
     mixture is still in it.
     """
-    rows = torch.tensor([len(each["x"][0]) for each in inputs], dtype=torch.float64)
     models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
     last: list[list[Any]] = [[0.0 for _ in model.parameters()] for model in models]
     mixed_losses = []
     for step in range(STEPS):
+        rows = torch.tensor([len(each["x"][step]) for each in inputs], dtype=torch.float64)
         own_losses, grads = [], []
         for model, each in zip(models, inputs, strict=True):
             y = each["y"][step]
