@@ -5,7 +5,9 @@ order:
 
 - `cases`: a check is data
 - `compare`: what a judge judges with
-- `given`, `effects`: the rank's side: forms of arguments, and what must stay as it was
+- `answers`: the form of an answer, without which no judge sees it
+- `given`, `effects`, `held`: the rank's side: forms of arguments, what must stay as it was, and how
+  much memory is held
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
@@ -13,7 +15,7 @@ order:
   programs and judges that several assignments need
 - `forbidden`: classes of PyTorch that do what a task asks for
 - `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
-- `evaluation`, `checkpoints`, `answers`: what else stands around a training loop, and questions
+- `evaluation`, `checkpoints`, `letters`: what else stands around a training loop, and questions
 - `chain`, `chain_programs`: a chain of layers whose backward takes time, and what is called on it
 - `buckets`: judges of how parameters are cut into buckets
 - `payloads`, `codecs`, `feedback`, `random_places`: compressed tensors, byte for byte; what adds
@@ -49,6 +51,7 @@ from course_lib.checking.compare import (
 from course_lib.checking.expectations import (
     calls,
     calls_at_most,
+    holds_at_most,
     launches_in_order,
     only_calls,
     only_peers,
@@ -88,6 +91,7 @@ __all__ = [
     "expect_number",
     "expect_same_on_all_ranks",
     "expect_tensor",
+    "holds_at_most",
     "in_many_forms",
     "launches_in_order",
     "only_calls",

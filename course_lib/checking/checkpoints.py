@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.epoch_runs import scaled_model
 from course_lib.checking.given import Given
@@ -104,6 +105,7 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     return {"wrote": True, **kept, **_plain(found["optimizer"]), **after}
 
 
+@sees(ANYTHING)
 def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge who wrote, and under which names the model's tensors stand."""
     for members in case.groups:
@@ -173,6 +175,7 @@ LOAD_MISTAKES: dict[str, Oracle] = {
 }
 
 
+@sees(ANYTHING)
 def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the model alone."""
 
@@ -183,6 +186,7 @@ def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     equals(oracle, LOAD_MISTAKES)(case, inputs, models)
 
 
+@sees(ANYTHING)
 def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge whether the optimizer holds anything, on every rank."""
     for rank, value in enumerate(values):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.checking.answers import NUMBER, WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals, same_on_all_ranks
@@ -144,6 +145,11 @@ EVALUATION_MISTAKES = {
 }
 
 
+_FLAG = Kind("a flag", lambda value: isinstance(value, bool))
+_SEEN = {"rows": ListOf(WHOLE), "in training mode": _FLAG, **dict.fromkeys(NUMBERS, NUMBER)}
+
+
+@sees(_SEEN)
 def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the model's mode, and the two numbers."""
     for rank, value in enumerate(values):
@@ -164,12 +170,13 @@ def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
     same_on_all_ranks(case, inputs, only)
 
 
+@sees(_SEEN)
 def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge who looked at how many rows."""
     for members in case.groups:
         for rank in members:
             n, size = len(inputs[rank]["x"]), inputs[rank]["batch_size"]
-            seen, most = sum(values[rank]["rows"]), max(values[rank]["rows"])
+            seen, most = sum(values[rank]["rows"]), max(values[rank]["rows"], default=0)
             fair = -(-n // len(members))
             if seen > fair:
                 raise Wrong(

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data.distributed import DistributedSampler
 
+from course_lib.checking.answers import WHOLE, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 
@@ -71,6 +72,11 @@ MISTAKES: dict[str, dict[str, Any]] = {
 }
 
 
+@sees(
+    lambda case, inputs, rank: {
+        "epoch {}": {str(e): ListOf(ListOf(WHOLE)) for e in inputs[rank]["epochs"]}
+    }
+)
 def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the batches of all ranks, one list after the other."""
     p = case.parameters
@@ -83,7 +89,7 @@ def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
                 "the share among all ranks: give the sampler the group's size, and this rank's "
                 "number in it": {**world, "me": rank},
             }
-            got = list(values[rank]["epoch {}"].values())
+            got = [values[rank]["epoch {}"][str(epoch)] for epoch in p["epochs"]]
             for epoch, mine in zip(p["epochs"], got, strict=True):
                 wanted = batches_of(asked, epoch)
                 if mine != wanted:

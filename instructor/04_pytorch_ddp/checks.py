@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
 What a program calls, and what is right, stands in `course_lib.checking`: in `sampling`,
-`epoch_runs`, `evaluation`, `checkpoints`, `batch_runs` and `answers`. A program gets only its
+`epoch_runs`, `evaluation`, `checkpoints`, `batch_runs` and `letters`. A program gets only its
 rank's input.
 """
 
@@ -15,7 +15,6 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.answers import answers_program, are_letters, is_right
 from course_lib.checking.batch_runs import (
     BATCHES_MISTAKES,
     batches_inputs,
@@ -36,6 +35,7 @@ from course_lib.checking.evaluation import (
     right_numbers,
     shared_work,
 )
+from course_lib.checking.letters import answers_program, are_letters, is_right
 from course_lib.checking.sampling import batches_program, right_batches, windows_of
 from course_lib.checking.training import NUMEL, SHAPES
 
