@@ -138,11 +138,7 @@ CHECKS = {
         worth={"values": 3, "communication": 2},
         cases=in_many_forms(
             Case("1 rank, two steps", 1, chain(3, [[2], [1, 0]], [[0, 1, 2]], [[0, 1, 2]])),
-            Case(
-                "2 ranks, two steps",
-                2,
-                chain(4, PAIRS, [[0, 1, 2, 3]], [[0, 1, 2, 3]]),
-            ),
+            Case("2 ranks, two steps", 2, chain(4, PAIRS, [FOUR], [FOUR])),
             Case(
                 "3 ranks, each its own order",
                 3,
