@@ -17,6 +17,7 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
+from course_lib.checking.answers import ANYTHING, WHOLE, sees
 from course_lib.checking.parallel_layers import (
     layer_bytes,
     layer_inputs,
@@ -143,9 +144,11 @@ def one_process(scale=lambda k: 1 / k, mine=False):
 
 
 def weights_only(judge):
-    return lambda case, inputs, values: judge(
-        case, inputs, [{"parameter {}": v["parameter {}"]} for v in values]
-    )
+    @sees({"parameter {}": ANYTHING, "updates": WHOLE, "state": WHOLE})
+    def judge_weights(case, inputs, values):
+        judge(case, inputs, [{"parameter {}": v["parameter {}"]} for v in values])
+
+    return judge_weights
 
 
 def trained_numbers(case):
