@@ -11,6 +11,7 @@ order:
 - `task`: a check in thirty lines
 - `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
   programs and judges that several assignments need
+- `rings`: what collectives made of messages may send
 - `forbidden`: classes of PyTorch that do what a task asks for
 - `whole_runs`: what K ranks' training runs must equal, in one process
 - `chain`, `buckets`: a chain of layers whose backward takes time, and judges of its buckets

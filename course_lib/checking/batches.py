@@ -17,6 +17,12 @@ from course_lib.checking.forbidden import refusing
 from course_lib.checking.given import Given
 
 EPOCHS = 400
+_DATA = torch.utils.data
+LIBRARY = (
+    *(_DATA.DataLoader, _DATA.BatchSampler, _DATA.RandomSampler, _DATA.SequentialSampler),
+    *(_DATA.SubsetRandomSampler, _DATA.WeightedRandomSampler, _DATA.DistributedSampler),
+)
+"""PyTorch's samplers and loaders: they do what the task asks for."""
 FROM_GENERATOR = (
     "All that is random comes from `generator`: torch.randperm(…, generator=generator)."
 )
@@ -34,23 +40,29 @@ def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
 
 def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for epoch after epoch."""
-    data = torch.utils.data
 
-    def epochs(count: int) -> list[list[Any]]:
+    def epochs(count: int, **drop_last: bool) -> list[list[Any]]:
         generator = torch.Generator().manual_seed(mine["seed"])
         arguments = mine["n"], mine["batch_size"], generator
-        with refusing(data.DataLoader, data.RandomSampler, data.BatchSampler):
-            return [
-                list(minibatches(*arguments, drop_last=mine["drop_last"])) for _ in range(count)
-            ]
+        with refusing(*LIBRARY):
+            return [_listed(minibatches(*arguments, **drop_last)) for _ in range(count)]
 
-    twice, again = epochs(2), epochs(2)
+    asked = {"drop_last": mine["drop_last"]}
+    # What is not asked for is not said either: a default that was changed shows.
+    twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
     many = [
         [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
-        for epoch in epochs(EPOCHS)
+        for epoch in epochs(EPOCHS, **asked)
     ]
     even = len({len(epoch) for epoch in many}) == 1
     return {"twice": twice, "again": again, "many": torch.tensor(many) if even else None}
+
+
+def _listed(batches: Any) -> list[Any]:
+    """Return what the student's function yielded or returned, as a list."""
+    if batches is None:
+        raise TypeError("minibatches returned None: yield the batches, or return a list of them")
+    return list(batches)
 
 
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
@@ -64,6 +76,8 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
     if [batch.tolist() for batch in first] != [b.tolist() for b in values[0]["again"][0]]:
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
+    if not first:
+        return
     many = values[0]["many"]
     if not isinstance(many, Tensor) or many.shape != (EPOCHS, sum(map(len, first)), 2):
         raise Wrong(f"{asked}: not all epochs have as many rows")
@@ -75,13 +89,17 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
 def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[Any]) -> None:
     for number, batch in enumerate(batches):
         if not isinstance(batch, Tensor) or batch.dtype != torch.int64 or batch.dim() != 1:
-            raise Wrong(f"{asked}: batch {number} is no vector of row numbers (int64)")
+            kind = f"{batch.dtype}, shape {list(batch.shape)}" if isinstance(batch, Tensor) else ""
+            raise Wrong(
+                f"{asked}: batch {number} is no vector of row numbers (int64) but "
+                f"a {type(batch).__name__}{kind and f' ({kind})'}"
+            )
     rest = [n % size] if n % size and not drop else []
     sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
     if sizes != right:
-        hint = "The last batch is shorter, and left out with drop_last=True only."
+        hint = "Only a last batch that is shorter is left out, and with drop_last=True only."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
-    rows = torch.cat(list(batches)).tolist()
+    rows = [row for batch in batches for row in batch.tolist()]
     if not set(rows) <= set(range(n)):
         raise Wrong(f"{asked}: rows {min(rows)} to {max(rows)} occur, expected 0 to {n - 1}")
     if repeated := sorted(row for row in set(rows) if rows.count(row) > 1):

@@ -129,7 +129,9 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
             # NumPy has no bfloat16, but everybody has bytes.
-            return bytes(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            # A clone: without elements, or with one, any strides count as contiguous.
+            packed = plain.clone(memory_format=torch.contiguous_format)
+            return bytes(packed.reshape(-1).view(torch.uint8).numpy().data)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise NotPlainError(f"{path} is a {type(tensor)} without plain data: {reason}") from error
