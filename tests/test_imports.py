@@ -47,8 +47,15 @@ RULES = {
     "course_lib": {"course_lib.ranks"},  # __init__.py alone: `%load_ext course_lib`
     "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>"},
     "course_lib.data": {"torch", "numpy", "sklearn"},
+    # Imported where there is a GPU, by the rung it belongs to.
+    "course_lib.compression.triton_kernels": {"torch", "triton"},
     # It runs on any ranks, so it knows none of them.
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
+    # It predicts what the rungs do, and runs it on simulated ranks.
+    "course_lib.simulate": {
+        *("torch", "matplotlib", "course_lib.ranks"),
+        *(f"course_lib.{m}" for m in READING_ORDER),
+    },
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
@@ -104,6 +111,8 @@ NEVER = {
 def part_of(module: str) -> str:
     """Return the row of the table for a dotted module name: the longest that fits."""
     package, _, name = module.partition(".")
+    if module in RULES:
+        return module
     if package == "course_lib" and name.partition(".")[0] in READING_ORDER:
         return "course_lib.<rung>"
     part = max((row for row in RULES if is_within(module, {row})), key=len)

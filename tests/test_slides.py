@@ -11,7 +11,8 @@ PAGE = ROOT / "docs" / "slides.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 TOPICS = [
     *("Mini-batch SGD", "Data-parallel SGD", "All-reduce", "Process groups", "The DDP API"),
-    *("The sampler", "Bucketing", "Overlap"),
+    *("The sampler", "Bucketing", "Overlap", "Compression"),
+    *("Asynchronous training", "Decentralized training"),
 ]
 ROWS = re.findall(r"^\| (.+) \| (.+) \|$", re.sub(r"^\| on the.*", "", TEXT, flags=re.M), re.M)
 LINK = re.compile(r"\[(\d\d), ([^\]]+)\]\(\.\./lectures/(\w+)\.ipynb#([^)\s]+)\)")

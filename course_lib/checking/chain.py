@@ -107,11 +107,11 @@ def cleared_gradients(params: Sequence[Tensor], in_place: bool) -> list[Tensor |
     return found
 
 
-def called(function: Any, what: str) -> Callable[[], Any]:
+def called(function: Any, what: str) -> Callable[..., Any]:
     """Return the function, or say what stands in its place."""
     if not callable(function):
         raise TypeError(f"{what} is {type(function).__name__}, expected a function")
-    made: Callable[[], Any] = function
+    made: Callable[..., Any] = function
     return made
 
 

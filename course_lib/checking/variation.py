@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -100,7 +101,8 @@ def _elements(name: str, items: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_tensor(name: str, tensor: Tensor, shape: bool = True) -> Iterator[tuple[str, str]]:
-    yield f"{name}: dtype", str(tensor.dtype)
+    if tensor.dtype is not torch.uint8:  # bytes are bytes
+        yield f"{name}: dtype", str(tensor.dtype)
     if tensor.dim() > 1 and tensor.numel() > 1 and min(tensor.shape) > 1:
         yield f"{name}: layout", str(tensor.is_contiguous())
     if shape:

@@ -128,10 +128,10 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
         # A subclass may answer any operation as it likes: take the data without asking it.
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
+            # Of one element the stride may be 0, which only then counts as contiguous.
+            flat = plain.contiguous().as_strided((plain.numel(),), (1,))
             # NumPy has no bfloat16, but everybody has bytes.
-            # A clone: without elements, or with one, any strides count as contiguous.
-            packed = plain.clone(memory_format=torch.contiguous_format)
-            return bytes(packed.reshape(-1).view(torch.uint8).numpy().data)
+            return bytes(flat.view(torch.uint8).numpy().data)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise NotPlainError(f"{path} is a {type(tensor)} without plain data: {reason}") from error

@@ -10,6 +10,7 @@ Read in this order:
 - `bits`: several numbers to a byte
 - `one_bit`: signs
 - `block_scaled`: eight bits, to the nearest or at random
+- `triton_kernels`: the same two on a GPU, one kernel instead of nine passes
 - `qsgd`: a few levels, right on average
 - `top_k`, `random_k`: a few elements
 - `power_sgd`: a few directions

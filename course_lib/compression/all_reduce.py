@@ -29,6 +29,7 @@ Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICM
 
 from collections.abc import Hashable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -68,7 +69,7 @@ def compressed_all_reduce(
         total = _sum_of_mine(parts, compressor, group)
         sums = _from_everyone(compressor.encode(total, (key, "sum")), parts, compressor, group)
         for each, payload in zip(shards, sums, strict=True):
-            each.copy_(compressor.decode(payload).view(-1))
+            compressor.decode_into(payload, each)
 
 
 def _sum_of_mine(parts: Sequence[Payload], compressor: Compressor, group: Group) -> Tensor:
@@ -77,10 +78,11 @@ def _sum_of_mine(parts: Sequence[Payload], compressor: Compressor, group: Group)
     mine = parts[rank]
     wires = _swap([part.wire for part in parts], [mine.nbytes] * len(parts), group)
     wires[rank] = mine.wire
-    total = mine.wire.new_zeros(mine.shape, dtype=as_vector(compressor.decode(mine)).dtype)
-    for wire in wires:  # in the order of the ranks
-        total += compressor.decode(Payload(wire, mine.shape, total.dtype, mine.agreed))
-    return total
+    total = torch.empty(mine.shape.numel(), device=mine.wire.device)
+    for number, wire in enumerate(wires):  # in the order of the ranks
+        payload = Payload(wire, mine.shape, total.dtype, mine.agreed)
+        compressor.decode_into(payload, total, add=number > 0)
+    return total.view(mine.shape)
 
 
 def _from_everyone(

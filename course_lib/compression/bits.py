@@ -60,6 +60,24 @@ def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
     return codes.reshape(-1)[:length]
 
 
+def choose_by_bits(packed: Tensor, either: Tensor, out: Tensor) -> None:
+    """Write `either[bit]` to `out` for as many bits in `packed` as it is long.
+
+    `either`: float32, shape (2,); `out`: a float32 vector. On a CPU a table has the numbers of
+    every byte, so that one look-up of 32 bytes writes eight of them.
+    """
+    whole = out.numel() // 8 if packed.device.type == "cpu" else 0
+    if whole:
+        table = either[_BITS_OF_A_BYTE].numpy().view("V32").ravel()
+        eights = out[: 8 * whole].numpy().view("V32")
+        np.take(table, packed[:whole].numpy(), out=eights, mode="clip")
+    if (rest := out[8 * whole :]).numel():
+        rest.copy_(either[unpack_bits(packed[whole:], 1, rest.numel()).long()])
+
+
+_BITS_OF_A_BYTE = unpack_bits(torch.arange(256, dtype=torch.uint8), 1, 8 * 256).view(256, 8).long()
+
+
 def pack_signs(x: Tensor) -> Tensor:
     """Return a bit for each element of the vector `x`, 1 where it is negative, packed."""
     if x.device.type == "cpu":  # ten times as fast as PyTorch's signbit

@@ -34,7 +34,15 @@ from collections.abc import Hashable, Iterator
 import torch
 from torch import Tensor
 
-from course_lib.compression.payload import Compressor, Payload, Shape, as_vector, elements, section
+from course_lib.compression.payload import (
+    Compressor,
+    Payload,
+    Shape,
+    as_vector,
+    elements,
+    kernels_for,
+    section,
+)
 
 BLOCK = 1 << 16
 """Elements with one scale: 256 KiB of float32, so that a block and its work space fit the cache."""
@@ -45,6 +53,8 @@ class BlockScaled(Compressor):
 
     largest: float
     """The largest number that a byte stands for."""
+    in_one_kernel = False
+    """Whether `triton_kernels` does the same."""
 
     def __init__(self, block: int = BLOCK) -> None:
         if block < 1:
@@ -75,16 +85,32 @@ class BlockScaled(Compressor):
     def decode(self, payload: Payload) -> Tensor:
         """Return code times scale."""
         result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        scales, codes = self._parts(payload.wire, result.numel())
-        for at, first, rows in self._pieces(result):
-            values = codes[at].view(self.code_dtype()).view(rows, -1)
-            out = result[at].view(rows, -1)
-            out.copy_(values).mul_(scales[first : first + rows, None])
+        self.decode_into(payload, result)
         return result.view(payload.shape).to(payload.dtype)
+
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`, block by block."""
+        scales, codes = self._parts(payload.wire, out.numel())
+        if self.in_one_kernel and out.dtype == torch.float32 and (fused := kernels_for(out)):
+            fused.decode_bytes(scales, codes, out, self.block, add)
+            return
+        in_place = out.dtype == torch.float32 and not add
+        for at, first, rows in self._pieces(out):
+            values = codes[at].view(self.code_dtype()).view(rows, -1)
+            target = out[at].view(rows, -1)
+            work = target.copy_(values) if in_place else values.to(torch.float32)
+            work.mul_(scales[first : first + rows, None])
+            if add:
+                target.add_(work)
+            elif not in_place:
+                target.copy_(work)
 
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
         scales, codes = self._parts(wire, x.numel())
+        if self.in_one_kernel and (fused := kernels_for(x)):
+            fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block)
+            return Payload(wire, like.shape, like.dtype)
         work_space = torch.empty_like(x[: self.block] if x.device.type == "cpu" else x)
         for at, first, rows in self._pieces(x):
             exact = x[at] if residual is None else residual[at].add_(x[at])
@@ -92,7 +118,9 @@ class BlockScaled(Compressor):
             scale = scales[first : first + rows, None]
             # Over all of a tensor it is 20 times as fast as over a dimension of one row.
             low, high = exact.aminmax() if rows == 1 else exact.aminmax(dim=1, keepdim=True)
-            scale.copy_(torch.maximum(-low, high).div_(self.largest))
+            # By a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
+            most = torch.maximum(-low, high)
+            scale.copy_(most.div_(torch.full_like(most, self.largest)))
             # Where all is zero, so is the scale: then 0 · 0, not 0 / 0. (Not-a-number goes on.)
             inverse = torch.where(scale == 0, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))
@@ -135,6 +163,7 @@ class Uniform8Bit(BlockScaled):
     ) -> None:
         super().__init__(block)
         self.stochastic = stochastic
+        self.in_one_kernel = not stochastic
         self.seed = seed
         self._generator: torch.Generator | None = None
         self._pool = torch.empty(0)

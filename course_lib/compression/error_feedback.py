@@ -62,6 +62,10 @@ class ErrorFeedback(Compressor):
         """As the compressor's."""
         return self.compressor.decode(payload)
 
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As the compressor's."""
+        self.compressor.decode_into(payload, out, add)
+
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
     ) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from course_lib.compression.bits import pack_signs, packed_bytes, unpack_bits
+from course_lib.compression.bits import choose_by_bits, pack_signs, packed_bytes
 from course_lib.compression.payload import (
     Compressor,
     Payload,
@@ -31,6 +31,7 @@ from course_lib.compression.payload import (
     as_vector,
     elements,
     in_cache,
+    kernels_for,
     section,
 )
 
@@ -47,38 +48,68 @@ class OneBit(Compressor):
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
         """Return scale and signs; not-a-number makes the whole tensor that."""
-        x = as_vector(tensor)
-        wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        if x.numel():
-            total = torch.zeros(1, device=x.device)
-            for at in in_cache(x):
-                total += x[at].abs().sum()
-                self._signs(wire, at).copy_(pack_signs(x[at]))
-            wire[:_SCALE] = total.div_(x.numel()).view(torch.uint8)
-        return Payload(wire, tensor.shape, tensor.dtype)
+        return self._encode(as_vector(tensor), None, tensor)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
         """As `Compressor.encode_with_residual`; the scale is known after a first pass."""
-        residual += x
-        payload = self.encode(residual)
-        if x.numel():
+        payload = self._encode(x, residual, x)
+        if x.numel() and not kernels_for(x):
             scale = section(payload.wire, 0, _SCALE, torch.float32)
+            work_space = _work_space(x)
             for at in in_cache(residual):
-                residual[at] -= torch.copysign(scale, residual[at])
+                piece = residual[at]
+                piece -= torch.copysign(scale, piece, out=work_space[: piece.numel()])
         return payload
 
     def decode(self, payload: Payload) -> Tensor:
         """Return plus or minus the scale for every element."""
         result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        if result.numel():
-            scale = section(payload.wire, 0, _SCALE, torch.float32)
-            for at in in_cache(result):
-                piece = result[at]
-                piece.copy_(unpack_bits(self._signs(payload.wire, at), 1, piece.numel()))
-                piece.mul_(-2 * scale).add_(scale)
+        self.decode_into(payload, result)
         return result.view(payload.shape).to(payload.dtype)
+
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`, piece by piece."""
+        if not out.numel():
+            return
+        scale = section(payload.wire, 0, _SCALE, torch.float32)
+        if out.dtype == torch.float32 and (fused := kernels_for(out)):
+            fused.decode_bits(scale, payload.wire[_SCALE:], out, add)
+            return
+        plus_and_minus = torch.cat([scale, -scale])
+        directly = out.dtype == torch.float32 and not add
+        work_space = torch.empty(0) if directly else _work_space(out)
+        for at in in_cache(out):
+            piece = out[at]
+            values = piece if directly else work_space[: piece.numel()]
+            choose_by_bits(self._signs(payload.wire, at), plus_and_minus, values)
+            if add:
+                piece.add_(values)
+            elif not directly:
+                piece.copy_(values)
+
+    def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
+        wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
+        if x.numel() and (fused := kernels_for(x)):
+            exact = x.contiguous() if residual is None else residual.add_(x)
+            scale = exact.abs().sum().div_(x.numel()).view(1)
+            wire[:_SCALE] = scale.view(torch.uint8)
+            fused.encode_bits(exact, scale, wire[_SCALE:], residual is not None)
+        elif x.numel():
+            total, work_space = torch.zeros(1, device=x.device), _work_space(x)
+            for at in in_cache(x):
+                exact = x[at] if residual is None else residual[at].add_(x[at])
+                total += torch.abs(exact, out=work_space[: exact.numel()]).sum()
+                self._signs(wire, at).copy_(pack_signs(exact))
+            wire[:_SCALE] = total.div_(x.numel()).view(torch.uint8)
+        return Payload(wire, like.shape, like.dtype)
 
     @staticmethod
     def _signs(wire: Tensor, at: slice) -> Tensor:
         """Return the bytes with the signs of the elements `at`, which begin at a whole byte."""
         return wire[_SCALE + at.start // 8 : _SCALE + packed_bytes(at.stop, 1)]
+
+
+def _work_space(x: Tensor) -> Tensor:
+    """Return room for a piece of `in_cache`, float32: used again and again, it stays cached."""
+    longest = next(in_cache(x), slice(0, 0))
+    return torch.empty_like(x[longest], dtype=torch.float32)

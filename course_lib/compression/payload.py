@@ -12,8 +12,10 @@ the receiver can therefore make room for it without asking, and no rank waits fo
 Compressors calculate in float32, whatever the gradients' dtype, and give back that dtype.
 """
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -73,6 +75,17 @@ class Compressor(ABC):
     def decode(self, payload: Payload) -> Tensor:
         """Return a new tensor of the payload's shape and dtype."""
 
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """Write what `decode` gives to `out`, a vector, or add it to what is there.
+
+        New memory takes a CPU as long to get as to fill: compressors that can do without it do.
+        """
+        decoded = self.decode(payload).view(-1)
+        if add:
+            out += decoded
+        else:
+            out.copy_(decoded)
+
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
         """Return x + residual, float32 vectors, compressed; `residual` becomes what that left out.
 
@@ -126,14 +139,25 @@ def section(wire: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
 
 
 def in_cache(x: Tensor) -> Iterator[slice]:
-    """Yield the pieces of a vector to be worked on one after the other: of 256 KiB on a CPU.
+    """Yield the pieces of a vector to be worked on one after the other: of 512 KiB on a CPU.
 
     Several passes over a piece that stays in the cache take as long as one over memory. On a GPU
     every pass is a kernel, so there the vector is one piece.
     """
-    at_once = 1 << 16 if x.device.type == "cpu" else max(x.numel(), 1)
+    at_once = 1 << 17 if x.device.type == "cpu" else max(x.numel(), 1)
     for start in range(0, x.numel(), at_once):
         yield slice(start, min(start + at_once, x.numel()))
+
+
+def kernels_for(x: Tensor) -> Any:
+    """Return `triton_kernels` if `x` is on a GPU for which there is Triton, else None.
+
+    It comes with PyTorch for CUDA. Without it the plain version does the same, in more passes.
+    """
+    if x.is_cuda:
+        with suppress(ImportError):
+            return importlib.import_module("course_lib.compression.triton_kernels")
+    return None
 
 
 def forget(memory: dict[Hashable, Any], key: Hashable) -> None:

@@ -90,11 +90,16 @@ class TopK(Compressor):
 
     def decode(self, payload: Payload) -> Tensor:
         """Return zeros, with the values in their places."""
-        numel = payload.shape.numel()
-        values = section(payload.wire, 0, 4 * self.count(numel), torch.float32)
-        result = torch.zeros(numel, device=payload.wire.device)
-        result.index_copy_(0, self._indices(payload), values)
+        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
+        self.decode_into(payload, result)
         return result.view(payload.shape).to(payload.dtype)
+
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`: to add, only the places that were sent are touched."""
+        values = section(payload.wire, 0, 4 * self.count(out.numel()), torch.float32).to(out.dtype)
+        if not add:
+            out.zero_()
+        out.index_add_(0, self._indices(payload), values)
 
     def _indices(self, payload: Payload) -> Tensor:
         """Return where the values belong, shape (k,), in order."""
@@ -141,9 +146,11 @@ def _by_sorting(x: Tensor, k: int) -> Tensor:
 
 def _not_below(x: Tensor, threshold: float) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """Return the indices of the elements whose absolute value is not below `threshold`."""
-    work = torch.empty(1 << 16)
+    work = torch.empty(min(x.numel(), 1 << 17))
+    # As integers, the bits of floats above zero have the same order, and NaN comes last.
+    least = int(torch.tensor(threshold).view(torch.int32))
     found = []
     for at in in_cache(x):
-        piece = torch.abs(x[at], out=work[: at.stop - at.start]).numpy()
-        found.append(np.flatnonzero(~(piece < threshold)) + at.start)  # NaN is not smaller
+        piece = torch.abs(x[at], out=work[: at.stop - at.start]).view(torch.int32).numpy()
+        found.append(np.flatnonzero(piece >= least) + at.start)
     return np.concatenate(found)

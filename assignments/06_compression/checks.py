@@ -1,0 +1,228 @@
+"""The checks of this assignment. They are handed out: read them if a message is not enough.
+
+What is read on a wire stands in `course_lib.checking.payloads`; the codecs that two of the checks
+hand to your function in `course_lib.checking.codecs`. Nothing is rounded but what is asked for, so
+every answer must be exact.
+"""
+
+import torch
+
+from course_lib.checking import (
+    Case,
+    equals,
+    in_many_forms,
+    only_calls,
+    receives_at_most,
+    same_on_all_ranks,
+    sends_at_most,
+    task,
+)
+from course_lib.checking.codecs import CODECS, decode_bytes, encode_bytes, equals_compressed_sum
+from course_lib.checking.feedback import equals_feedback, in_turn, run_feedback
+from course_lib.checking.payloads import (
+    distinct_inputs,
+    quantized_inputs,
+    reads_codes,
+    reads_top_k,
+    uniform,
+)
+from course_lib.checking.random_places import draws_places, has_values, inputs_above_zero
+from course_lib.checking.sums import EXACT, numel, tensor_inputs
+
+# --- tasks 1 and 2: a byte for each number, and back ----------------------------------------------
+
+
+def run_quantize(quantize, mine, given):
+    u = uniform(mine["ticks"])
+    return {"wire": quantize(mine["x"], u), "u": u}
+
+
+def received(case, generator):
+    """Draw bytes that arrived behind `offset` others: a wire may begin anywhere in memory."""
+    before = torch.zeros(case.parameters["offset"], dtype=torch.uint8)
+    wires = [encode_bytes(x["tensor"].float().flatten()) for x in tensor_inputs(case, generator)]
+    known = {"shape": list(case.parameters["shape"]), "dtype": case.form.dtype}
+    return [{"bytes": torch.cat([before, wire]), **known} for wire in wires]
+
+
+def run_dequantize(dequantize, mine, given):
+    shape, dtype = torch.Size(mine["shape"]), getattr(torch, mine["dtype"])
+    wire = mine["bytes"][-4 - shape.numel() :]
+    return {"numbers": dequantize(wire, shape if shape.numel() > 5 else list(shape), dtype)}
+
+
+def from_wire(decode):
+    def oracle(case, inputs, me):
+        wire = inputs[me]["bytes"][case.parameters["offset"] :]
+        numbers = decode(wire, case.parameters["shape"], torch.float32)
+        return {"numbers": numbers.to(getattr(torch, case.form.dtype))}
+
+    return oracle
+
+
+def as_unsigned(wire, shape, dtype):
+    return (wire[4:] * wire[:4].clone().view(torch.float32)).view(shape)
+
+
+# --- task 3: the largest --------------------------------------------------------------------------
+
+
+def run_top_k(encode_top_k, mine, given):
+    return {"wire": encode_top_k(mine["x"], mine["k"])}
+
+
+def with_k(case, generator):
+    return [{**own, "k": case.parameters["k"]} for own in distinct_inputs(case, generator)]
+
+
+# --- tasks 4 and 5: sums --------------------------------------------------------------------------
+
+
+def with_codec(case, generator):
+    return [{**own, "codec": case.parameters["codec"]} for own in tensor_inputs(case, generator)]
+
+
+def run_all_reduce(compressed_all_reduce, mine, given):
+    encode, decode = CODECS[mine["codec"]]
+    compressed_all_reduce(mine["tensor"], encode, decode, group=given.group)
+    return {"tensor": mine["tensor"]}
+
+
+def two_rounds(case, rank):
+    """Return the bytes of a longest shard's wire for each member, twice."""
+    k = len(case.members(rank))
+    encode, _ = CODECS[case.parameters["codec"]]
+    return 2 * k * encode(torch.zeros(-(-numel(case) // k))).numel()
+
+
+def run_random_k(random_k_mean, mine, given):
+    x, k, seeds = mine["x"], mine["k"], mine["seeds"]
+    return {"results": [random_k_mean(x, k, seed, group=given.group) for seed in seeds]}
+
+
+def k_numbers(case, rank):
+    return len(case.parameters["seeds"]) * case.parameters["k"] * case.itemsize
+
+
+TWO_ROUNDS = (
+    "Each rank sends every other one a compressed shard, and later its compressed sum: then the "
+    "bytes do not grow with K."
+)
+
+
+def turns(steps, compress, *keys):
+    return {"steps": steps, "compress": compress, "keys": keys}
+
+
+def drawn(k, shape, *seeds):
+    return {"shape": shape, "k": k, "seeds": seeds}
+
+
+CHECKS = {
+    "quantize": task(
+        "quantize",
+        inputs=quantized_inputs,
+        program=run_quantize,
+        judges=[reads_codes],
+        cases=in_many_forms(
+            Case("15 numbers", 1, {"shape": (3, 5), "exponent": 0, "sign": 1}),
+            Case("11 numbers, small ones", 1, {"shape": (11,), "exponent": -12, "sign": -1}),
+            Case("35 numbers", 1, {"shape": (5, 7), "exponent": 3, "sign": -1}),
+            Case("24 numbers", 1, {"shape": (2, 3, 4), "exponent": -1, "sign": 1}),
+            Case("one number", 1, {"shape": (), "exponent": 2, "sign": -1}),
+            Case("zeros only", 1, {"shape": (2, 2), "exponent": 0, "sign": 0}),
+            Case("no numbers", 1, {"shape": (0,), "exponent": 0, "sign": 1}),
+        ),
+    ),
+    "dequantize": task(
+        "dequantize",
+        inputs=received,
+        program=run_dequantize,
+        judges=[
+            equals(
+                from_wire(decode_bytes),
+                {"codes read as 0 to 255: they are int8, -127 to 127": from_wire(as_unsigned)},
+                tolerance=EXACT,
+            )
+        ],
+        cases=in_many_forms(
+            Case("6 numbers", 1, {"shape": (3, 2), "offset": 0}),
+            Case("5 numbers, behind 3 bytes", 1, {"shape": (5,), "offset": 3}),
+            Case("12 numbers, behind 16 bytes", 1, {"shape": (4, 3), "offset": 16}),
+            Case("one number, behind 1 byte", 1, {"shape": (), "offset": 1}),
+            Case("no numbers", 1, {"shape": (0, 2), "offset": 0}),
+        ),
+    ),
+    "encode_top_k": task(
+        "encode_top_k",
+        inputs=with_k,
+        program=run_top_k,
+        judges=[reads_top_k],
+        cases=in_many_forms(
+            Case("3 of 200", 1, {"shape": (10, 20), "k": 3}),
+            Case("20 of 100", 1, {"shape": (100,), "k": 20}),
+            Case("21 of 77", 1, {"shape": (7, 11), "k": 21}),
+            Case("2 of 64", 1, {"shape": (8, 8), "k": 2}),
+            Case("3 of 65", 1, {"shape": (5, 13), "k": 3}),
+            Case("all of 9", 1, {"shape": (3, 3), "k": 9}),
+            Case("one of one", 1, {"shape": (), "k": 1}),
+            Case("none of none", 1, {"shape": (0,), "k": 0}),
+        ),
+    ),
+    "with_feedback": task(
+        "with_feedback",
+        inputs=in_turn,
+        program=run_feedback,
+        judges=[equals_feedback],
+        cases=in_many_forms(
+            Case("one key", 1, turns(4, "only_largest", "weight")),
+            Case("two keys", 1, turns(6, "only_largest", "weight", "bias")),
+            Case("two keys, signs", 1, turns(5, "signs", "a", "b")),
+            Case("2 ranks, three keys", 2, turns(3, "signs", "a", "b", "c")),
+        ),
+    ),
+    "compressed_all_reduce": task(
+        "compressed_all_reduce",
+        inputs=with_codec,
+        program=run_all_reduce,
+        may_change=["tensor"],
+        judges=[
+            equals_compressed_sum,
+            same_on_all_ranks,
+        ],
+        expects=[
+            sends_at_most(two_rounds, hint=TWO_ROUNDS),
+            receives_at_most(two_rounds, hint=TWO_ROUNDS),
+        ],
+        worth={"values": 3, "communication": 1},
+        cases=in_many_forms(
+            Case("1 rank", 1, {"shape": (3, 2), "codec": "8 bits"}),
+            Case("2 ranks, 12 numbers", 2, {"shape": (4, 3), "codec": "8 bits"}),
+            Case("3 ranks, 95 numbers", 3, {"shape": (5, 19), "codec": "1 bit"}),
+            Case("4 ranks in two groups, 30 numbers", 4, {"shape": (5, 6), "codec": "8 bits"}),
+            Case("4 ranks, 203 numbers", 4, {"shape": (7, 29), "codec": "8 bits"}),
+            Case("5 ranks in two groups, 7 numbers", 5, {"shape": (7,), "codec": "1 bit"}),
+            Case("5 ranks, 3 numbers", 5, {"shape": (3,), "codec": "8 bits"}),
+        ),
+    ),
+    "random_k_mean": task(
+        "random_k_mean",
+        inputs=inputs_above_zero,
+        program=run_random_k,
+        judges=[draws_places, has_values],
+        expects=[
+            only_calls("all_reduce"),
+            sends_at_most(k_numbers, hint="One all_reduce of k numbers, in the dtype of x."),
+        ],
+        worth={"values": 2, "communication": 1},
+        cases=in_many_forms(
+            Case("1 rank, 2 of 6", 1, drawn(2, (3, 2), 1, 2, 1)),
+            Case("2 ranks, 5 of 20", 2, drawn(5, (4, 5), 7, 8, 7, 9)),
+            Case("3 ranks, all of 7", 3, drawn(7, (7,), 3)),
+            Case("4 ranks in two groups, 3 of 12", 4, drawn(3, (3, 4), 2**40, 0)),
+            Case("2 ranks, 2 of 5, 600 seeds", 2, drawn(2, (5,), *range(600))),
+            Case("5 ranks in two groups, 1 of 9", 5, drawn(1, (3, 3), 11, 12)),
+            Case("4 ranks, 4 of 10", 4, drawn(4, (2, 5), 21, 22)),
+        ),
+    ),
+}

@@ -1,0 +1,403 @@
+"""The checks of this assignment. They are handed out: read them if a message is not enough.
+
+Who pushes after whom stands in the cases; the programs that follow such a script, and what comes
+out of it, in `course_lib.checking.asynchrony`.
+"""
+
+from functools import partial
+
+import torch
+
+from course_lib.checking import (
+    Case,
+    calls_at_most,
+    equals,
+    in_many_forms,
+    only_calls,
+    only_peers,
+    sends_at_most,
+    task,
+    time_within,
+)
+from course_lib.checking.asynchrony import (
+    ages,
+    follow_script,
+    judge_ages,
+    minus,
+    order_of,
+    script,
+    served,
+    server_inputs,
+    worked,
+    worker_inputs,
+    worker_program,
+)
+from course_lib.ranks import compute
+
+AGE, COUNTED = "staleness of push {}", "push {} counts"
+
+# Task 1: the age of a gradient -------------------------------------------------------------------
+
+
+def events_program(staleness, mine, given):
+    return staleness(given.iterable([tuple(event) for event in mine["events"]]))
+
+
+def since_the_last_push(events):
+    """Count from a worker's last push: a worker that pulls late has newer weights."""
+    last, found = {}, []
+    for kind, worker in events:
+        if kind == "push":
+            found.append(len(found) - last.get(worker, 0))
+            last[worker] = len(found)
+    return found
+
+
+AGE_MISTAKES = {
+    "the right list plus 1: a push does not make its own gradient older": lambda events: ages(
+        events, 1
+    ),
+    "the version that was pulled, not how old it is": lambda events: [
+        n - age for n, age in enumerate(ages(events))
+    ],
+    "what it is if each worker pulls right after its push: it may pull later": since_the_last_push,
+}
+
+
+def of_events(name, text):
+    return Case(name, 1, {"events": script(text)})
+
+
+# Tasks 2 and 4: servers --------------------------------------------------------------------------
+
+
+def async_program(async_server, mine, given):
+    return follow_script(async_server(given.iterable(mine["params"]), mine["lr"]), mine, given, AGE)
+
+
+def backup_program(backup_server, mine, given):
+    made = backup_server(given.iterable(mine["params"]), mine["lr"], mine["wait_for"])
+    return follow_script(made, mine, given, COUNTED)
+
+
+def stepping(share, said=lambda age: age):
+    """Return the oracle of an asynchronous server that takes a `share` of a gradient of an age."""
+    return served(AGE, lambda w, g, age, own: (minus(w, g, own["lr"] * share(age)), said(age), 1))
+
+
+def backing_up(first=lambda n, own: n, late=False, share=lambda n: 1 / n):
+    """Return the oracle of a server that waits for the `first` gradients, or that of a mistake."""
+
+    def rule(w, g, age, own):
+        taken = own.setdefault("taken", [])
+        if age and not late:
+            return w, False, 0
+        taken.append(g)
+        if len(taken) < first(own["wait_for"], own):
+            return w, True, 0
+        for each in taken:
+            w = minus(w, each, own["lr"] * share(len(taken)))
+        taken.clear()
+        return w, True, 1
+
+    return served(COUNTED, rule)
+
+
+def serving(name, text, shapes, lr, **options):
+    return Case(name, 1, {"events": script(text), "shapes": shapes, "lr": lr, **options})
+
+
+# Task 3: a worker --------------------------------------------------------------------------------
+
+
+def working(name, server, seconds, updates, shapes, lr, loss="distance", before=False):
+    order = order_of(seconds, updates)
+    own = {"server": server, "seconds": seconds, "order": order, "shapes": shapes}
+    return Case(name, len(seconds) + 1, {**own, "lr": lr, "loss": loss, "before": before})
+
+
+def numbers(case):
+    return sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
+
+
+def pushes(case, rank):
+    order = case.parameters["order"]
+    return len(order) if rank == case.parameters["server"] else order.count(rank)
+
+
+def server_and_workers(case, rank):
+    server = case.parameters["server"]
+    return set(range(case.world_size)) - {rank} if rank == server else {server}
+
+
+def without_waiting(case, network):
+    """Return the time of the worker that takes longest, a weight and a gradient on the way each."""
+    per_message = network.time(numbers(case) * case.itemsize)
+    each = case.parameters["seconds"].items()
+    longest = max(pushes(case, rank) * (t + 2 * per_message) for rank, t in each)
+    return longest + 2 * case.world_size * per_message  # the server begins with one after another
+
+
+# Task 5: DiLoCo ----------------------------------------------------------------------------------
+
+
+def diloco_inputs(case, generator):
+    shapes, own = case.parameters["shapes"], dict(case.parameters)
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [
+        {**own, "values": start, "goals": [torch.randn(s, generator=generator) for s in shapes]}
+        for _ in range(case.world_size)
+    ]
+
+
+def diloco_program(diloco, mine, given):
+    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
+    memory, found, calls = [param.data_ptr() for param in params], [], []
+    for param in params if mine["inner"] == "along" else ():
+        param.grad = torch.ones_like(param)  # of the last step: an inner optimizer has used it
+
+    @torch.no_grad()
+    def to_the_goals():
+        calls.append("inner step")
+        compute(10e-6)
+        for param, goal in zip(params, mine["goals"], strict=True):
+            param += 0.25 * (goal - param)
+
+    @torch.no_grad()
+    def along_the_goals():
+        calls.append("inner step")
+        compute(10e-6)
+        for param, goal in zip(params, mine["goals"], strict=True):
+            param += len(calls) * goal / 8
+
+    inner = {"to": to_the_goals, "along": along_the_goals}[mine["inner"]]
+    options = (mine[key] for key in ("every", "outer_lr", "momentum"))
+    step = diloco(given.iterable(params), inner, *options, group=given.group)
+    if not callable(step):
+        raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
+    for n in range(mine["steps"]):
+        step()
+        if (n + 1) % mine["every"] in (0, 1):
+            found.append([param.detach().clone() for param in params])
+    return {
+        "after look {}, parameter {}": found,
+        "inner steps": len(calls),
+        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
+    }
+
+
+def joined(tensors):
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
+def outer_nesterov(held, change, momentum, m):
+    m = momentum * m + change
+    return held, change + momentum * m, m
+
+
+def trained_by(outer=outer_nesterov, scale=lambda k: 1.0, after=0, rate=None):
+    """Return the oracle of DiLoCo, or with another argument that of a mistake."""
+
+    def oracle(case, inputs, me):
+        own = inputs[me]
+        shapes = [value.shape for value in own["values"]]
+        w = torch.stack([joined(each["values"]) for each in inputs])
+        goals = torch.stack([joined(each["goals"]) for each in inputs])
+        held, m, found = w[0], torch.zeros_like(w[0]), []
+        for n in range(1, own["steps"] + 1):
+            w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
+            if n % own["every"] == after % own["every"]:
+                change = scale(len(inputs)) * (held - w.mean(0))
+                held, step, m = outer(held, change, own["momentum"], m)
+                held = held - (own["outer_lr"] if rate is None else rate) * step
+                w = held.expand_as(w)
+            if n % own["every"] in (0, 1):
+                pieces = w[me].to(own["values"][0].dtype).split([s.numel() for s in shapes])
+                found.append([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
+        return {
+            "after look {}, parameter {}": found,
+            "inner steps": own["steps"],
+            "the parameters' own memory": True,
+        }
+
+    return oracle
+
+
+DILOCO_MISTAKES = {
+    "the plain mean of the weights: take an outer step towards it": trained_by(
+        lambda held, change, momentum, m: (held, change, m), rate=1.0
+    ),
+    "a step of Δ alone, or of m alone: Nesterov's looks ahead, Δ + μ m": trained_by(
+        lambda held, change, momentum, m: (held, change, momentum * m + change)
+    ),
+    "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
+        scale=lambda k: -1.0
+    ),
+    "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
+    "an outer learning rate of 1": trained_by(rate=1.0),
+    "no outer step at all": trained_by(after=0.5),
+}
+
+
+def rounds(name, k, every, steps, outer_lr, momentum, shapes, inner="to"):
+    own = {"every": every, "steps": steps, "outer_lr": outer_lr, "momentum": momentum}
+    return Case(name, k, {**own, "shapes": shapes, "inner": inner})
+
+
+def at_the_end_of_a_round(case, rank):
+    return case.parameters["steps"] // case.parameters["every"]
+
+
+ONCE = "Nothing is sent in between: one all-reduce of all parameters together, after every H steps."
+
+# Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
+in_both_forms = partial(in_many_forms, dtypes=("float32", "float64"))
+
+CHECKS = {
+    "staleness": task(
+        "staleness",
+        inputs=lambda case, generator: [dict(case.parameters)],
+        program=events_program,
+        judges=[judge_ages(AGE_MISTAKES)],
+        expects=[only_calls()],
+        cases=in_both_forms(
+            of_events("one worker", "1 +1 1 +1"),
+            of_events("two workers in turn", "1 2 +1 1 +2 2 +1 1 +2"),
+            of_events("a straggler", "1 2 3 +1 1 +2 2 +1 1 +2 +1 +3"),
+            of_events("one pulls later", "4 7 +4 +7 7 +7 4 +4"),
+            of_events("one pulls twice", "1 2 +2 1 2 +2 +1"),
+            of_events("nothing is pushed", "5 6"),
+        ),
+    ),
+    "async_server": task(
+        "async_server",
+        inputs=server_inputs,
+        program=async_program,
+        may_change=["params"],
+        judges=[
+            equals(
+                stepping(lambda age: 1 / (1 + age)),
+                {
+                    "a step that does not divide by 1 + τ": stepping(lambda age: 1),
+                    "a step that divides by τ: a fresh gradient has τ = 0": stepping(
+                        lambda age: 1 / max(age, 1)
+                    ),
+                    "a step that divides by 2 + τ: τ is one too large": stepping(
+                        lambda age: 1 / (2 + age)
+                    ),
+                    "steps that drop what is stale": stepping(lambda age: float(age == 0)),
+                    "a step uphill": stepping(lambda age: -1 / (1 + age)),
+                },
+            )
+        ],
+        expects=[only_calls()],
+        cases=in_both_forms(
+            serving("one worker", "1 +1 1 +1", [(3, 2)], 0.5),
+            serving("two workers", "1 2 +1 1 +2 2 +1 1 2", [(2,), (3, 2)], 0.25),
+            serving("a straggler", "1 2 3 +1 1 +2 2 +1 +3 3 +2", [(2, 2)], 0.4),
+            serving("others' numbers", "9 4 +4 4 +4 +9 9", [(3,), ()], 0.125),
+            serving("one pulls twice", "1 2 +2 1 2 +2 +1 1", [(4,)], 1.0),
+            serving("one pulls late", "1 2 +1 +2 2 +2 1 +1 1", [(2, 3)], 0.3),
+        ),
+    ),
+    "work": task(
+        "work",
+        inputs=worker_inputs,
+        program=worker_program,
+        judges=[
+            equals(
+                worked(),
+                {
+                    "this worker's own weights from the start: receive the server's": worked(
+                        lambda w, own, g, old: (own, g(own))
+                    ),
+                    "what comes of a gradient that was added to older ones: clear .grad": worked(
+                        lambda w, own, g, old: (w, g(w) + old)
+                    ),
+                    "what comes of weights that were pushed, not of gradients": worked(
+                        lambda w, own, g, old: (w, w)
+                    ),
+                },
+            )
+        ],
+        expects=[
+            only_calls("send", "recv"),
+            only_peers(server_and_workers),
+            calls_at_most("One message with weights, one with the gradient.", send=pushes),
+            sends_at_most(lambda case, rank: pushes(case, rank) * numbers(case) * case.itemsize),
+            time_within(without_waiting, rel=0.02, hint="Wait for nobody but the server."),
+        ],
+        worth={"values": 2, "communication": 1},
+        cases=in_both_forms(
+            working("1 worker", 0, {1: 100e-6}, 3, [(3, 2)], 0.5),
+            working("2 workers", 0, {1: 100e-6, 2: 170e-6}, 5, [(2,), (3, 2)], 0.3),
+            working("a straggler, server 3", 3, {0: 1e-4, 1: 1.3e-4, 2: 5e-4}, 9, [(4,)], 0.2),
+            working("2 workers, server 1", 1, {0: 3e-4, 2: 1e-4}, 6, [(2, 2)], 0.1, "product"),
+            working(
+                "2 workers, .grad is not empty",
+                2,
+                {0: 1e-4, 1: 1.9e-4},
+                4,
+                *([(3,)], 0.5),
+                before=True,
+            ),
+            groups=False,
+        ),
+    ),
+    "backup_server": task(
+        "backup_server",
+        inputs=server_inputs,
+        program=backup_program,
+        may_change=["params"],
+        judges=[
+            equals(
+                backing_up(),
+                {
+                    "a step with a late gradient: discard it": backing_up(late=True),
+                    "a step with the sum of the gradients": backing_up(share=lambda n: 1),
+                    "a step with every gradient": backing_up(first=lambda n, own: 1),
+                    "waiting for one gradient more": backing_up(first=lambda n, own: n + 1),
+                },
+            )
+        ],
+        expects=[only_calls()],
+        cases=in_both_forms(
+            serving("2 of 2", "1 2 +1 +2 1 2 +2 +1 1 2", [(3, 2)], 0.5, wait_for=2),
+            serving("2 of 3", "1 2 3 +1 +3 1 3 +2 2 +2 +1 1", [(2,), (3,)], 0.25, wait_for=2),
+            serving("1 of 2", "1 2 +1 1 +1 1 +2 2 +2 2", [(2, 2)], 0.4, wait_for=1),
+            serving("3 of 4", "5 6 7 8 +5 +8 5 +6 +7 6 7 8", [(4,), ()], 0.3, wait_for=3),
+            serving(
+                "late by two steps",
+                *("1 2 3 +1 +2 1 2 +1 +2 +3 1 2 3 +3 +1 1", [(2, 3)], 0.125),
+                wait_for=2,
+            ),
+            serving("a step that is not full", "1 2 +1 1 2", [(3,)], 1.0, wait_for=2),
+        ),
+    ),
+    "diloco": task(
+        "diloco",
+        inputs=diloco_inputs,
+        program=diloco_program,
+        judges=[equals(trained_by(), DILOCO_MISTAKES)],
+        expects=[
+            only_calls("all_reduce"),
+            calls_at_most(ONCE, all_reduce=at_the_end_of_a_round),
+            sends_at_most(
+                lambda case, rank: (
+                    at_the_end_of_a_round(case, rank) * numbers(case) * case.itemsize
+                ),
+                hint=ONCE,
+            ),
+        ],
+        worth={"values": 3, "communication": 1},
+        cases=in_both_forms(
+            rounds("1 rank, 2 rounds", 1, 2, 5, 0.5, 0.5, [(3, 2)]),
+            rounds("2 ranks, 3 rounds", 2, 3, 10, 0.7, 0.9, [(2,), (3, 2)]),
+            rounds("3 ranks, no momentum", 3, 2, 6, 0.5, 0.0, [(2, 2)], "along"),
+            rounds("4 ranks in two groups", 4, 4, 9, 0.6, 0.8, [(3,), ()], "along"),
+            rounds("3 ranks, H = 1", 3, 1, 3, 0.25, 0.5, [(4,)]),
+            rounds("5 ranks in two groups", 5, 2, 7, 0.7, 0.9, [(2, 3)]),
+            rounds("2 ranks, less than a round", 2, 5, 4, 0.7, 0.9, [(3,)], "along"),
+        ),
+    ),
+}

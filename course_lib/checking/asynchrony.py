@@ -1,0 +1,234 @@
+"""Servers and workers out of step: scripts of events, and programs that follow them.
+
+The order of events is part of a case, never the outcome of a race: a check gives the same verdict
+on ranks of every kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.compare import describe
+from course_lib.checking.given import Given
+from course_lib.checking.judges import Judge, Oracle
+from course_lib.ranks import compute
+
+Events = Sequence[Sequence[Any]]
+"""Pairs of ``pull`` or ``push`` and a worker."""
+
+
+def script(text: str) -> list[list[Any]]:
+    """Return the events of ``"1 2 +1 2"``: a number pulls, with a plus it pushes."""
+    return [["push" if word[0] == "+" else "pull", int(word)] for word in text.split()]
+
+
+def ages(events: Events, before: int = 0) -> list[int]:
+    """Return how many pushes lie between each push and the last pull of its worker."""
+    pulled: dict[int, int] = {}
+    found: list[int] = []
+    for kind, worker in events:
+        if kind == "pull":
+            pulled[worker] = len(found)
+        else:
+            found.append(len(found) - pulled[worker] + before)
+    return found
+
+
+def judge_ages(mistakes: dict[str, Callable[[Events], list[int]]]) -> Judge:
+    """Return the judge of a list of staleness; `mistakes` give what people answer instead."""
+
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        events, got = case.parameters["events"], values[0]
+        right = ages(events)
+        pushed = [worker for kind, worker in events if kind == "push"]
+        if not isinstance(got, list) or not all(type(each) is int for each in got):
+            raise Wrong(f"the answer is {describe(got)}, expected a list of {len(right)} ints")
+        if got != right:
+            hint = next(
+                (f"This equals {m}." for m, of in mistakes.items() if of(events) == got), ""
+            )
+            if len(got) != len(right):
+                what = f"the list has {len(got)} numbers, expected {len(right)}, one for each push"
+                raise Wrong(what, hint)
+            n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
+            raise Wrong(
+                f"push {n}, of worker {pushed[n]}: expected staleness {right[n]}, got {got[n]}",
+                hint,
+            )
+
+    return judge
+
+
+def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw ``params`` of the case's ``shapes``, and gradients for each push of its ``events``."""
+    own, shapes = dict(case.parameters), case.parameters["shapes"]
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    pushes = sum(kind == "push" for kind, _ in own["events"])
+    return [{**own, "params": draw(), "gradients": [draw() for _ in range(pushes)]}]
+
+
+def follow_script(made: Any, mine: Any, given: Given, answer: str) -> dict[str, Any]:
+    """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes."""
+    if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
+        raise TypeError(f"the server is {type(made).__name__}, expected two functions (pull, push)")
+    pull, push = made
+    pulled, answers, left = [], [], list(mine["gradients"])
+    memory = [param.data_ptr() for param in mine["params"]]
+    for kind, worker in mine["events"]:
+        if kind == "pull":
+            pulled.append(pull(worker))
+        else:
+            answers.append(push(worker, given.iterable(left.pop(0))))
+    return {
+        answer: answers,
+        "weights of pull {}, parameter {}": pulled,
+        "weight {} of the server": [param.clone() for param in mine["params"]],
+        "the parameters' own memory": [param.data_ptr() for param in mine["params"]] == memory,
+    }
+
+
+Rule = Callable[[list[Tensor], list[Tensor], int, dict[str, Any]], tuple[list[Tensor], Any, int]]
+"""``rule(w, g, τ, state)``: the next weights, the answer to the push, and updates made by it."""
+
+
+def served(answer: str, rule: Rule) -> Oracle:
+    """Return the oracle of a server that treats a gradient by `rule`."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        mine = inputs[0]
+        dtype, version, state = mine["params"][0].dtype, 0, dict(mine)
+        w, left = [p.double() for p in mine["params"]], list(mine["gradients"])
+        versions: dict[int, int] = {}
+        pulled, answers = [], []
+        for kind, worker in mine["events"]:
+            if kind == "pull":
+                versions[worker] = version
+                pulled.append([p.to(dtype) for p in w])
+            else:
+                g = [each.double() for each in left.pop(0)]
+                w, said, made = rule(w, g, version - versions[worker], state)
+                answers.append(said)
+                version += made
+        return {
+            answer: answers,
+            "weights of pull {}, parameter {}": pulled,
+            "weight {} of the server": [p.to(dtype) for p in w],
+            "the parameters' own memory": True,
+        }
+
+    return oracle
+
+
+def minus(w: list[Tensor], g: list[Tensor], factor: float) -> list[Tensor]:
+    """Return w - factor · g."""
+    return [a - factor * b for a, b in zip(w, g, strict=True)]
+
+
+def order_of(seconds: dict[int, float], updates: int) -> list[int]:
+    """Return who pushes after whom if each worker takes its time, without any pause."""
+    times = [(n * t, worker) for worker, t in seconds.items() for n in range(1, updates + 1)]
+    return [worker for _, worker in sorted(times)][:updates]
+
+
+def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw what server and workers have; the server treats pushes in the case's ``order``."""
+    own, shapes, made = case.parameters, case.parameters["shapes"], []
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    for rank in range(case.world_size):
+        targets = [draw() for _ in range(own["order"].count(rank))]
+        told = {key: own[key] for key in ("order", "server", "lr", "loss", "before")}
+        seconds = own["seconds"].get(rank, 0.0)
+        made.append({"values": draw(), "targets": targets, "seconds": seconds, **told})
+    return made
+
+
+def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
+    """On the server's rank serve in the case's order; on the others call the student's function."""
+    if dist.get_rank() == mine["server"]:
+        return {"server's weights": _serve(mine)}
+    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
+    for param in params if mine["before"] else ():
+        param.grad = torch.ones_like(param)
+    seen: list[Tensor] = []
+
+    def total(term: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        if len(seen) >= len(mine["targets"]):
+            raise RuntimeError(f"loss() is called more than {len(mine['targets'])} times")
+        targets = mine["targets"][len(seen)]
+        seen.append(torch.cat([param.detach().flatten() for param in params]))
+        compute(mine["seconds"])
+        return sum(term(p, t) for p, t in zip(params, targets, strict=True))
+
+    def distance() -> Any:
+        return total(lambda p, t: (p - t).square().sum() / 2)
+
+    def product() -> Any:
+        return total(lambda p, t: (p * p * t).sum() / 2)
+
+    loss = {"distance": distance, "product": product}[mine["loss"]]
+    work(given.iterable(params), loss, len(mine["targets"]), mine["server"])
+    return {"weights at gradient {}": seen}
+
+
+def _serve(mine: Any) -> Tensor:
+    left = {worker: mine["order"].count(worker) for worker in sorted(set(mine["order"]))}
+    weights = torch.cat([value.flatten() for value in mine["values"]])
+    gradient = torch.empty_like(weights)
+    for worker in left:
+        dist.send(weights, worker)
+    for worker in mine["order"]:
+        dist.recv(gradient, worker)
+        weights = weights - mine["lr"] * gradient
+        left[worker] -= 1
+        if left[worker]:
+            dist.send(weights, worker)
+    return weights
+
+
+def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle:
+    """Return the oracle of `worker_program`.
+
+    `change(w, own, g, old)` makes a mistake of it: from the weights that were sent, the worker's
+    own from the start, the gradient as a function of weights, and what ``.grad`` held before, to
+    the weights that the gradient is computed at, and what is sent.
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        server, order = case.parameters["server"], case.parameters["order"]
+        dtype = inputs[me]["values"][0].dtype
+        own = [torch.cat([v.double().flatten() for v in each["values"]]) for each in inputs]
+        w, targets = own[server], [list(each["targets"]) for each in inputs]
+        at = dict.fromkeys(order, w)
+        old = [torch.full_like(w, float(each["before"])) for each in inputs]
+        seen: list[Tensor] = []
+        for worker in order:
+            target = torch.cat([t.double().flatten() for t in targets[worker].pop(0)])
+
+            def gradient(w: Tensor, target: Tensor = target) -> Tensor:
+                return w * target if case.parameters["loss"] == "product" else w - target
+
+            place, g = at[worker], gradient(at[worker])
+            if change is not None:
+                place, g = change(at[worker], own[worker], gradient, old[worker])
+            old[worker] = old[worker] + gradient(place)
+            if worker == me:
+                seen.append(place.to(dtype))
+            w = w - case.parameters["lr"] * g
+            at[worker] = w
+        if me == server:
+            return {"server's weights": w.to(dtype)}
+        return {"weights at gradient {}": seen}
+
+    return oracle

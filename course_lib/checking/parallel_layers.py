@@ -1,0 +1,131 @@
+"""A linear layer that several ranks share: inputs, program, and what one process gives.
+
+The ranks share the layer's outputs (column parallel) or its inputs (row parallel), each its
+``tensor_split``. The rest is equal on all of them: what goes in or comes out whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checking.cases import Case
+from course_lib.checking.given import Given
+from course_lib.checking.judges import Oracle
+from course_lib.checking.task import Inputs
+
+Side = Literal["out", "in"]
+"""What the ranks share of a layer."""
+Mistake = Literal["", "own term", "residual", "K biases", "K times"]
+_PARTS = {"out": ("dy",), "in": ("x", "dx")}
+_HELD = "whole layer is still held"
+
+
+def layer_inputs(cut: Side) -> Inputs:
+    """Return what draws a layer, its input x and dY for each group.
+
+    A case has the sizes ``out`` and ``in``, ``rows``, the shape of x before its last dimension, and
+    whether there is a ``bias``. ``dx`` is the gradient of x that comes from elsewhere. All are
+    small whole numbers, so that no dtype rounds.
+    """
+
+    def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+        p, found = case.parameters, list[dict[str, Any]]([{}] * case.world_size)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randint(-3, 4, shape, generator=generator).float()
+
+        for members in case.groups:
+            bias = draw(p["out"])
+            whole = {name: draw(*p["rows"], p["in"]) for name in ("x", "dx")}
+            whole |= {"dy": draw(*p["rows"], p["out"]), "weight": draw(p["out"], p["in"])}
+            parts = {name: whole[name].tensor_split(len(members), -1) for name in _PARTS[cut]}
+            for me, rank in enumerate(members):
+                own = {name: part[me].clone() for name, part in parts.items()}
+                found[rank] = {**whole, **own, "bias": bias if p["bias"] else None}
+                found[rank]["training"] = case.form.training
+        return found
+
+    return inputs
+
+
+def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``make_layer(linear, group=group)``, then forward and backward of what it returns."""
+    linear = nn.Linear(1, 1, device="meta")
+    linear.out_features, linear.in_features = mine["weight"].shape
+    linear.weight = nn.Parameter(mine["weight"])
+    linear.register_parameter("bias", None if mine["bias"] is None else nn.Parameter(mine["bias"]))
+    linear.train(mine["training"])
+    layer = make_layer(linear, group=given.group)
+    whole = weakref.ref(linear.weight)
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"what comes back is {type(layer).__name__}, expected an nn.Module")
+    del linear
+    x = mine["x"].clone().requires_grad_()
+    # x is used as it is, too: in a model there is a residual connection around such layers.
+    y, beside = layer(x), (x * mine["dx"]).sum()
+    weight, bias = _parameter(layer, "weight"), _parameter(layer, "bias")
+    found = {"output": y.detach(), "weight": weight.detach()}
+    found |= {"bias": None if bias is None else bias.detach()}
+    if y.shape == mine["dy"].shape:
+        torch.autograd.backward([y, beside], [mine["dy"], torch.ones_like(beside)])
+        found |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
+        found |= {"gradient of bias": None if bias is None else bias.grad}
+    if whole() is not None:
+        gc.collect()  # a circle that nobody holds may hold it
+    return {**found, _HELD: whole() is not None}
+
+
+def _parameter(layer: nn.Module, name: str) -> Any:
+    if not hasattr(layer, name):
+        raise AttributeError(f"the module has no {name}; without one it is None")
+    return getattr(layer, name)
+
+
+def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
+    """Return the oracle: what one process computes, or what a well-known mistake gives."""
+    side = {"out": 0, "in": 1}[cut]
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        k, own = len(inputs), inputs[me]
+
+        def whole(name: str) -> Tensor:
+            parts = [each[name] for each in inputs] if name in _PARTS[cut] else [own[name]]
+            return torch.cat(parts, -1).double()
+
+        x, dx, dy, weight = whole("x"), whole("dx"), whole("dy"), own["weight"].double()
+        bias = torch.zeros(len(weight)) if own["bias"] is None else own["bias"].double()
+        part, times = weight.tensor_split(k, side)[me], k if mistake == "K times" else 1
+        back = times * (dy @ weight) + (k if mistake == "residual" else 1) * dx
+        if mistake == "own term":
+            back = dy.tensor_split(k, -1)[me] @ part + dx
+        found = {
+            "output": x @ weight.t() + (k if mistake == "K biases" else 1) * bias,
+            "weight": part,
+            "bias": bias,
+            "gradient of x": back if cut == "out" else back.tensor_split(k, -1)[me],
+            "gradient of weight": _gradient(dy, x).tensor_split(k, side)[me],
+            "gradient of bias": dy.flatten(0, -2).sum(0),
+        }
+        for name in ("output", "bias", "gradient of bias") if cut == "out" else ():
+            found[name] = found[name].tensor_split(k, -1)[me]
+        right = {name: value.to(own["weight"].dtype) for name, value in found.items()}
+        none = dict.fromkeys(("bias", "gradient of bias") if own["bias"] is None else ())
+        return {**right, **none, _HELD: False}
+
+    return oracle
+
+
+def _gradient(dy: Tensor, x: Tensor) -> Tensor:
+    return dy.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def layer_bytes(case: Case, side: Side) -> int:
+    """Return the bytes of a whole input, or of a whole output."""
+    return int(case.itemsize * prod(case.parameters["rows"]) * case.parameters[side])

@@ -1,0 +1,108 @@
+"""Places drawn by lot: the same on all ranks, others for another seed, each equally often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.compare import expect_close, expect_tensor
+from course_lib.checking.judges import TOLERANCE
+from course_lib.checking.sums import numel
+
+ENOUGH = 100
+"""Draws from which on it is judged how often each place is drawn."""
+SIGMAS = 6
+"""How far chance may be off: more, in one of 500 million places."""
+
+
+def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw ``x``, whole numbers above zero, so that no sum is zero; ``k`` and ``seeds`` beside."""
+    shape, world_size = tuple(case.parameters["shape"]), case.world_size
+    drawn = [torch.randint(1, 9, shape, generator=generator).double() for _ in range(world_size)]
+    known = {"k": case.parameters["k"], "seeds": list(case.parameters["seeds"])}
+    return [{"x": x, **known} for x in drawn]
+
+
+def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge where ``results``, one for each seed, are not zero; then comes `has_values`."""
+    k, seeds, n = case.parameters["k"], case.parameters["seeds"], numel(case)
+    for members in case.groups:
+        first = _places(values[members[0]], inputs[members[0]], members[0])
+        for rank in members:
+            found = _places(values[rank], inputs[rank], rank)
+            for seed, count in zip(seeds, found.sum(1).tolist(), strict=True):
+                if count != k:
+                    raise Wrong(
+                        f"rank {rank}: {count} numbers of the result for seed {seed} are not zero, "
+                        f"expected k = {k}",
+                        _HINTS.get((count > k), ""),
+                    )
+            if not torch.equal(found, first):
+                raise Wrong(
+                    f"rank {rank} draws other places than rank {members[0]}",
+                    "All ranks must draw from the same seed, or they add what does not fit.",
+                )
+        for seed, places in zip(seeds, first, strict=True):
+            if not torch.equal(places, first[seeds.index(seed)]):
+                raise Wrong(f"seed {seed} draws other places when it comes again")
+        if len(seeds) >= ENOUGH:
+            _drawn_equally_often(first, k / n)
+
+
+_HINTS = {
+    True: "Only what was drawn is sent.",
+    False: "Draw k different places: without putting them back.",
+}
+
+
+def _drawn_equally_often(places: Tensor, expected: float) -> None:
+    often = places.double().mean(0)
+    chance = (expected * (1 - expected) / len(places)) ** 0.5
+    worst = int((often - expected).abs().argmax())
+    if abs(often[worst] - expected) > SIGMAS * chance:
+        raise Wrong(
+            f"place {worst} is drawn for {often[worst]:.0%} of {len(places)} seeds, expected "
+            f"{expected:.0%}",
+            "Each seed draws other places, each place equally often: only then is the result right "
+            "on average.",
+        )
+
+
+def _places(value: Any, own: Any, rank: int) -> Tensor:
+    what = f"rank {rank}: the result"
+    return torch.stack([expect_tensor(x, own["x"], what).flatten() != 0 for x in value["results"]])
+
+
+def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge that there is n/k times the mean over the group where something was drawn."""
+    k, n = case.parameters["k"], numel(case)
+    rtol = TOLERANCE[case.form.dtype]
+    for members in case.groups:
+        theirs = [inputs[rank]["x"].double() for rank in members]
+        total, size = torch.stack(theirs).sum(0), len(members)
+        mean = total / size
+        for rank in members:
+            x = inputs[rank]["x"]
+            known = {
+                "n/k times the sum over the ranks: the mean is asked for": total * n / k,
+                "the mean over the ranks: it must be scaled by n/k to be right on average": mean,
+                "the sum over the ranks: it must be divided by K, and scaled by n/k": total,
+                "the mean scaled by k/n: what is drawn rarely must count more, n/k": mean * k / n,
+                "the mean divided by the number of ranks once more": mean * n / k / size,
+                "n/k times this rank's own numbers: nothing was added": x.double() * n / k,
+                "the mean over all ranks: the group has fewer": n
+                / k
+                * torch.stack([each["x"].double() for each in inputs]).mean(0),
+            }
+            for seed, got in zip(case.parameters["seeds"], values[rank]["results"], strict=True):
+                drawn = got != 0
+                right = torch.where(drawn, mean * n / k, 0).to(x.dtype)
+                lookalikes = {
+                    name: torch.where(drawn, each, 0).to(x.dtype) for name, each in known.items()
+                }
+                what = f"rank {rank}: the result for seed {seed}"
+                expect_close(got, right, what, rtol=rtol, atol=rtol / 10, lookalikes=lookalikes)

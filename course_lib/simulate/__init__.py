@@ -1,0 +1,40 @@
+"""What a training step takes, before anybody buys the cluster: time, memory, bytes.
+
+    >>> from course_lib.simulate import CLUSTERS, Layout, Transformer, estimate
+    >>> gpt3 = Transformer(layers=96, width=12288, heads=96, vocabulary=51200)
+    >>> layout = Layout(data=8, tensor=8, pipeline=8, batch=1536, recompute="full")
+    >>> step = estimate(gpt3, CLUSTERS["selene"], layout)
+
+A model, a cluster and a layout are three small tables of numbers; `estimate` combines the formulas
+that the lectures derive. On the command line: ``python -m course_lib.simulate --help``. Read in
+this order:
+
+- `transformer`: parameters, operations and bytes of activations
+- `cluster`: devices and links, and what a program reaches of them
+- `layout`: how the model is spread over the ranks
+- `parameters`, `memory`, `traffic`, `step_time`: what follows from the three
+- `on_ranks`: the same step on simulated ranks, without data
+- `published`: runs that others have measured, and how far off the formulas are
+- `search`: the fastest layout that fits
+- `failures`: how much of the time trains, if devices die
+"""
+
+from course_lib.simulate.cluster import CLUSTERS, Cluster, Reached
+from course_lib.simulate.layout import Layout, LayoutError
+from course_lib.simulate.memory import Memory
+from course_lib.simulate.step_time import Estimate, estimate
+from course_lib.simulate.traffic import Traffic
+from course_lib.simulate.transformer import Transformer
+
+__all__ = [
+    "CLUSTERS",
+    "Cluster",
+    "Estimate",
+    "Layout",
+    "LayoutError",
+    "Memory",
+    "Reached",
+    "Traffic",
+    "Transformer",
+    "estimate",
+]

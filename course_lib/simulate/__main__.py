@@ -1,0 +1,230 @@
+"""The command line: ``python -m course_lib.simulate step | search | validate | failures``."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from course_lib.simulate.cluster import CLUSTERS
+from course_lib.simulate.failures import (
+    Fleet,
+    best_interval,
+    restarting,
+    shrinking,
+    with_spares,
+)
+from course_lib.simulate.layout import Layout
+from course_lib.simulate.on_ranks import step_on_ranks
+from course_lib.simulate.published import Validation, load, validate
+from course_lib.simulate.report import (
+    estimate_table,
+    failures_table,
+    found_table,
+    validation_table,
+)
+from course_lib.simulate.search import search
+from course_lib.simulate.step_time import Estimate, estimate
+from course_lib.simulate.transformer import Transformer
+
+_EXAMPLES = """\
+examples:
+  python -m course_lib.simulate step --like "Megatron 146B, 1536"
+  python -m course_lib.simulate step --like "Megatron 146B, 1536" --data 12 --batch 1152
+  python -m course_lib.simulate step --layers 8 --width 2048 --heads 16 --vocabulary 50000 \\
+      --cluster selene --tensor 4 --data 2 --batch 8 --on-ranks --figure step.png
+  python -m course_lib.simulate search --like "MPT 30b, 8 H100" --ranks 512 --batch 1024
+  python -m course_lib.simulate validate --figure errors.png
+  python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
+"""
+
+_LLAMA_3 = "of one device; 5.8 is 419 interruptions of 16,384 GPUs in 54 days (Llama 3, table 5)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ValueError, OSError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m course_lib.simulate",
+        description="What a training step takes: time, memory, bytes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    step = commands.add_parser("step", help="time, memory and bytes of one step")
+    _add_fields(step, Transformer)
+    _add_fields(step, Layout)
+    step.add_argument("--on-ranks", action="store_true", help="run it on simulated ranks too")
+    step.set_defaults(run=_step)
+    found = commands.add_parser("search", help="the fastest layouts that fit")
+    _add_fields(found, Transformer)
+    found.add_argument("--ranks", type=int, required=True, help="devices")
+    found.add_argument("--batch", type=int, required=True, help="sequences of a step")
+    found.add_argument("--most", type=int, default=10, help="how many to show")
+    found.set_defaults(run=_search)
+    for each in (step, found):
+        each.add_argument("--like", help="begin with a published run, by name or its beginning")
+        each.add_argument("--cluster", choices=CLUSTERS, help="by default, that of --like")
+    published = commands.add_parser("validate", help="published runs beside predictions")
+    published.set_defaults(run=_validate)
+    failing = commands.add_parser("failures", help="how much of the time trains, if devices die")
+    failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    failing.add_argument("--mtbf-years", type=float, default=5.8, help=_LLAMA_3)
+    failing.add_argument("--checkpoint", type=float, default=60.0, help="seconds to save")
+    failing.add_argument("--restart", type=float, default=600.0, help="seconds to start again")
+    failing.add_argument("--stall", type=float, default=180.0, help="seconds when one drops out")
+    failing.add_argument("--repair-hours", type=float, default=24.0, help="of a broken device")
+    failing.add_argument("--replica", type=int, default=512, help="devices that drop out together")
+    failing.add_argument("--spares", type=float, default=0.5, help="percent that stand by")
+    failing.set_defaults(run=_failures)
+    for each in (step, found, published, failing):
+        each.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    for each in (step, published):
+        each.add_argument("--figure", type=Path, help="draw it to this file")
+    return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Give a dataclass's fields as options, with the names that its documentation explains."""
+    group = parser.add_argument_group(kind.__name__.lower())
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        flag = "--" + field.name.replace("_", "-")
+        if hints[field.name] is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction)
+        else:
+            number = str if field.name in ("schedule", "recompute") else _number
+            group.add_argument(flag, type=number)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
+    """Return model, cluster and layout: of the published run, then what the options say."""
+    model: dict[str, Any] = {}
+    layout: dict[str, Any] = {}
+    cluster = options.cluster or "selene"
+    if options.like is not None:
+        runs = [run for run in load() if run.name.startswith(options.like)]
+        if not runs:
+            names = "\n  ".join(run.name for run in load())
+            raise ValueError(f"no published run begins with {options.like!r}:\n  {names}")
+        model, layout = asdict(runs[0].model), asdict(runs[0].layout)
+        cluster = options.cluster or runs[0].cluster
+    said = {name: value for name, value in vars(options).items() if value is not None}
+    model |= {field.name: said[field.name] for field in fields(Transformer) if field.name in said}
+    layout |= {field.name: said[field.name] for field in fields(Layout) if field.name in said}
+    missing = [name for name in ("layers", "width", "heads", "vocabulary") if name not in model]
+    if missing:
+        raise ValueError(f"say --{' --'.join(missing)}, or --like a published run")
+    return Transformer(**model), cluster, Layout(**layout)
+
+
+def _step(options: argparse.Namespace) -> int:
+    model, name, layout = _chosen(options)
+    cluster = CLUSTERS[name]
+    result = estimate(model, cluster, layout)
+    on_ranks = None
+    if options.on_ranks or options.figure:
+        start = time.monotonic()
+        on_ranks, trace = step_on_ranks(model, cluster, layout)
+        print(f"{layout.ranks} simulated ranks: {time.monotonic() - start:.1f} s", file=sys.stderr)
+        if options.figure:
+            trace.plot().savefig(options.figure, dpi=150)
+    if options.json:
+        print(json.dumps({**_plain(result), "seconds_on_ranks": on_ranks}, indent=2))
+    else:
+        print(estimate_table(name, cluster, layout, result, on_ranks))
+    return 0
+
+
+def _plain(result: Estimate) -> dict[str, Any]:
+    return {**result._asdict(), "memory": result.memory._asdict(),
+            "traffic": result.traffic._asdict()}  # fmt: skip
+
+
+def _search(options: argparse.Namespace) -> int:
+    for name in ("ranks", "batch", "most"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} is at least 1")
+    options.batch, batch = None, options.batch
+    model, name, _ = _chosen(options)
+    found = search(model, CLUSTERS[name], options.ranks, batch, options.most)
+    if options.json:
+        lines = [{**asdict(each.layout), **_plain(each.estimate)} for each in found]
+        print(json.dumps(lines, indent=2))
+    else:
+        print(found_table(found))
+    return 0
+
+
+def _validate(options: argparse.Namespace) -> int:
+    result = validate()
+    if options.figure:
+        from course_lib.simulate.errors_figure import errors_figure
+
+        errors_figure(result).savefig(options.figure, dpi=100)
+    print(json.dumps(_errors(result), indent=2) if options.json else validation_table(result))
+    return 0
+
+
+def _failures(options: argparse.Namespace) -> int:
+    rows = []
+    for devices in options.devices:
+        fleet = Fleet(
+            devices, options.mtbf_years * 365 * 24 * 3600, options.checkpoint, options.restart,
+            options.stall, 3600 * options.repair_hours, min(options.replica, devices),
+        )  # fmt: skip
+        spares = round(devices * options.spares / 100)
+        with_some = replace(fleet, spares=spares, replica=min(fleet.replica, devices - spares))
+        rows.append(
+            {
+                "devices": devices,
+                "minutes between failures": fleet.mtbf / 60,
+                "minutes between checkpoints": best_interval(fleet) / 60,
+                "restart": restarting(fleet),
+                "shrink": shrinking(fleet),
+                "spares": with_spares(with_some),
+            }
+        )
+    print(json.dumps(rows, indent=2) if options.json else failures_table(rows))
+    return 0
+
+
+def _errors(result: Validation) -> dict[str, Any]:
+    return {
+        "constants": {**asdict(result.fit.shared), "matmul": dict(result.fit.matmul)},
+        "median": result.median,
+        "runs": [
+            {
+                "run": each.run.name,
+                "measured": each.run.seconds,
+                "predicted": each.seconds,
+                "error": each.error,
+                "fitted": each.fitted,
+            }
+            for each in result.predictions
+        ],
+    }
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

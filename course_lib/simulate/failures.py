@@ -1,0 +1,163 @@
+"""Failures: how much of a cluster's time trains, if devices die.
+
+    >>> from course_lib.simulate.failures import Fleet, best_interval, restarting
+    >>> fleet = Fleet(devices=16384, device_mtbf=50_000 * 3600)
+    >>> f"one failure every {fleet.mtbf / 3600:.1f} hours"
+    'one failure every 3.1 hours'
+
+With N devices that fail independently, each every m seconds, something fails every M = m/N. Work is
+saved every τ seconds, which takes δ; after a failure, R pass until all train again, and what was
+done since the last checkpoint is lost. The expected time for τ seconds of work is
+
+    M e^(R/M) (e^((τ+δ)/M) - 1)
+
+and the *effective* share τ divided by that. It is best near τ = √(2δM) (Young), more exactly
+
+    √(2δM) (1 + √(δ/2M)/3 + (δ/2M)/9) - δ     for δ < 2M, else M      (Daly)
+
+Three ways to live with it: *restart* all from the checkpoint; *shrink*, where the other replicas go
+on after a short stall and the broken one comes back after its repair; *spares*, where a device that
+stands by takes over, until none is left.
+
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17, 1974;
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
+Generation Computer Systems 22, 2006.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Devices that fail, and how long everything about it takes.
+
+    Args:
+        devices: N.
+        device_mtbf: m, seconds between two failures of one device, on average.
+        checkpoint: δ, seconds for which training stands still to save.
+        restart: R, seconds from a failure until all devices train again.
+        stall: seconds for which the others stand still when one replica drops out or is replaced.
+        repair: seconds until a broken device is back.
+        replica: devices that drop out together: one replica's.
+        spares: devices that stand by; of `devices`, so they do not train.
+
+    Raises:
+        ValueError: a number that no fleet has.
+
+    """
+
+    devices: int
+    device_mtbf: float
+    checkpoint: float = 60.0
+    restart: float = 600.0
+    stall: float = 180.0
+    repair: float = 24 * 3600.0
+    replica: int = 8
+    spares: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replica <= self.devices - self.spares:
+            raise ValueError(
+                f"a replica has 1 to {self.devices - self.spares} devices, got {self.replica}"
+            )
+        for name in ("device_mtbf", "repair"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0 s, got {getattr(self, name)}")
+        for name in ("checkpoint", "restart", "stall", "spares"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is 0 or more, got {getattr(self, name)}")
+
+    @property
+    def mtbf(self) -> float:
+        """M, seconds between two failures of any device."""
+        return self.device_mtbf / self.devices
+
+
+def young_interval(fleet: Fleet) -> float:
+    """Return √(2δM), the seconds between checkpoints that lose least, to first order."""
+    return math.sqrt(2 * fleet.checkpoint * fleet.mtbf)
+
+
+def best_interval(fleet: Fleet) -> float:
+    """Return Daly's estimate of the best seconds of work between two checkpoints."""
+    delta, mean = fleet.checkpoint, fleet.mtbf
+    if delta >= 2 * mean:
+        return mean
+    ratio = delta / (2 * mean)
+    return math.sqrt(2 * delta * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta
+
+
+def restarting(fleet: Fleet, interval: float | None = None) -> float:
+    """Return the effective share of time, if all restart from the last checkpoint.
+
+    `interval` is τ, by default the best. Spares stand idle.
+    """
+    tau = best_interval(fleet) if interval is None else interval
+    mean = fleet.mtbf
+    expected = mean * math.exp(fleet.restart / mean) * math.expm1((tau + fleet.checkpoint) / mean)
+    return tau / expected * (1 - fleet.spares / fleet.devices)
+
+
+def shrinking(fleet: Fleet) -> float:
+    """Return the effective share, if the other replicas go on without the broken one.
+
+    The others stall for `stall` seconds twice: when it drops out, and when it is back. A replica is
+    away for `repair` seconds after each failure of one of its devices; meanwhile its work is not
+    done by anybody. Nothing is computed again: the others have the weights.
+    """
+    trains = fleet.device_mtbf / fleet.replica
+    there = trains / (trains + fleet.repair)
+    standing = 2 * fleet.stall * there / fleet.mtbf
+    return there / (1 + standing) * (1 - fleet.spares / fleet.devices)
+
+
+def with_spares(fleet: Fleet) -> float:
+    """Return the effective share, if a device that stands by takes a broken one's place.
+
+    Broken devices are repaired side by side, so that as many are away as a queue without waiting
+    holds: a Poisson number with mean repair/M. Where more are away than there are spares, replicas
+    are missing, one for each.
+    """
+    working = fleet.devices - fleet.spares
+    away = working * fleet.repair / fleet.device_mtbf
+    chance, gone = math.exp(-away), 0
+    covered, left = 0.0, 1.0  # expectation of min(number away, spares); chance of more than `gone`
+    while gone < fleet.spares:
+        left -= chance
+        covered += left
+        gone += 1
+        chance *= away / gone
+    missing = max(0.0, away - covered)
+    lost = min(1.0, missing * fleet.replica / working)
+    standing = fleet.stall * working / fleet.device_mtbf
+    return (1 - lost) / (1 + standing) * working / fleet.devices
+
+
+POLICIES = {"restart": restarting, "shrink": shrinking, "spares": with_spares}
+"""The effective share by what is done about a failure."""
+
+
+def replay(fleet: Fleet, seconds: float, interval: float | None = None, seed: int = 0) -> float:
+    """Return the effective share of one history of failures, all restarting: a dice roll.
+
+    The mean over seeds is what `restarting` says; one history of a few failures may be far off.
+    """
+    rng = random.Random(seed)
+    tau = best_interval(fleet) if interval is None else interval
+    now = saved = 0.0
+    failure = rng.expovariate(1 / fleet.mtbf)
+    while now < seconds:
+        over = now + tau + fleet.checkpoint
+        if over <= failure:
+            now, saved = over, saved + tau
+            continue
+        now = failure
+        while now >= failure:  # what fails during the restart begins it anew
+            failure = now + rng.expovariate(1 / fleet.mtbf)
+            if now + fleet.restart <= failure:
+                now += fleet.restart
+                break
+            now = failure
+    return saved / now * (1 - fleet.spares / fleet.devices)

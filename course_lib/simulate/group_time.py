@@ -1,0 +1,46 @@
+"""How long a collective takes in a group whose members may share nodes.
+
+A group of K ranks, every `stride`-th of the cluster, has L members in a node and M = K/L nodes. It
+works on two levels: first inside the nodes, so that each member holds an L-th, then each of the L
+with its like in the other nodes, over adapters of their own. Half an all-reduce, a reduce-scatter
+or an all-gather of n bytes, takes
+
+    (L-1) (α₁ + n/(Lβ₁)) + (M-1) (α₂ + n/(Kβ₂))          α₁, β₁ inside, α₂, β₂ between nodes
+
+so that a group which fills its nodes sends over all their adapters at once.
+"""
+
+from course_lib.cost_model import in_network_all_reduce_time, ring_reduce_scatter_time
+from course_lib.simulate.cluster import Cluster
+
+
+def members_of_a_node(cluster: Cluster, size: int, stride: int) -> int:
+    """Return L, how many of the `size` members of a group share a node."""
+    return max(1, min(size, cluster.node_size // stride))
+
+
+def half_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
+    """Return the seconds of a reduce-scatter, or of an all-gather, of `nbytes` in all."""
+    inner = members_of_a_node(cluster, size, stride)
+    inside = ring_reduce_scatter_time(nbytes, inner, cluster.link_inside)
+    nodes = -(-size // inner)
+    return inside + ring_reduce_scatter_time(nbytes / inner, nodes, cluster.link_between)
+
+
+def all_reduce_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
+    """Return the seconds of an all-reduce of `nbytes`; switches between nodes may add."""
+    if not cluster.in_network:
+        return 2 * half_time(nbytes, size, stride, cluster)
+    inner = members_of_a_node(cluster, size, stride)
+    inside = 2 * ring_reduce_scatter_time(nbytes, inner, cluster.link_inside)
+    nodes = -(-size // inner)
+    return inside + in_network_all_reduce_time(nbytes / inner, nodes, cluster.link_between)
+
+
+def all_to_all_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
+    """Return the seconds of an all-to-all in which each member sends `nbytes` in all.
+
+    Most members are in other nodes, so each sends over its own adapter what it has for them.
+    """
+    link = cluster.link_inside if size * stride <= cluster.node_size else cluster.link_between
+    return ring_reduce_scatter_time(nbytes, size, link)

@@ -1,0 +1,46 @@
+"""Bytes that one rank sends in a step, by what for and over which links."""
+
+from typing import NamedTuple
+
+from course_lib.simulate.cluster import Cluster
+from course_lib.simulate.layout import Layout
+from course_lib.simulate.parameters import parameters_of_a_rank
+from course_lib.simulate.transformer import Transformer
+
+
+class Traffic(NamedTuple):
+    """Bytes that the busiest rank sends in one step."""
+
+    tensor: float
+    pipeline: float
+    data: float
+    experts: float
+    inside: float
+    """Of all these, what stays inside a node."""
+    between: float
+
+
+def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
+    """Return what one rank in the middle of a pipeline sends.
+
+    Raises:
+        LayoutError: the model cannot be laid out so.
+
+    """
+    t, d, p, e = layout.tensor, layout.data, layout.pipeline, layout.expert
+    passes = 6 if layout.recompute == "full" else 4
+    times = layout.micro_batches * layout.layers_of_a_rank(model)
+    activations = 2.0 * layout.micro_batch * model.sequence * model.width
+    tensor = times * passes * 2 * (t - 1) / t * activations
+    experts = times * passes * (e - 1) / e * model.top_k * activations / t
+    pipeline = (p > 1) * 2 * layout.micro_batches * layout.chunks * activations / t
+    own = parameters_of_a_rank(model, layout)
+    if layout.zero == 3:
+        each = layout.micro_batches * (4 + layout.gradient_bytes)
+    else:
+        each = layout.gradient_bytes + (2 if layout.zero else layout.gradient_bytes)
+    data = (d - 1) / d * own * each
+    spans = ((tensor, t), (experts, t * e), (data, t * d), (pipeline, 2 * t * d))
+    inside = sum(nbytes for nbytes, ranks in spans if ranks <= cluster.node_size)
+    total = tensor + pipeline + data + experts
+    return Traffic(tensor, pipeline, data, experts, inside, total - inside)

@@ -1,0 +1,135 @@
+"""A transformer as numbers: parameters, floating-point operations and bytes of activations.
+
+    >>> from course_lib.simulate import Transformer
+    >>> gpt3 = Transformer(layers=96, width=12288, heads=96, vocabulary=51200)
+    >>> f"{gpt3.parameters / 1e9:.1f} billion"
+    '174.6 billion'
+
+With h = `width`, s = `sequence`, f = `hidden` and n tokens, one layer's forward takes
+
+    2n (2h² + 2hk + 2hf) + 4nsh       k = h · kv_heads / heads, 3hf instead of 2hf if `gated`
+
+operations, the last term for attention itself (half of it where a fused kernel skips what the
+causal mask hides), and backward takes twice as much. To be there for backward, it leaves
+
+    s·b·h (10 + 24 + 5as/h) bytes     for b sequences, a heads and f = 4h, in 2-byte numbers
+
+of which tensor parallelism over t ranks divides all but the 10; the last term is attention's
+matrix of scores, which a fused kernel never writes. Biases and norms, less than 0.1 % of the
+parameters, are left out.
+
+V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+sections 4.1 and 4.2, and appendix A.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a decoder.
+
+    Args:
+        layers: transformer layers, each attention and an MLP.
+        width: h, numbers per token between layers.
+        heads: attention heads.
+        vocabulary: rows of the embedding, and of the output layer.
+        sequence: tokens of one sequence.
+        hidden: width inside the MLP; 4h if None.
+        kv_heads: heads of keys and values; as many as `heads` if None.
+        gated: whether the MLP has a third matrix, as SwiGLU does.
+        fused_attention: whether scores stay inside one kernel, as in FlashAttention.
+        tied: whether embedding and output layer are one matrix.
+        experts: MLPs of a layer, among which each token chooses.
+        top_k: how many of them a token visits.
+
+    Raises:
+        ValueError: a number below 1, or more experts per token than there are.
+
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    sequence: int = 2048
+    hidden: int | None = None
+    kv_heads: int | None = None
+    gated: bool = False
+    fused_attention: bool = False
+    tied: bool = True
+    experts: int = 1
+    top_k: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "vocabulary", "sequence", "experts", "top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.top_k > self.experts:
+            raise ValueError(f"a token visits {self.top_k} of {self.experts} experts")
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        """Of one layer: queries and output, keys and values."""
+        keys = self.width * (self.kv_heads or self.heads) // self.heads
+        return 2 * self.width**2 + 2 * self.width * keys
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Of one MLP of one layer; there are `experts` of them."""
+        return (3 if self.gated else 2) * self.width * self.mlp_width
+
+    @property
+    def mlp_width(self) -> int:
+        """f, the width inside the MLP."""
+        return self.hidden or 4 * self.width
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer, all its experts included."""
+        return self.attention_parameters + self.experts * self.expert_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the embedding; the output layer has as many, or is the same matrix."""
+        return self.vocabulary * self.width
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return self.layers * self.layer_parameters + (2 - self.tied) * self.embedding_parameters
+
+    def layer_flops(self, sequences: float) -> tuple[float, float]:
+        """Return the operations of one layer's forward, and how many of them are attention's."""
+        tokens = sequences * self.sequence
+        matrices = self.attention_parameters + self.top_k * self.expert_parameters
+        attention = 4 * tokens * self.sequence * self.width * (0.5 if self.fused_attention else 1)
+        return 2 * tokens * matrices + attention, attention
+
+    def output_flops(self, sequences: float) -> float:
+        """Return the operations of the output layer's forward."""
+        return 2 * sequences * self.sequence * self.embedding_parameters
+
+    def model_flops(self, sequences: float) -> float:
+        """Return 3 times the forward's operations: what utilisation (MFU) is counted in.
+
+        Attention counts in full and recomputation not at all, whatever the kernels do, as in
+        A. Chowdhery et al., "PaLM", 2022, appendix B.
+        """
+        layer, attention = self.layer_flops(sequences)
+        skipped = attention if self.fused_attention else 0.0
+        return 3 * (self.layers * (layer + skipped) + self.output_flops(sequences))
+
+    def activation_bytes(self, sequences: float, tensor: int, sequence_parallel: bool) -> float:
+        """Return the bytes that one layer keeps for backward on one of `tensor` ranks."""
+        tokens = sequences * self.sequence
+        mlp = self.top_k * (self.mlp_width * (6 if self.gated else 4))
+        whole = 10 * self.width  # inputs of both blocks and norms, masks of both dropouts
+        divided = 8 * self.width + mlp + self.scores_bytes
+        return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
+
+    @property
+    def scores_bytes(self) -> float:
+        """Of one token of one layer: attention's scores, their softmax and its mask."""
+        return 0.0 if self.fused_attention else 5.0 * self.heads * self.sequence

@@ -1,0 +1,60 @@
+"""Cases that are never handed out and never enter a sandbox."""
+
+from course_lib.checking import Case, in_many_forms
+
+DTYPES = ("bfloat16", "float32", "float64")
+
+
+def formed(*cases):
+    return in_many_forms(*cases, dtypes=DTYPES)
+
+
+HIDDEN = {
+    "quantize": formed(
+        Case("21 numbers", 1, {"shape": (3, 7), "exponent": 5, "sign": 1}),
+        Case("64 numbers, tiny ones", 1, {"shape": (8, 8), "exponent": -20, "sign": -1}),
+        Case("three zeros", 1, {"shape": (3,), "exponent": 0, "sign": 0}),
+        Case("no numbers in two dimensions", 1, {"shape": (0, 3), "exponent": 1, "sign": 1}),
+    ),
+    "dequantize": formed(
+        Case("21 numbers, behind 2 bytes", 1, {"shape": (3, 7), "offset": 2}),
+        Case("8 numbers", 1, {"shape": (2, 2, 2), "offset": 0}),
+        Case("no numbers, behind 5 bytes", 1, {"shape": (0,), "offset": 5}),
+    ),
+    "encode_top_k": formed(
+        Case("1 of 8", 1, {"shape": (2, 4), "k": 1}),
+        Case("7 of 96", 1, {"shape": (8, 12), "k": 7}),
+        Case("3 of 95", 1, {"shape": (5, 19), "k": 3}),
+        Case("4 of 129", 1, {"shape": (3, 43), "k": 4}),
+        Case("5 of 129", 1, {"shape": (129,), "k": 5}),
+    ),
+    "with_feedback": formed(
+        Case(
+            "3 ranks, two keys",
+            3,
+            {"steps": 7, "compress": "only_largest", "keys": ("x", "y")},
+        ),
+        Case("one key, signs", 1, {"steps": 8, "compress": "signs", "keys": ("w",)}),
+        Case("4 keys", 2, {"steps": 4, "compress": "signs", "keys": ("w", "b", "v", "c")}),
+    ),
+    "compressed_all_reduce": formed(
+        Case("3 ranks, 100 numbers", 3, {"shape": (4, 25), "codec": "8 bits"}),
+        Case("6 ranks in two groups, 55 numbers", 6, {"shape": (5, 11), "codec": "1 bit"}),
+        Case("7 ranks, 64 numbers", 7, {"shape": (64,), "codec": "8 bits"}),
+        Case("8 ranks in two groups, 9 numbers", 8, {"shape": (3, 3), "codec": "8 bits"}),
+        Case("2 ranks, one number", 2, {"shape": (1,), "codec": "1 bit"}),
+    ),
+    "random_k_mean": formed(
+        Case("2 ranks, 4 of 15", 2, {"shape": (3, 5), "k": 4, "seeds": (5, 6, 5)}),
+        Case("3 ranks, 2 of 8", 3, {"shape": (8,), "k": 2, "seeds": (77, 78)}),
+        Case("7 ranks in two groups, 6 of 21", 7, {"shape": (3, 7), "k": 6, "seeds": (1, 0)}),
+        Case(
+            "3 ranks, 1 of 4, 200 seeds",
+            3,
+            {"shape": (2, 2), "k": 1, "seeds": tuple(range(1000, 1200))},
+        ),
+    ),
+}
+
+# What this assignment asks for: not to be imported while it is graded.
+MASKED = ("course_lib.compression",)

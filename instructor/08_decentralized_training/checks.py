@@ -1,0 +1,311 @@
+"""The checks of this assignment. They are handed out: read them if a message is not enough.
+
+The mixing matrices of tasks 2 to 5 stand in `course_lib.checking.mixing`. They are not those that
+task 1 asks for.
+"""
+
+import math
+from functools import partial
+
+import torch
+
+from course_lib.checking import Case, equals, in_many_forms, only_calls, task
+from course_lib.checking.agreement import absolute_eigenvalues, chosen, gap, weighs_each_link
+from course_lib.checking.mixing import (
+    as_weights,
+    matrices,
+    mixed,
+    one_message_each,
+    stepped,
+    whole_numbers,
+)
+from course_lib.ranks import compute
+
+# Task 1: weights for a graph ---------------------------------------------------------------------
+
+
+def links_program(metropolis_weights, mine, given):
+    links = [tuple(link) for link in mine["links"]]
+    return metropolis_weights(given.iterable(links), mine["world_size"])
+
+
+def graph(name, k, *links):
+    return Case(name, 1, {"world_size": k, "links": [list(link) for link in links]})
+
+
+# Task 2: mixing ----------------------------------------------------------------------------------
+
+
+def mixing_inputs(case, generator):
+    shape = case.parameters["shape"]
+    return [
+        {
+            "tensor": torch.randn(shape, generator=generator),
+            "seconds": case.parameters["seconds"],
+            **matrices(case, rank)[0],
+        }
+        for rank in range(case.world_size)
+    ]
+
+
+def mixing_program(start_mixing, mine, given):
+    weights = as_weights(mine, mine["tensor"])
+    finish = start_mixing(mine["tensor"], weights, group=given.group)
+    if not callable(finish):
+        raise TypeError(f"start_mixing returns {type(finish).__name__}, expected a function")
+    compute(mine["seconds"])
+    return {"tensor": finish()}
+
+
+MIXING_MISTAKES = {
+    "what this rank had: nothing was mixed": mixed(lambda w: torch.eye(len(w)).double()),
+    "mixing with a column of the matrix: row i is what rank i hears": mixed(lambda w: w.T),
+    "the mean over all ranks: hear neighbours only": mixed(lambda w: torch.ones_like(w) / len(w)),
+    "mixing twice: neighbours of neighbours are two hops away": mixed(lambda w: w @ w),
+    "the neighbours' share without this rank's own": mixed(lambda w: w - w.diag().diag()),
+    "the plain sum over whom it hears: weigh each": mixed(lambda w: (w > 0).double()),
+    "the plain mean over whom it hears: weigh each": mixed(
+        lambda w: (w > 0).double() / (w > 0).sum(1, keepdim=True)
+    ),
+}
+
+
+def mixing(name, k, graph, shape):
+    return Case(name, k, {"graphs": [graph], "shape": shape, "seconds": 100e-6})
+
+
+# Task 3: a step of D-PSGD ------------------------------------------------------------------------
+
+
+def step_inputs(case, generator):
+    def draw():
+        return [torch.randn(shape, generator=generator) for shape in case.parameters["shapes"]]
+
+    made = []
+    for rank in range(case.world_size):
+        steps = matrices(case, rank)
+        options = {key: case.parameters[key] for key in ("lr", "loss", "seconds", "unused")}
+        options["before"] = case.parameters["before"]
+        targets = [draw() for _ in steps]
+        made.append({"values": draw(), "targets": targets, "matrices": steps, **options})
+    return made
+
+
+def step_program(decentralized_step, mine, given):
+    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
+    for param in params if mine["before"] else ():
+        param.grad = torch.ones_like(param)
+    memory, calls = [param.data_ptr() for param in params], []
+    for targets, matrix in zip(mine["targets"], mine["matrices"], strict=True):
+
+        def total(term, targets=targets):
+            calls.append(term)
+            compute(mine["seconds"])
+            pairs = enumerate(zip(params, targets, strict=True))
+            return sum(term(p, t) for i, (p, t) in pairs if i != mine["unused"])
+
+        def distance(total=total):
+            return total(lambda p, t: (p - t).square().sum() / 2)
+
+        def product(total=total):
+            return total(lambda p, t: (p * t).sum())
+
+        loss = {"distance": distance, "product": product}[mine["loss"]]
+        weights = as_weights(matrix, params[0])
+        decentralized_step(given.iterable(params), loss, mine["lr"], weights, group=given.group)
+    return {
+        "parameter {}": [param.detach().clone() for param in params],
+        "calls of loss()": len(calls),
+        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
+    }
+
+
+STEP_MISTAKES = {
+    "W(w - γ g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
+    "γ times the gradient at the mixed weights: take it before mixing": (
+        lambda w, x, lr, g, old: w @ x - lr * g(w @ x)
+    ),
+    "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
+    "mixing without a step": lambda w, x, lr, g, old: w @ x,
+    "mixed gradients and the rank's own weights": lambda w, x, lr, g, old: x - lr * w @ g(x),
+    "the mean over all ranks: hear neighbours only": lambda w, x, lr, g, old: (
+        x.mean(0, keepdim=True) - lr * g(x)
+    ),
+    "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
+    "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
+    "a step with the learning rate 1": lambda w, x, lr, g, old: w @ x - g(x),
+    "γ before the mean as well: it belongs to the gradient": lambda w, x, lr, g, old: (
+        x + lr * (w @ x - x) - lr * g(x)
+    ),
+    "a gradient that was added to an older one: clear .grad before backward": (
+        lambda w, x, lr, g, old: w @ x - lr * (g(x) + old)
+    ),
+    "mixing with a column of the matrix: row i is what rank i hears": lambda w, x, lr, g, old: (
+        w.T @ x - lr * g(x)
+    ),
+}
+
+
+def steps(name, k, graphs, shapes, lr, loss="distance", **options):
+    plain = {"seconds": 0.0, "unused": None, "before": False}
+    own = {"graphs": graphs, "shapes": shapes, "lr": lr, "loss": loss}
+    return Case(name, k, {**plain, **own, **options})
+
+
+# Tasks 4 and 5: how fast, and on which network ---------------------------------------------------
+
+
+def gap_inputs(case, generator):
+    graph, k = case.parameters["graph"], case.parameters["k"]
+    numbers, denominator = whole_numbers(graph, k)
+    return [{"numbers": numbers, "denominator": denominator, "one": torch.ones(1)}]
+
+
+def gap_program(spectral_gap, mine, given):
+    return {"spectral gap": spectral_gap(as_weights(mine, mine["one"]))}
+
+
+GAP_MISTAKES = {
+    "the second largest eigenvalue: the gap is what it lacks to 1": gap(
+        lambda w: absolute_eigenvalues(w)[0]
+    ),
+    "the gap to the second largest with its sign: -1 is as far from 0 as 1": gap(
+        lambda w: 1 - sorted([*torch.linalg.eigvals(w).real.tolist(), 0.0])[-2]
+    ),
+    "the gap of singular values": gap(lambda w: 1 - float(torch.linalg.svdvals(w)[1:2].sum())),
+}
+
+
+def choice_inputs(case, generator):
+    names, k = case.parameters["candidates"], case.parameters["k"]
+    made = [whole_numbers(graph, k) for graph in names]
+    told = {key: case.parameters[key] for key in ("nbytes", "latency", "bandwidth", "tolerance")}
+    graphs = [{"numbers": numbers, "denominator": d} for numbers, d in made]
+    return [{"candidates": graphs, "one": torch.ones(1), **told}]
+
+
+def choice_program(choose_graph, mine, given):
+    candidates = [as_weights(each, mine["one"]) for each in mine["candidates"]]
+    numbers = (mine[key] for key in ("nbytes", "latency", "bandwidth", "tolerance"))
+    answer = choose_graph(given.iterable(candidates), *numbers)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise TypeError(f"choose_graph returns {type(answer).__name__}, expected (which, seconds)")
+    return {"seconds": answer[1], "which": answer[0]}
+
+
+CHOICE_MISTAKES = {
+    "what it takes with a step less: the last one must be done, too": chosen(whole=math.floor),
+    "what it takes if a rank sends only one message in a step": chosen(heard=lambda w: 1),
+    "what it takes if a rank sends to itself as well": chosen(
+        heard=lambda w: int((w > 0).sum(0).max())
+    ),
+    "the fastest if a ring needs K - 1 messages only": chosen(ways=1),
+    "what it takes if steps were no whole number": chosen(whole=float),
+}
+
+
+def choose(name, k, candidates, nbytes, latency, bandwidth, tolerance):
+    own = {"k": k, "candidates": candidates, "nbytes": nbytes, "tolerance": tolerance}
+    return Case(name, 1, {**own, "latency": latency, "bandwidth": bandwidth})
+
+
+EXACT = {"float64": 1e-9, "float32": 1e-3}
+
+# Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
+in_both_forms = partial(in_many_forms, dtypes=("float32", "float64"))
+
+CHECKS = {
+    "metropolis_weights": task(
+        "metropolis_weights",
+        inputs=lambda case, generator: [dict(case.parameters)],
+        program=links_program,
+        judges=[weighs_each_link],
+        cases=in_both_forms(
+            graph("a line of 4", 4, (0, 1), (1, 2), (2, 3)),
+            graph("a star of 5", 5, (0, 1), (0, 2), (0, 3), (0, 4)),
+            graph("a ring of 4, some links the other way", 4, (1, 0), (1, 2), (3, 2), (0, 3)),
+            graph("links that are listed twice", 4, (0, 1), (1, 0), (1, 2), (1, 2), (2, 3)),
+            graph("one rank is alone", 3, (0, 2)),
+            graph("1 rank", 1),
+        ),
+    ),
+    "start_mixing": task(
+        "start_mixing",
+        inputs=mixing_inputs,
+        program=mixing_program,
+        judges=[equals(mixed(), MIXING_MISTAKES)],
+        expects=one_message_each(lambda case: torch.Size(case.parameters["shape"]).numel()),
+        worth={"values": 2, "communication": 2},
+        cases=in_both_forms(
+            mixing("1 rank", 1, "ring", (3, 2)),
+            mixing("2 ranks", 2, "line", (4,)),
+            mixing("3 ranks in a star", 3, "star", (3, 4)),
+            mixing("5 ranks, two groups, a line", 5, "line", (2, 3)),
+            mixing("4 ranks, one way", 4, "one way", (5, 2)),
+            mixing("6 ranks, two groups, one way", 6, "one way", ()),
+            mixing("5 ranks in a ring", 5, "ring", (4, 3)),
+            mixing("4 ranks, two groups, nobody hears anybody", 4, "alone", (3,)),
+            mixing("5 ranks, nothing of its own", 5, "swap", (0,)),
+        ),
+    ),
+    "decentralized_step": task(
+        "decentralized_step",
+        inputs=step_inputs,
+        program=step_program,
+        judges=[
+            equals(
+                stepped(lambda w, x, lr, g, old: w @ x - lr * g(x)),
+                {name: stepped(step) for name, step in STEP_MISTAKES.items()},
+            )
+        ],
+        expects=one_message_each(
+            lambda case: sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
+        ),
+        worth={"values": 2, "communication": 2},
+        cases=in_both_forms(
+            steps("1 rank", 1, ["ring"], [(3, 2)], 0.5),
+            steps("2 ranks", 2, ["line"], [(3, 2), (4,)], 0.1),
+            steps("3 ranks, .grad is not empty", 3, ["line"], [(2, 2)], 0.5, before=True),
+            steps("4 ranks, two groups", 4, ["line"], [(2, 3), (1,)], 0.2, "product"),
+            steps("4 ranks in a ring, two steps", 4, ["ring"] * 2, [(4,), (2, 2)], 0.3),
+            steps("6 ranks, two groups, one way", 6, ["one way"] * 2, [(3,)], 0.3, before=True),
+            steps("5 ranks, one parameter unused", 5, ["ring"], [(3, 2), (2,)], 0.4, unused=1),
+            steps("4 ranks, another matrix in each step", *(4, ["star", "pairs"], [(2, 3)], 0.25)),
+            steps("4 ranks, 100 µs of gradient", *(4, ["ring"] * 3, [(8,)], 0.1), seconds=100e-6),
+        ),
+    ),
+    "spectral_gap": task(
+        "spectral_gap",
+        inputs=gap_inputs,
+        program=gap_program,
+        judges=[
+            equals(gap(lambda w: 1 - absolute_eigenvalues(w)[0]), GAP_MISTAKES, tolerance=EXACT)
+        ],
+        expects=[only_calls()],
+        cases=in_both_forms(
+            *(
+                Case(f"{k} × {k}, {graph}", 1, {"graph": graph, "k": k})
+                for graph, k in (
+                    *(("ring", 8), ("swap", 6), ("star", 5), ("one way", 4), ("complete", 3)),
+                    *(("pairs", 4), ("hops 0, 1, 3", 7), ("alone", 1), ("star * one way", 4)),
+                )
+            ),
+        ),
+    ),
+    "choose_graph": task(
+        "choose_graph",
+        inputs=choice_inputs,
+        program=choice_program,
+        judges=[equals(chosen(), CHOICE_MISTAKES, tolerance=EXACT)],
+        expects=[only_calls()],
+        cases=in_both_forms(
+            choose("far apart", 8, ["ring", "complete"], 10**4, 20e-3, 1e8, 1e-3),
+            choose("many bytes", 8, ["ring", "complete", "one way"], 10**8, 20e-6, 1e9, 1e-2),
+            choose("a rough mean", 6, ["ring", "hops 0, 1, 3"], 10**6, 2e-3, 1e9, 0.2),
+            choose("one that never agrees", 6, ["swap", "pairs", "ring"], 10**5, 1e-3, 1e9, 0.1),
+            choose("no time for gossip", 4, ["line", "one way"], 10**7, 1e-4, 1e8, 1e-6),
+            choose("hardly a mean", 6, ["complete", "ring"], 10**6, 1e-3, 1e9, 0.7),
+            choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
+        ),
+    ),
+}

@@ -1,0 +1,296 @@
+"""The checks of this assignment. They are handed out: read them if a message is not enough."""
+
+from math import ceil, prod
+
+import torch
+from torch import nn
+
+from course_lib.checking import (
+    Case,
+    Expectation,
+    Wrong,
+    calls_at_most,
+    equals,
+    in_many_forms,
+    only_calls,
+    same_on_all_ranks,
+    sends_at_most,
+    task,
+)
+from course_lib.checking.parallel_layers import (
+    layer_bytes,
+    layer_inputs,
+    layer_program,
+    layer_values,
+)
+from course_lib.checking.pipeline import (
+    FEW_ACTIVATIONS,
+    IN_TIME,
+    NEAR,
+    equals_one_process,
+    pipeline_inputs,
+    pipeline_program,
+    whole_schedule,
+)
+
+# --- tasks 1 and 2: a linear layer over K ranks ---------------------------------------------------
+
+
+def layer(out, inp, *rows, bias=True):
+    return {"out": out, "in": inp, "rows": rows, "bias": bias}
+
+
+OWN = "this rank's term alone: dX is the sum over the ranks of dY_r A_r"
+RESIDUAL = (
+    "a sum that takes in the gradient of other uses of x, which is complete on every rank: put the "
+    "sum behind what your layer does, not on x itself"
+)
+TWICE = "K times the right one: dY is equal on all ranks, and needs no sum on the way back"
+BIASES = "the output with the bias added once by each rank: add it after the sum"
+
+LAYERS = (
+    Case("1 rank", 1, layer(4, 3, 2)),
+    Case("2 ranks, no bias", 2, layer(6, 4, 3, bias=False)),
+    Case("3 ranks, uneven", 3, layer(5, 7, 2, 2)),
+    Case("4 ranks, in two groups", 4, layer(5, 3, 4)),
+    Case("3 ranks, fewer than one each", 3, layer(2, 2, 3)),
+    Case("3 ranks, in two groups, no bias", 3, layer(7, 5, 2, 3, bias=False)),
+    Case("4 ranks, uneven", 4, layer(6, 9, 2)),
+)
+
+# --- task 3: a sharded optimizer ------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, 1),
+    "adamw": (torch.optim.AdamW, {"lr": 0.1}, 2),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}, 1),
+    "sgd": (torch.optim.SGD, {"lr": 0.5}, 0),
+}
+"""Class, options, and how many numbers of state it keeps for each number that it updates."""
+
+
+def optimizer_inputs(case, generator):
+    p = case.parameters
+
+    def randn():
+        return [torch.randn(shape, generator=generator) for shape in p["shapes"]]
+
+    found, frozen = [None] * case.world_size, p.get("frozen", ())
+    for members in case.groups:
+        weights = randn()
+        for me, rank in enumerate(members):
+            missing = {*frozen, *(p.get("unused", ()) if me == 0 else ())}
+            grads = [
+                [None if i in missing else g for i, g in enumerate(randn())]
+                for _ in range(p["steps"])
+            ]
+            mine = {"weights": weights, "gradients": grads, "frozen": frozen}
+            mine |= {"again": p.get("again", ()), "before": p.get("before", False)}
+            found[rank] = {**mine, "optimizer": p["optimizer"]}
+    return found
+
+
+def optimizer_program(sharded_optimizer, mine, given):
+    params = [
+        nn.Parameter(w.clone(), requires_grad=i not in mine["frozen"])
+        for i, w in enumerate(mine["weights"])
+    ]
+    cls, options, _ = OPTIMIZERS[mine["optimizer"]]
+    for param in params if mine["before"] else ():
+        param.grad = torch.ones_like(param)  # of nothing that the steps below are about
+    made = []
+
+    def make_optimizer(tensors):
+        made.append(cls(tensors, **options))
+        return made[-1]
+
+    make_optimizer.__qualname__ = mine["optimizer"]
+    tied = given.iterable([*params, *(params[i] for i in mine["again"])])
+    step = sharded_optimizer(tied, make_optimizer, group=given.group)
+    if not callable(step):
+        raise TypeError(f"what comes back is {type(step).__name__}, expected a function step()")
+    for grads in mine["gradients"]:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = None if grad is None else grad.clone()
+        step()
+    updated = [t for each in made for group in each.param_groups for t in group["params"]]
+    state = [v for each in made for per in each.state.values() for v in per.values()]
+    return {
+        "parameter {}": [param.detach().clone() for param in params],
+        "updates": sum(t.numel() for t in updated),
+        "state": sum(v.numel() for v in state if isinstance(v, torch.Tensor) and v.dim()),
+    }
+
+
+def one_process(scale=lambda k: 1 / k, mine=False):
+    """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer."""
+
+    def oracle(case, inputs, me):
+        cls, options, _ = OPTIMIZERS[case.parameters["optimizer"]]
+        params = [nn.Parameter(w.double().clone()) for w in inputs[0]["weights"]]
+        trained = [p for i, p in enumerate(params) if i not in inputs[0]["frozen"]]
+        optimizer = cls(trained, **options)
+        for step in range(case.parameters["steps"]):
+            for i, param in enumerate(params):
+                terms = [each["gradients"][step][i] for each in ([inputs[me]] if mine else inputs)]
+                grads = [torch.zeros_like(param) if g is None else g.double() for g in terms]
+                param.grad = sum(grads) * scale(len(inputs))
+            optimizer.step()
+        dtype = inputs[0]["weights"][0].dtype
+        return {"parameter {}": [param.detach().to(dtype) for param in params]}
+
+    return oracle
+
+
+def weights_only(judge):
+    return lambda case, inputs, values: judge(
+        case, inputs, [{"parameter {}": v["parameter {}"]} for v in values]
+    )
+
+
+def trained_numbers(case):
+    p = case.parameters
+    return sum(prod(s) for i, s in enumerate(p["shapes"]) if i not in p.get("frozen", ()))
+
+
+def its_share(case, observed, trace):
+    copies = OPTIMIZERS[case.parameters["optimizer"]][2]
+    for rank, output in enumerate(observed.outputs):
+        most = ceil(trained_numbers(case) / len(case.members(rank)))
+        for what, limit in (("updates", most), ("state", copies * most)):
+            if (held := output["value"][what]) > limit:
+                words = {"updates": "updates {} numbers", "state": "keeps {} numbers of state"}
+                raise Wrong(
+                    f"rank {rank}'s optimizer {words[what].format(held)}, expected at most {limit}",
+                    f"Of {trained_numbers(case)} numbers each rank updates ⌈n/K⌉, and keeps state "
+                    "for these only.",
+                )
+
+
+def step_bytes(case, rank):
+    chunk = ceil(trained_numbers(case) / len(case.members(rank)))
+    return case.parameters["steps"] * case.itemsize * chunk * (len(case.members(rank)) + 1)
+
+
+ONE_OF_EACH = "A step is one reduce-scatter of all gradients, and one all-gather of the weights."
+
+
+def steps_of(case, rank):
+    return case.parameters["steps"]
+
+
+def training(optimizer, *shapes, steps=2, **options):
+    return {"optimizer": optimizer, "shapes": shapes, "steps": steps, **options}
+
+
+BUBBLES = (1, 0.0), (2, 0.25), (3, 0.3), (4, 0.6), (4, 0.26), (2, 0.7), (3, 0.125)
+
+# --- the four checks ------------------------------------------------------------------------------
+
+CHECKS = {
+    "column_parallel": task(
+        "column_parallel",
+        inputs=layer_inputs("out"),
+        program=layer_program,
+        judges=[
+            equals(
+                layer_values("out"),
+                {OWN: layer_values("out", "own term"), RESIDUAL: layer_values("out", "residual")},
+            )
+        ],
+        expects=[
+            only_calls("all_reduce"),
+            calls_at_most("Forward sends nothing, backward one sum.", all_reduce=1),
+            sends_at_most(
+                lambda case, rank: layer_bytes(case, "in"),
+                hint="What is summed is the gradient of x.",
+            ),
+        ],
+        worth={"values": 3, "communication": 1},
+        cases=in_many_forms(*LAYERS),
+    ),
+    "row_parallel": task(
+        "row_parallel",
+        inputs=layer_inputs("in"),
+        program=layer_program,
+        judges=[
+            equals(
+                layer_values("in"),
+                {BIASES: layer_values("in", "K biases"), TWICE: layer_values("in", "K times")},
+            )
+        ],
+        expects=[
+            only_calls("all_reduce"),
+            calls_at_most("Forward sends one sum, backward nothing.", all_reduce=1),
+            sends_at_most(
+                lambda case, rank: layer_bytes(case, "out"), hint="What is summed is the output."
+            ),
+        ],
+        worth={"values": 3, "communication": 1},
+        cases=in_many_forms(*LAYERS),
+    ),
+    "sharded_optimizer": task(
+        "sharded_optimizer",
+        inputs=optimizer_inputs,
+        program=optimizer_program,
+        judges=[
+            weights_only(
+                equals(
+                    one_process(),
+                    {
+                        "the weights of a step with the sum over the ranks, not the mean": (
+                            one_process(lambda k: 1)
+                        ),
+                        "the weights of a step with this rank's own gradients": (
+                            one_process(lambda k: 1, mine=True)
+                        ),
+                        "the mean divided by the number of ranks once more": (
+                            one_process(lambda k: 1 / k**2)
+                        ),
+                    },
+                )
+            ),
+            weights_only(same_on_all_ranks),
+        ],
+        expects=[
+            Expectation(its_share, part="memory"),
+            only_calls("reduce_scatter", "all_gather"),
+            calls_at_most(ONE_OF_EACH, reduce_scatter=steps_of, all_gather=steps_of),
+            sends_at_most(step_bytes, hint="Padding: fewer than K numbers. Frozen ones stay."),
+        ],
+        worth={"values": 3, "memory": 2, "communication": 1},
+        cases=in_many_forms(
+            Case("1 rank", 1, training("momentum", (3, 2), (5,))),
+            Case("2 ranks", 2, training("momentum", (3, 2), (4,), before=True)),
+            Case("3 ranks, uneven", 3, training("adamw", (2, 3), (), (6,), steps=3)),
+            Case("4 ranks, in two groups", 4, training("momentum", (4, 3), (3,), steps=3)),
+            Case("2 ranks, frozen", 2, training("rmsprop", (3, 3), (4,), (1,), frozen=[1])),
+            Case("3 ranks, tied", 3, training("adamw", (3, 2), (7,), again=[0, 1])),
+            Case("3 ranks, fewer than one each", 3, training("momentum", (2,))),
+            Case(
+                "2 ranks, frozen, tied, one unused on a rank",
+                2,
+                training(
+                    "sgd", (2, 2), (9,), (2,), frozen=[0], again=[1, 0], unused=[1], before=True
+                ),
+            ),
+            dtypes=("float32", "float64"),
+        ),
+    ),
+    "pipeline_schedule": task(
+        "pipeline_schedule",
+        inputs=pipeline_inputs,
+        program=pipeline_program,
+        judges=[whole_schedule, equals_one_process()],
+        expects=[FEW_ACTIVATIONS, IN_TIME],
+        worth={"values": 2, "memory": 1, "time": 1},
+        cases=in_many_forms(
+            *(
+                Case(f"p = {p}, bubble {bubble}", p, {"bubble": bubble}, network=NEAR)
+                for p, bubble in BUBBLES
+            ),
+            dtypes=("float32", "float64"),
+            groups=False,
+        ),
+    ),
+}

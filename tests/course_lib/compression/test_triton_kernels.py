@@ -1,0 +1,148 @@
+"""Triton's kernels give the bytes, the residual and the sums of plain PyTorch, bit for bit.
+
+On a CPU, through Triton's interpreter (tests/conftest.py asks for it); with a GPU, compiled.
+Skipped where there is no Triton: `pip install .[gpu]` brings it, and so does PyTorch for CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from course_lib.compression import Compressor, ErrorFeedback, OneBit, Payload, Uniform8Bit
+from course_lib.compression import block_scaled as block_scaled_module
+from course_lib.compression import one_bit as one_bit_module
+
+pytest.importorskip("triton", reason="needs triton: pip install .[gpu]")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = (0, 1, 7, 8, 1000, 4097)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+CODECS = {
+    "8 bits": Uniform8Bit,
+    "8 bits, blocks of 100": lambda: Uniform8Bit(block=100),
+    "8 bits, blocks of 2048": lambda: Uniform8Bit(block=2048),
+    "1 bit": OneBit,
+}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    return importlib.import_module("course_lib.compression.triton_kernels")
+
+
+class Fused:
+    """A context in which the kernels are used, whatever the device is; without it, none are."""
+
+    def __init__(self, kernels: ModuleType | None) -> None:
+        self.calls = 0
+        self._kernels = kernels
+        self._patches = [
+            mock.patch.object(module, "kernels_for", self._which)
+            for module in (block_scaled_module, one_bit_module)
+        ]
+
+    def _which(self, x: Tensor) -> ModuleType | None:
+        self.calls += 1
+        return self._kernels
+
+    def __enter__(self) -> Fused:
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for patch in self._patches:
+            patch.stop()
+
+
+def drawn(length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    x = torch.randn(length, generator=torch.Generator().manual_seed(seed)) * 10
+    if length > 5:
+        x[2], x[3], x[5] = 0.0, -0.0, 1e-30
+    return x.to(dtype).to(DEVICE)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_wire_and_result_are_those_of_plain_pytorch(
+    kernels: ModuleType, codec: str, dtype: torch.dtype, length: int
+) -> None:
+    x = drawn(length, dtype)
+    with Fused(None):
+        plain = CODECS[codec]().encode(x)
+        right = CODECS[codec]().decode(plain)
+    with Fused(kernels) as fused:
+        payload = CODECS[codec]().encode(x)
+        result = CODECS[codec]().decode(payload)
+    assert fused.calls or not length
+    assert same_bits(payload.wire, plain.wire)
+    assert same_bits(result.view(-1), right.view(-1))
+    assert result.dtype == dtype
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_residuals_stay_the_same_over_steps(kernels: ModuleType, codec: str, length: int) -> None:
+    def three_steps(which: ModuleType | None) -> list[Tensor]:
+        compressor = ErrorFeedback(CODECS[codec]())
+        found = []
+        with Fused(which):
+            for step in range(3):
+                found.append(compressor.encode(drawn(length, torch.float32, step)).wire)
+                found.append(compressor.residuals[None].clone())
+        return found
+
+    for a, b in zip(three_steps(kernels), three_steps(None), strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, length: int) -> None:
+    """From a wire that begins anywhere in memory, too."""
+    payloads = [CODECS[codec]().encode(drawn(length, torch.float32, seed)) for seed in range(3)]
+
+    def total(which: ModuleType | None) -> Tensor:
+        compressor: Compressor = CODECS[codec]()
+        out = torch.full((length,), 0.1, device=DEVICE)
+        with Fused(which):
+            for payload in payloads:
+                shifted = torch.cat([payload.wire.new_zeros(3), payload.wire])[3:]
+                moved = Payload(shifted, payload.shape, payload.dtype)
+                compressor.decode_into(moved, out, add=True)
+        return out
+
+    assert same_bits(total(kernels), total(None))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_a_number_makes_its_block_that(kernels: ModuleType, bad: float) -> None:
+    x = drawn(300, torch.float32)
+    x[150] = bad
+    with Fused(kernels):
+        result = Uniform8Bit(block=100).decode(Uniform8Bit(block=100).encode(x))
+    assert result[100:200].isnan().all()
+    assert result[:100].isfinite().all() and result[200:].isfinite().all()
+
+
+def test_input_and_sizes_of_several_tiles(kernels: ModuleType) -> None:
+    """A block of many tiles, the last of which is short; and the input is left as it is."""
+    x = drawn(70_001, torch.float32)
+    before = x.clone()
+    with Fused(kernels):
+        wire = Uniform8Bit().encode(x).wire
+    with Fused(None):
+        assert same_bits(wire, Uniform8Bit().encode(x).wire)
+    assert torch.equal(x, before)

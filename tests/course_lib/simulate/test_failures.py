@@ -1,0 +1,91 @@
+"""Formulas of failures beside histories of them, and beside the papers' limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import mean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.simulate.failures import (
+    Fleet,
+    best_interval,
+    replay,
+    restarting,
+    shrinking,
+    with_spares,
+    young_interval,
+)
+
+YEAR = 365 * 24 * 3600.0
+FLEET = Fleet(16384, 5 * YEAR)
+
+
+@pytest.mark.parametrize("devices", [1000, 16384, 100_000])
+def test_histories_have_the_share_of_the_formula(devices: int) -> None:
+    fleet = replace(FLEET, devices=devices)
+    shares = [replay(fleet, 300 * fleet.mtbf, seed=seed) for seed in range(60)]
+    error = stdev(shares) / math.sqrt(len(shares))
+    assert mean(shares) == pytest.approx(restarting(fleet), abs=4 * error)
+
+
+def test_a_history_comes_again_from_its_seed() -> None:
+    assert replay(FLEET, 1e6, seed=3) == replay(FLEET, 1e6, seed=3) != replay(FLEET, 1e6, seed=4)
+
+
+@given(
+    devices=st.integers(100, 200_000),
+    checkpoint=st.floats(1, 300),
+    restart=st.floats(0, 1200),
+)
+def test_dalys_interval_is_the_best_one(devices: int, checkpoint: float, restart: float) -> None:
+    fleet = Fleet(devices, 5 * YEAR, checkpoint, restart)
+    best = best_interval(fleet)
+    share = restarting(fleet)
+    for factor in (0.5, 0.8, 1.25, 2.0):  # an estimate of higher order: others gain nothing
+        assert restarting(fleet, factor * best) <= share * (1 + 1e-4)
+    if checkpoint < fleet.mtbf / 100:
+        assert best == pytest.approx(young_interval(fleet), rel=0.1)
+
+
+def test_without_failures_only_saving_costs() -> None:
+    safe = Fleet(8, 1e15, checkpoint=60.0)
+    assert restarting(safe, 600.0) == pytest.approx(600 / 660, rel=1e-6)
+    assert shrinking(safe) == pytest.approx(1) == with_spares(safe)
+
+
+def test_shrinking_wins_more_the_larger_the_cluster() -> None:
+    gains = [
+        shrinking(fleet) / restarting(fleet)
+        for devices in (1_000, 10_000, 100_000)
+        if (fleet := replace(FLEET, devices=devices, repair=6 * 3600.0))
+    ]
+    assert gains == sorted(gains) and gains[0] < 1.05 < gains[-1]
+
+
+def test_no_spare_is_as_shrinking_without_the_way_back() -> None:
+    fleet = replace(FLEET, stall=0.0, replica=1, repair=3600.0)
+    assert with_spares(fleet) == pytest.approx(shrinking(fleet), rel=1e-6)
+
+
+def test_the_first_spares_pay_and_too_many_do_not() -> None:
+    fleet = replace(FLEET, replica=512, repair=24 * 3600.0)
+    shares = {n: with_spares(replace(fleet, spares=n)) for n in (0, 8, 16, 4096)}
+    assert shares[0] < shares[8] < shares[16] > shares[4096]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"replica": 0}, "a replica has 1 to"),
+        ({"spares": 16384}, "a replica has 1 to 0"),
+        ({"device_mtbf": 0}, "device_mtbf is above 0"),
+        ({"restart": -1}, "restart is 0 or more"),
+    ],
+)
+def test_what_is_no_fleet_is_refused(change: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(FLEET, **change)  # type: ignore[arg-type]

@@ -1,0 +1,84 @@
+"""The command line: tables, JSON, figures, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from course_lib.simulate.__main__ import main
+
+TINY = ["--layers=4", "--width=512", "--heads=8", "--vocabulary=1000", "--sequence=256"]
+
+
+def test_a_step_like_a_published_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step", "--like", "Megatron 146B"]) == 0
+    shown = capsys.readouterr().out
+    assert "1536 ranks of selene" in shown and "MFU" in shown and "between nodes" in shown
+
+
+def test_options_change_what_is_like(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step", "--like", "MPT 13b, 8 H", "--data", "4", "--batch", "8", "--json"]) == 0
+    few = json.loads(capsys.readouterr().out)
+    assert main(["step", "--like", "MPT 13b, 8 H", "--json"]) == 0
+    assert (
+        few["memory"]["weights_and_state"]
+        > json.loads(capsys.readouterr().out)["memory"]["weights_and_state"]
+    )
+
+
+def test_a_step_on_ranks_with_its_timeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / "step.png"
+    layout = ["--tensor=2", "--pipeline=2", "--batch=4", "--figure", str(figure)]
+    assert main(["step", *TINY, *layout]) == 0
+    assert "on simulated ranks" in capsys.readouterr().out
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_search_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["search", *TINY, "--ranks=8", "--batch=16", "--most=3"]
+    assert main(command) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert main([*command, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+
+def test_failures_have_a_line_per_size(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["failures", "--devices", "1000", "100000", "--repair-hours", "6"]
+    assert main(command) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main([*command, "--json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)
+    assert small["restart"] > large["restart"] < large["shrink"]
+
+
+def test_validate_has_a_line_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "errors.png"
+    assert main(["validate", "--json", "--figure", str(figure)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["runs"]) >= 30 and {"measured", "error"} <= found["runs"][0].keys()
+    assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["step"], "say --layers --width --heads --vocabulary, or --like"),
+        (["step", "--like", "nothing"], "no published run begins with 'nothing'"),
+        (["step", *TINY, "--tensor=3"], "tensor=3 does not divide"),
+        (["step", *TINY, "--data=3", "--batch=4"], "take a multiple of 3"),
+        (["step", *TINY, "--zero=4"], "zero is a stage of ZeRO"),
+        (["step", *TINY, "--schedule=best"], "schedule is one of 1f1b"),
+        (["failures", "--devices", "0"], "a replica has 1 to 0 devices"),
+        (["search", *TINY, "--ranks=0", "--batch=1"], "--ranks is at least 1"),
+    ],
+    ids=lambda case: "-".join(case[-1:]) if isinstance(case, list) else "",
+)
+def test_bad_input_gets_one_line(
+    command: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""The time of a step beside times derived by hand, and beside the pipeline's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.cost_model import Link, ring_all_reduce_time
+from course_lib.pipeline_parallel import peak_activations, simulate
+from course_lib.ranks import Device
+from course_lib.simulate import Cluster, Layout, Reached, Transformer, estimate
+from course_lib.simulate.group_time import all_reduce_time, all_to_all_time, half_time
+from course_lib.simulate.memory import activations_at_once
+from course_lib.simulate.step_time import Both, layer_computation, output_layer, pipeline_idle
+
+INSIDE, BETWEEN = Link(1e-6, 100e9), Link(10e-6, 10e9)
+PERFECT = Reached(1.0, traffic=0.0, inside=1.0, between=1.0, hidden=1.0, waiting=0.0)
+DEVICE = Device(flops=1e12, memory_bandwidth=1e30)
+CLUSTER = Cluster(DEVICE, 80e9, 4, INSIDE, BETWEEN, reached=PERFECT)
+MODEL = Transformer(layers=4, width=64, heads=4, vocabulary=128, sequence=32)
+S, H = MODEL.sequence, MODEL.width
+
+
+def seconds(cluster: Cluster = CLUSTER, **layout: object) -> float:
+    return estimate(MODEL, cluster, Layout(**layout)).seconds  # type: ignore[arg-type]
+
+
+def test_no_dimension_is_operations_over_rate() -> None:
+    assert seconds(batch=6, micro_batch=2) == pytest.approx(MODEL.model_flops(6) / 1e12)
+
+
+def test_full_recomputation_is_a_forward_more() -> None:
+    more = 4 * MODEL.layer_flops(3)[0] / 1e12
+    assert seconds(batch=3, recompute="full") == pytest.approx(seconds(batch=3) + more)
+
+
+def test_selective_recomputation_is_attention_more() -> None:
+    more = 4 * MODEL.layer_flops(3)[1] / 1e12
+    assert seconds(batch=3, recompute="selective") == pytest.approx(seconds(batch=3) + more)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_one_dimension_of_replicas_in_a_node_is_a_ring(k: int) -> None:
+    """The N-dimensional simulator's formula: 2 (K-1) (a + b D / K)."""
+    own = seconds(batch=2)
+    ring = 2 * (k - 1) * (1e-6 + 2 * MODEL.parameters / k / 100e9)
+    assert seconds(batch=2 * k, data=k, overlap=False) == pytest.approx(own + ring)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_sharded_state_sends_as_much_as_replicas(zero: int) -> None:
+    both = [seconds(batch=4, data=4, zero=each, overlap=False) for each in (0, zero)]
+    assert both[0] == pytest.approx(both[1])
+
+
+def test_replicas_in_two_nodes_are_two_levels() -> None:
+    n = 2 * MODEL.parameters
+    two = 2 * 3 * (1e-6 + n / 4 / 100e9) + 2 * 1 * (10e-6 + n / 8 / 10e9)
+    assert seconds(batch=8, data=8, overlap=False) == pytest.approx(seconds(batch=1) + two)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_tensor_parallelism_is_four_all_reduces_per_layer(t: int) -> None:
+    one = ring_all_reduce_time(2 * S * H, t, INSIDE)
+    expected = MODEL.model_flops(5) / 1e12 / t + 5 * 4 * 4 * one
+    assert seconds(batch=5, tensor=t) == pytest.approx(expected)
+
+
+def test_recomputation_repeats_two_of_the_all_reduces() -> None:
+    result = estimate(MODEL, CLUSTER, Layout(tensor=2, batch=5, recompute="full"))
+    assert result.tensor == pytest.approx(5 * 4 * 6 * ring_all_reduce_time(2 * S * H, 2, INSIDE))
+
+
+def test_a_pipeline_is_its_work_and_its_bubble() -> None:
+    layout = Layout(pipeline=2, batch=8, schedule="gpipe")
+    each = layer_computation(MODEL, CLUSTER, layout).total * 2
+    output = output_layer(MODEL, CLUSTER, layout).total
+    message = 1e-6 + 2 * S * H / 100e9
+    expected = (8 + 1) * each + 8 * output + 2 * message
+    assert seconds(pipeline=2, batch=8, schedule="gpipe") == pytest.approx(expected)
+
+
+def test_a_pipeline_of_replicas_of_parts_is_all_three() -> None:
+    layout = Layout(data=2, tensor=2, pipeline=2, batch=8, overlap=False)
+    result = estimate(MODEL, CLUSTER, layout)
+    parts = (result.computation, result.tensor, result.experts, result.pipeline, result.data)
+    assert result.seconds == pytest.approx(sum(parts) + result.optimizer + result.waiting)
+    own = (2 * MODEL.layer_parameters + MODEL.embedding_parameters) / 2
+    assert result.data == pytest.approx(ring_all_reduce_time(2 * own, 2, INSIDE))
+    assert layout.ranks == 8
+
+
+def test_sharded_weights_are_gathered_twice_and_gradients_scattered_once() -> None:
+    layout = Layout(data=4, zero=3, batch=4, overlap=False)
+    one = half_time(2 * MODEL.layer_parameters, 4, 1, CLUSTER)
+    assert estimate(MODEL, CLUSTER, layout).data == pytest.approx(4 * 3 * one)
+
+
+def test_experts_cost_four_all_to_alls_per_layer() -> None:
+    model = replace(MODEL, experts=8, top_k=2)
+    result = estimate(model, CLUSTER, Layout(data=4, expert=4, batch=4))
+    one = all_to_all_time(2 * 2 * S * H, 4, 1, CLUSTER)
+    assert result.experts == pytest.approx(4 * 4 * one)
+
+
+def test_switches_that_add_halve_what_is_sent() -> None:
+    adding = replace(CLUSTER, in_network=True, node_size=1)
+    n = 1e9
+    assert all_reduce_time(n, 8, 1, adding) == pytest.approx(2 * 10e-6 + n / 10e9)
+    assert all_reduce_time(n, 8, 1, replace(adding, in_network=False)) == pytest.approx(
+        ring_all_reduce_time(n, 8, BETWEEN)
+    )
+
+
+def test_oversubscription_divides_the_bandwidth_between_nodes_only() -> None:
+    slow = replace(CLUSTER, oversubscription=4.0)
+    assert slow.link_between.bandwidth == BETWEEN.bandwidth / 4
+    assert slow.link_inside == INSIDE
+
+
+def test_overlap_hides_what_backward_has_room_for() -> None:
+    shown = estimate(MODEL, CLUSTER, Layout(data=4, batch=4, overlap=False)).data
+    hidden = estimate(MODEL, CLUSTER, Layout(data=4, batch=4, bucket=MODEL.parameters)).data
+    assert 0 < hidden < shown
+
+
+@given(
+    p=st.integers(1, 6),
+    turns=st.integers(1, 4),
+    chunks=st.integers(2, 3),
+    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+    forward=st.floats(0.5, 2),
+    message=st.sampled_from([0.0, 1e-3]),
+)
+def test_idle_time_is_what_the_schedules_clock_says(
+    p: int, turns: int, chunks: int, schedule: str, forward: float, message: float
+) -> None:
+    layout = Layout(
+        pipeline=p, batch=p * turns, schedule=schedule,  # type: ignore[arg-type]
+        chunks=chunks if schedule == "interleaved" else 1,
+    )  # fmt: skip
+    rank = Both(forward, 2 * forward)
+    run = simulate(layout.steps(), *rank, message=message)
+    idle = run.makespan - layout.micro_batches * rank.total
+    found = pipeline_idle(layout, rank, message)
+    assert found == pytest.approx(idle, rel=1e-9, abs=(2 * p + 2) * message * 1.5 + 1e-9)
+    if message == 0:
+        assert found == pytest.approx(idle, rel=1e-9, abs=1e-9)
+    held = max(peak_activations(layout.steps()))
+    assert activations_at_once(layout) >= held
+    assert activations_at_once(layout) <= held + 1
