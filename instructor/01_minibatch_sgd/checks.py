@@ -170,6 +170,7 @@ CHECKS = {
             Case("11 rows in batches of 4", 1, {"n": 11, "batch_size": 4, "drop_last": False}),
             Case("11 rows, drop_last", 1, {"n": 11, "batch_size": 4, "drop_last": True}),
             Case("12 rows, drop_last", 1, {"n": 12, "batch_size": 4, "drop_last": True}),
+            Case("5 rows by 8, drop_last", 1, {"n": 5, "batch_size": 8, "drop_last": True}),
             Case("more than there are", 1, {"n": 9, "batch_size": 20, "drop_last": False}),
         ],
     ),
