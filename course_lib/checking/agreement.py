@@ -24,7 +24,7 @@ _LINK = (
 _REST = "What a rank's links leave of 1 is its own share."
 
 
-@sees(ANYTHING)
+@sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
 def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the Metropolis weights of ``links`` among ``world_size`` ranks."""
     k, weights = case.parameters["world_size"], values[0]

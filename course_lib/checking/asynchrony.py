@@ -44,7 +44,7 @@ def ages(events: Events, before: int = 0) -> list[int]:
 def judge_ages(mistakes: dict[str, Callable[[Events], list[int]]]) -> Judge:
     """Return the judge of a list of staleness; `mistakes` give what people answer instead."""
 
-    @sees(ANYTHING)
+    @sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         events, got = case.parameters["events"], values[0]
         right = ages(events)

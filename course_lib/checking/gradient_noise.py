@@ -125,7 +125,7 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
     asked = f"the variance of {count} batches of {size} of {n} rows"
     seen: set[tuple[float, ...]] = set()
     for value in values[0]["more"]:
-        got = _number(value, asked)
+        got = float(value)
         fitting = [
             drawn
             for drawn in combinations_with_replacement(different, count)
