@@ -214,8 +214,8 @@ def main() -> None:
         [
             "# What compression costs, and what it saves",
             "",
-            f"A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds} rounds, while "
-            f"others used {100 * coding:.0f} % of the machine.",
+            f"A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds} "
+            f"rounds, while others used {100 * coding:.0f} % of the machine.",
             sentence("python benchmarks/compression.py"),
             "",
             "| codec | sent | encode ÷ copy | decode ÷ copy |",

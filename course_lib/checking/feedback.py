@@ -78,8 +78,12 @@ def replayed(
     keep: Keep = _left,
     memory: Callable[[str, str], Hashable] = lambda sender, key: (sender, key),
     weight: float = 1,
+    coarse: bool = False,
 ) -> Oracle:
-    """Return an oracle of senders that add `weight` times what they `keep`, under such a name."""
+    """Return an oracle of senders that add `weight` times what they `keep`, under such a name.
+
+    `coarse`: what they would give if they calculated x + e in bfloat16.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
         own, found = inputs[me], {}
@@ -89,7 +93,8 @@ def replayed(
                 for sender, g in (("first", x), ("second", 4 * x)):
                     place = f"{sender} sender, {step}, key {key}"
                     e = residuals.get(memory(sender, key), torch.zeros(4, 3))
-                    sent = COMPRESS[own["compress"]](g.float() + weight * e)
+                    p = g.float() + weight * e
+                    sent = COMPRESS[own["compress"]](p.bfloat16().float() if coarse else p)
                     kept = keep(g.float(), e, sent)
                     residuals[memory(sender, key)] = kept
                     found[place], found[f"{place}: x afterwards"] = sent.to(x.dtype), 0 * x
@@ -110,6 +115,9 @@ equals_feedback = equals(
         ),
         "what x - C(x + e) leaves: e = x + e - C(x + e)": replayed(lambda x, e, c: x - c),
         "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
+        "x + e in the dtype of x: convert x before you add": replayed(
+            lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=True
+        ),
         "a residual rounded to the dtype of x: keep it in float32": replayed(
             lambda x, e, c: (x + e - c).bfloat16().float()
         ),

@@ -160,6 +160,7 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
         4 * k + n // 8: "The last byte of a bitmap is filled up with zeros, and not left out.",
         size * k + 4 * k: own_dtype,
         size * k + bitmap: own_dtype,
+        size * k + 8 * k: own_dtype,
         4 * k + n: "A bool is a whole byte: eight bits go into one.",
         4 * k + 8 * bitmap: "A bool is a whole byte: eight bits go into one.",
         4 * n: "Zeros take as many bytes as any number: send the k values and their places.",
@@ -172,7 +173,8 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     expect_wire(wire, 4 * k + min(4 * k, bitmap), formula, "rank 0: wire", known)
     right = largest_values(x, k)
     got, reverse = read_top_k(wire, n, k), read_top_k(wire, n, k, highest_first=True)
-    if bitmap < 4 * k < 4 * n and reverse is not None and torch.equal(reverse, right):
+    is_right, is_reversed = (x is not None and torch.equal(x, right) for x in (got, reverse))
+    if is_reversed and not is_right:
         raise Wrong(
             "rank 0: wire: the first element has the highest bit of its byte, expected the lowest",
             "Element i is bit i mod 8 of byte i // 8: bits[0] + 2 bits[1] + 4 bits[2] + …",

@@ -12,6 +12,7 @@ from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import expect_close, expect_tensor
 from course_lib.checking.judges import TOLERANCE
 from course_lib.checking.sums import numel
+from course_lib.ranks.explain.words import counted
 
 ENOUGH = 100
 """Draws from which on it is judged how often each place is drawn."""
@@ -37,8 +38,8 @@ def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> No
             for seed, count in zip(seeds, found.sum(1).tolist(), strict=True):
                 if count != k:
                     raise Wrong(
-                        f"rank {rank}: {count} numbers of the result for seed {seed} are not zero, "
-                        f"expected k = {k}",
+                        f"rank {rank}: the result for seed {seed} has {counted(count, 'number')} "
+                        f"that {'is' if count == 1 else 'are'} not zero, expected k = {k}",
                         _HINTS.get((count > k), ""),
                     )
             if not torch.equal(found, first):

@@ -378,6 +378,9 @@ with_feedback__in_the_dtype_of_x = fails("keep it in float32")(
         ("torch.sub(p, result)", "torch.sub(p, result).to(x.dtype).float()"),
     )
 )
+with_feedback__adds_in_the_dtype_of_x = fails("convert x before you add")(
+    feedback_with(("torch.zeros(x.shape)", "torch.zeros_like(x)"))
+)
 with_feedback__float32_only = fails("has dtype torch.float32")(feedback_with((".to(x.dtype)", "")))
 with_feedback__changes_x = fails("x afterwards")(
     edited(

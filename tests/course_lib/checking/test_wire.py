@@ -114,6 +114,15 @@ class Lying(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0,), (0, 2)], ids=str)
+def test_a_stride_of_zero_counts_as_contiguous_and_is_sent(shape: tuple[int, ...]) -> None:
+    """Such are NumPy's results of broadcasting, of one element or none."""
+    x = torch.ones(()).as_strided(shape, (0,) * len(shape))
+    arrived = decode(encode(x))
+    assert isinstance(arrived, torch.Tensor)
+    assert torch.equal(arrived, x)
+
+
 def test_a_tensor_subclass_is_sent_as_its_data() -> None:
     back = decode(encode(torch.tensor([1.0, 2.0, 3.0]).as_subclass(Lying)))
     assert type(back) is torch.Tensor

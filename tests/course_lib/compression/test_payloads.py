@@ -54,6 +54,20 @@ def test_all_that_is_sent_is_on_the_wire(name: str) -> None:
     assert torch.equal(receiver.decode(arrived), sender.decode(payload))
 
 
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 1000, 140_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_decoding_into_memory_that_is_there(name: str, length: int, dtype: torch.dtype) -> None:
+    compressor = EVERY[name]()
+    payload = compressor.encode(torch.randn(length))
+    right = compressor.decode(payload)
+    out, total = torch.full((length,), 7.0, dtype=dtype), torch.full((length,), 0.5)
+    compressor.decode_into(payload, out)
+    assert torch.equal(out, right.to(dtype))
+    compressor.decode_into(payload, total, add=True)
+    assert torch.equal(total, 0.5 + right)
+
+
 @pytest.mark.parametrize("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
 def test_the_formulas_of_the_docstrings(n: int) -> None:
     k = min(n, max(1, round(0.01 * n)))
