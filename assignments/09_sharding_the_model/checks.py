@@ -17,7 +17,7 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.answers import ANYTHING, WHOLE, sees
+from course_lib.checking.answers import ANYTHING, WHOLE, ListOf, sees
 from course_lib.checking.parallel_layers import (
     layer_bytes,
     layer_inputs,
@@ -143,12 +143,12 @@ def one_process(scale=lambda k: 1 / k, mine=False):
     return oracle
 
 
-def weights_only(judge):
-    @sees({"parameter {}": ANYTHING, "updates": WHOLE, "state": WHOLE})
-    def judge_weights(case, inputs, values):
-        judge(case, inputs, [{"parameter {}": v["parameter {}"]} for v in values])
+def weights_only(inner):
+    @sees({"parameter {}": ListOf(ANYTHING), "updates": WHOLE, "state": WHOLE})
+    def judge(case, inputs, values):
+        inner(case, inputs, [{"parameter {}": v["parameter {}"]} for v in values])
 
-    return judge_weights
+    return judge
 
 
 def trained_numbers(case):
