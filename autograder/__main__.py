@@ -37,13 +37,20 @@ def main() -> int:
     course.add_argument(
         "--course", type=Path, help="the course folder (default: found from here upwards)"
     )
-    commands.add_parser(
+    demo = commands.add_parser(
         "demo",
         parents=[course],
         help="release an assignment, grade six submissions, write their feedback",
         description="Release an assignment, grade six submissions that differ in what is wrong "
         "with them, write their feedback, and print a table. Touches only grading/demo and "
         "grading/demo.json.",
+    )
+    demo.add_argument(
+        "--on",
+        choices=("cpu", "gpu"),
+        default="",
+        help="run what is right on the grader's network once more on real ranks, on gloo or GPUs; "
+        "nbgrader autograde takes it as --Examine.on=cpu (default: no real ranks)",
     )
     release = commands.add_parser(
         "release",
@@ -80,7 +87,7 @@ def _run(arguments: argparse.Namespace, root: Path) -> int:
         return run_release(root, arguments.assignment, arguments.check)
     from autograder.commands.demo import main as run_demo
 
-    return run_demo(root)
+    return run_demo(root, arguments.on)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.course import find_sources, load_config
+from autograder.examination.gpus import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.sandbox import bubblewrap as sandbox
 from course_lib.checking.local import load_module
@@ -46,8 +47,13 @@ class DemoError(RuntimeError):
     """A step of the demo failed."""
 
 
-def demo(root: Path, say: Callable[[str], None] = print) -> list[Result]:
+def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[Result]:
     """Run the demo in the course folder `root`; return the table's rows.
+
+    Args:
+        root: the course folder.
+        say: is told what happens.
+        on: the real ranks, ``cpu`` or ``gpu``, on which what is right is run once more.
 
     Raises:
         SourcesMissing: this copy of the course lacks the sources of the assignments.
@@ -57,10 +63,13 @@ def demo(root: Path, say: Callable[[str], None] = print) -> list[Result]:
     """
     source = find_sources(root) / ASSIGNMENT
     sandbox.probe()
+    if on == "gpu":
+        gpu_mounts()
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     config = load_config(root, data=folder)
+    config.Examine.on = on
     api = NbGraderAPI(config=config)
     say(f"releasing {ASSIGNMENT} …")
     _must(api.generate_assignment(ASSIGNMENT), "releasing the assignment")
@@ -163,12 +172,12 @@ def table(results: list[Result], width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def main(root: Path) -> int:
+def main(root: Path, on: str = "") -> int:
     """Run the demo for the command line; return the exit status."""
     # nbgrader's own: it lets SQLAlchemy flush objects that it has not added yet.
     warnings.filterwarnings("ignore", module="nbgrader.api")
     try:
-        results = demo(root, say=lambda line: print(line, flush=True))
+        results = demo(root, say=lambda line: print(line, flush=True), on=on)
     except (DemoError, sandbox.SandboxUnavailable) as error:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1

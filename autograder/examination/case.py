@@ -32,7 +32,7 @@ from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, t
 from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.trace.trace import Trace
 
-_GRACE = 0.5
+GRACE = 0.5
 """Seconds that the other ranks get to tell what happened to them, once one has failed."""
 
 
@@ -141,9 +141,9 @@ class CaseRanks:
                 if turn and stuck is None:
                     stuck = self._turn(selector)
                     if stuck is not None:
-                        deadline = min(deadline, now + _GRACE)
+                        deadline = min(deadline, now + GRACE)
                 if self._server.ended_badly or any(rank.failure for rank in self._ranks):
-                    deadline = min(deadline, now + _GRACE)
+                    deadline = min(deadline, now + GRACE)
                 if now - looked > LOOK_EVERY:
                     looked = now
                     if over := self._place.over_memory():
@@ -164,7 +164,7 @@ class CaseRanks:
             late = timed_out("case", seconds, self._states())
             raise RankTimeout(late.summary, late.states, late.detail and _LOOP)
         # Every answer is here; a rank says that it has finished right after it.
-        until = time.monotonic() + _GRACE
+        until = time.monotonic() + GRACE
         while not self._server.over and time.monotonic() < until:
             if (stuck := self._turn(None, LOOK_EVERY)) is not None:
                 raise stuck
@@ -191,7 +191,7 @@ class CaseRanks:
                 if kind == Frame.OUTPUT:
                     rank.answer, rank.answered = decode(payload), True
                 elif kind == Frame.FAILURE:
-                    rank.failure = _failure(decode(payload))
+                    rank.failure = failure_told(decode(payload))
             rank.channel.frames.clear()
         except WireError as error:
             raise RankError(f"Rank {number} answered nonsense: {error}", rank=number) from None
@@ -225,7 +225,7 @@ class CaseRanks:
         return RankError(f"Rank {number}'s process ended: {reason}.", states, detail, rank=number)
 
 
-def _failure(told: Any) -> Failure:
+def failure_told(told: Any) -> Failure:
     """Return what a rank told of its exception: texts, and never an object."""
     told = told if isinstance(told, dict) else {}
     kind, message, where, trace = (

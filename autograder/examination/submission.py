@@ -14,6 +14,7 @@ from typing import Any
 from autograder.examination.budget import Budget, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, SubmissionError
 from autograder.examination.channel import Channel
+from autograder.examination.node import NodeRanks, On
 from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.frames import Frame
@@ -159,8 +160,13 @@ class Submission:
 
     # The ranks -----------------------------------------------------------------------------
 
-    def runner(self) -> Runner:
-        """Return what runs the cases of one check."""
+    def runner(self, on: On | None = None) -> Runner:
+        """Return what runs the cases of one check.
+
+        Args:
+            on: on which real ranks; by default on those whose messages are carried from here.
+
+        """
         timeouts = 0
         program: bytes | None = None
 
@@ -173,6 +179,14 @@ class Submission:
             with self.budget:
                 function = self._take(check.function)
                 seconds = self.budget.of(min(check.seconds, limits.case))
+                if on is not None:
+                    k = case.world_size
+                    with NodeRanks(self._place, k, program, function, on) as real:
+                        try:
+                            return Observed(real.run(inputs, seconds))
+                        except RankTimeout:
+                            timeouts += 1
+                            raise
                 with CaseRanks(self._place, case, program, function, case.network) as ranks:
                     try:
                         return Observed(ranks.run(inputs, seconds), ranks.trace, case.network)

@@ -67,7 +67,7 @@ class CappedText(io.StringIO):
 
 def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
     """Run cells and hand over functions until the examiner closes the channel."""
-    _silence()
+    silence()
     channel = socket.socket(fileno=fds[0])
     send_frame(channel, Frame.READY, b"")
     shell = _shell()
@@ -143,38 +143,54 @@ def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, An
 
 def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     """Run one case's program as one rank. `fds`: channel, network."""
-    _silence()
+    silence()
     channel = socket.socket(fileno=fds[0])
     send_frame(channel, Frame.READY, b"")
     torch.set_num_threads(1)
-    packed: dict[int, bytes] = {}
-    while Frame.INPUT not in packed:
-        kind, packed[kind] = recv_frame(channel)
+    packed = receive_work(channel)
     labels: dict[str, str] = {}
     network = socket.socket(fileno=fds[1])
     rank, world_size = config["rank"], config["world_size"]
     with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels):
-        try:
-            function, sources = handover.unpack(packed[Frame.FUNCTION])
-            install_sources(sources)
-            labels.update(sources.labels)
-            program = cloudpickle.loads(packed[Frame.PROGRAM])
-            printed = CappedText()
-            with redirect_stdout(printed), redirect_stderr(printed):
-                output = _run(program, function, decode(packed[Frame.INPUT]))
-            reply = (Frame.OUTPUT, encode(output))
-        except FabricStopped:
-            raise
-        except BaseException as error:
-            failure = _described(error, labels)
-            reply = (Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch}))
-            with suppress(OSError):
-                send_frame(channel, *reply)
-            raise FabricStopped from None
+        reply = do_work(packed, labels)
         with suppress(OSError):
             send_frame(channel, *reply)
+        if reply[0] == Frame.FAILURE:
+            raise FabricStopped
     with suppress(OSError):
         channel.recv(1)  # stay: the examiner ends the case
+
+
+def receive_work(channel: socket.socket) -> dict[int, bytes]:
+    """Return what the examiner sends a rank: program, function and input, by kind of frame."""
+    packed: dict[int, bytes] = {}
+    while Frame.INPUT not in packed:
+        kind, packed[kind] = recv_frame(channel)
+    return packed
+
+
+def do_work(packed: dict[int, bytes], labels: dict[str, str]) -> tuple[Frame, bytes]:
+    """Run the program; return the frame that says what came of it.
+
+    Args:
+        packed: what `receive_work` returned.
+        labels: gets what the cells' files are called by a person.
+
+    """
+    try:
+        function, sources = handover.unpack(packed[Frame.FUNCTION])
+        install_sources(sources)
+        labels.update(sources.labels)
+        program = cloudpickle.loads(packed[Frame.PROGRAM])
+        printed = CappedText()
+        with redirect_stdout(printed), redirect_stderr(printed):
+            output = _run(program, function, decode(packed[Frame.INPUT]))
+        return Frame.OUTPUT, encode(output)
+    except FabricStopped:
+        raise
+    except BaseException as error:
+        failure = _described(error, labels)
+        return Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch})
 
 
 def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -> Any:
@@ -220,11 +236,28 @@ def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _silence() -> None:
+def silence() -> None:
     """Give what compiled code prints nowhere to go; Python's prints are caught apart."""
     null = os.open(os.devnull, os.O_WRONLY)
     redirect_output(null)
     os.close(null)
+
+
+def warm_up() -> None:
+    """Do once what every rank does first: PyTorch makes much when it is first used.
+
+    With one thread for operators none is started that the forks would lose.
+    """
+    near, far = socket.socketpair()
+    with far, fabric_rank(near, 0, 1):
+        pass
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.ones(2, 3, dtype=dtype)
+        layer = torch.nn.Linear(3, 2).to(dtype)
+        loss = torch.nn.functional.cross_entropy(layer(x).tanh(), torch.tensor([0, 1]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.cat([x.flatten(), x.sum(0)]).view(torch.uint8).numpy().tobytes()
+    decode(encode([x, {"a": (1, "b")}]))
 
 
 def main() -> None:
@@ -238,8 +271,9 @@ def main() -> None:
     # Children find this file's functions under its own name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
-    for name in WIDE:
+    for name in (*WIDE, "course_lib.checking.given", "autograder.inside.node"):
         importlib.import_module(name)
+    warm_up()
     gc.freeze()
     gc.enable()
     fork_server.serve(control, fork_process=forker)

@@ -19,10 +19,11 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
-from traitlets import Float, Unicode
+from traitlets import Enum, Float, Unicode
 
 from autograder.examination.budget import Limits
 from autograder.examination.check import Examined, examine
+from autograder.examination.gpus import gpu_mounts
 from autograder.examination.submission import CellOutcome, Submission
 from autograder.examination.verdict import (
     CheckVerdict,
@@ -55,6 +56,12 @@ class Examine(NbGraderPreprocessor):
     memory_gib = Float(
         3.0, help="Memory that a submission's processes may hold together, in GiB."
     ).tag(config=True)
+    on = Enum(
+        ("", "cpu", "gpu"),
+        "",
+        help="Run what is right on the grader's network once more on real ranks: 'cpu' (gloo) or "
+        "'gpu'. The verdict is the same unless they fail. Default: do not.",
+    ).tag(config=True)
     seed = Unicode(
         "",
         help="Draw the cases' inputs from this seed. Default: a secret one, kept in the verdict.",
@@ -85,7 +92,7 @@ class Examine(NbGraderPreprocessor):
         limits = Limits(
             cell=self.cell_seconds, case=self.case_seconds, submission=self.submission_seconds
         )
-        place = warm_place(hidden.MASKED, int(self.memory_gib * 2**30))
+        place = warm_place(hidden.MASKED, int(self.memory_gib * 2**30), gpus=self.on == "gpu")
         with Submission(place, limits) as submission:
             self._examine_cells(nb, checks, hidden.HIDDEN, submission, verdict)
         if submission.budget.left <= 0:
@@ -145,6 +152,7 @@ class Examine(NbGraderPreprocessor):
             submission,
             seed=verdict.seed,
             hidden=hidden.get(short, ()),
+            on=self.on or None,  # type: ignore[arg-type]
             progress=lambda result: self.log.debug(
                 "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
             ),
@@ -155,17 +163,18 @@ class Examine(NbGraderPreprocessor):
         return examined
 
 
-_warm: dict[tuple[tuple[str, ...], int], SandboxedPlace] = {}
+_warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
-def warm_place(masked: Sequence[str], memory: int) -> SandboxedPlace:
+def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
     """Return the sandbox of an assignment: the one that graded the last submission, if any did."""
-    key = masked_from(masked), memory
+    key = masked_from(masked), memory, gpus
     if key not in _warm:
+        more = gpu_mounts() if gpus else ()
         for place in _warm.values():  # one assignment at a time
             place.close()
         _warm.clear()
-        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory))
+        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
     return _warm[key]
 
 

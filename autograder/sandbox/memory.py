@@ -111,6 +111,15 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def available_memory() -> int:
+    """Return the bytes that this machine could give to processes; 0 if it does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return 0
+
+
 def private_memory(pid: int) -> int:
     """Return the bytes that this process holds and no file backs; 0 when it is gone."""
     try:

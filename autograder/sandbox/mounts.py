@@ -14,13 +14,14 @@ class Mount:
 
     The file or directory ``source``, or a file that holds ``text``, or else an empty directory,
     in which further mounts may lie. Read only, unless a source is ``writable``: opened by root,
-    the sandbox's user becomes its owner. There is no quota on it.
+    the sandbox's user becomes its owner. There is no quota on it. A ``device`` may be used as one.
     """
 
     target: str | Path
     source: str | Path | None = None
     text: str | None = None
     writable: bool = False
+    device: bool = False
 
 
 def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> list[Mount]:

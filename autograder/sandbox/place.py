@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from autograder.sandbox.bubblewrap import Limits, Sandbox
-from autograder.sandbox.memory import MemoryGroup, descendants, private_memory
+from autograder.sandbox.memory import (
+    MemoryGroup,
+    available_memory,
+    descendants,
+    private_memory,
+)
 from autograder.sandbox.mounts import Mount, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import is_root, own_uid
@@ -72,15 +77,21 @@ class SandboxedPlace:
         masked: modules of course_lib that hold the answers and may not be imported.
         limits: bounds of memory, processes and files of each cell, and of the memory of all
             together; default: those of `Limits`.
+        more: what its cells see besides, such as GPUs.
 
     """
 
-    def __init__(self, masked: Sequence[str] = (), limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        masked: Sequence[str] = (),
+        limits: Limits | None = None,
+        more: Sequence[Mount] = (),
+    ) -> None:
         inside = [
             Mount("/exam/autograder/__init__.py", text=""),  # of the autograder, what runs inside
             Mount("/exam/autograder/inside", _INSIDE),
         ]
-        self._mounts = python_mounts(masked, [*inside, *_checking()])
+        self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
         self._limits = limits or Limits()
         self._kept = contextlib.ExitStack()
         self._sandbox: Sandbox | None = None
@@ -89,9 +100,14 @@ class SandboxedPlace:
         self._log: IO[bytes] | None = None
         self._ours = 0
         self._kills = 0
+        self._most_free = 0
 
-    def cell(self, run: str, config: dict[str, Any], fds: Sequence[int]) -> Cell:
+    def cell(
+        self, run: str, config: dict[str, Any], fds: Sequence[int], *, gpu: bool = False
+    ) -> Cell:
         """Start a process in a cell of its own; it runs the function ``module:name``.
+
+        `gpu`: it uses CUDA, which reserves more addresses than any limit on them leaves.
 
         Raises:
             ForkServerError: the sandbox could not be started, twice in a row.
@@ -102,6 +118,8 @@ class SandboxedPlace:
             with contextlib.ExitStack() as kept:
                 uid = kept.enter_context(own_uid())
                 cell = {"run": run, "uid": uid, **self._given, **config}
+                if gpu:
+                    cell["limits"] = {k: v for k, v in cell["limits"].items() if k != "as"}
                 try:
                     pid = server.fork("autograder.inside.cell:serve", cell, fds)
                 except ForkServerError:
@@ -150,6 +168,7 @@ class SandboxedPlace:
         assert self._sandbox is not None
         below = descendants(self._sandbox.pid)
         self._ours = max((private_memory(pid) for pid in below), default=0)
+        self._most_free = available_memory()
         self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
             self._group.add([self._sandbox.pid, *below])
@@ -186,6 +205,11 @@ class SandboxedPlace:
             self._kills = kills
             over = kills > before
         else:
+            # Looking at every process takes long: only once memory has gone to somebody.
+            now = available_memory()
+            self._most_free = max(self._most_free, now)
+            if self._most_free - now < self._limits.memory / 2 and now:
+                return ""
             below = descendants(self._sandbox.pid)
             own = (private_memory(pid) - self._ours for pid in below)
             over = sum(bytes_ for bytes_ in own if bytes_ > 0) > self._limits.memory
@@ -218,7 +242,7 @@ def _checking() -> Iterator[Mount]:
     folder = course_package() / "checking"
     yield Mount(folder)
     yield Mount(folder / "__init__.py", _INSIDE / "no_checking.py")
-    for name in ("wire.py", "frames.py", "effects.py", "given.py"):
+    for name in ("wire.py", "frames.py", "effects.py", "held.py", "given.py"):
         yield Mount(folder / name, folder / name)
 
 

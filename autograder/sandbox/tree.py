@@ -69,7 +69,8 @@ def tree(
             fd = file_of(mount.text)
             arguments += ["--perms", "0444", "--ro-bind-data", str(fd), target]
         elif mount.source is not None:
-            arguments += ["--bind" if mount.writable else "--ro-bind", str(mount.source), target]
+            how = "--dev-bind" if mount.device else "--bind" if mount.writable else "--ro-bind"
+            arguments += [how, str(mount.source), target]
         else:
             arguments += ["--perms", "0755", "--tmpfs", target]
             read_only.append(target)

@@ -5,7 +5,9 @@ order:
 
 - `cases`: a check is data
 - `compare`: what a judge judges with
-- `given`, `effects`: the rank's side: forms of arguments, and what must stay as it was
+- `answers`: the form of an answer, without which no judge sees it
+- `given`, `effects`, `held`: the rank's side: forms of arguments, what must stay as it was, and how
+  much memory is held
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
@@ -47,6 +49,7 @@ from course_lib.checking.compare import (
 from course_lib.checking.expectations import (
     calls,
     calls_at_most,
+    holds_at_most,
     launches_in_order,
     only_calls,
     only_peers,
@@ -86,6 +89,7 @@ __all__ = [
     "expect_number",
     "expect_same_on_all_ranks",
     "expect_tensor",
+    "holds_at_most",
     "in_many_forms",
     "launches_in_order",
     "only_calls",

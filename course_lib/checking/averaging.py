@@ -101,6 +101,7 @@ def gradient_program(average: Callable[..., Any], mine: Any, given: Given) -> An
     for weight, gradient in zip(mine["weights"], mine["gradients"], strict=True):
         params.append(nn.Parameter(weight, requires_grad=gradient is not None))
         params[-1].grad = gradient
+    given.watch.add_parameters("the parameters", params)
     average(given.iterable(params), group=given.group)
     return {"gradient of parameter {}": [param.grad for param in params]}
 

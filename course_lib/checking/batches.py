@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checking.answers import Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.forbidden import refusing
 from course_lib.checking.given import Given
 
 EPOCHS = 400
+FIRST, AGAIN = "epoch {}, batch {}", "epoch {}, batch {}, with the same seed"
+MANY = "many epochs"
 FROM_GENERATOR = (
     "All that is random comes from `generator`: torch.randperm(…, generator=generator)."
 )
@@ -50,37 +53,52 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
         for epoch in epochs(EPOCHS)
     ]
     even = len({len(epoch) for epoch in many}) == 1
-    return {"twice": twice, "again": again, "many": torch.tensor(many) if even else None}
+    return {FIRST: twice, AGAIN: again, MANY: torch.tensor(many) if even else None}
 
 
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype == torch.int64
+
+
+def _is_many(value: Any) -> bool:
+    return value is None or (isinstance(value, Tensor) and value.dtype == torch.int64)
+
+
+_EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))] * 2
+
+
+@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge batches: each row once an epoch, in an order of which all are equally likely."""
     n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
     asked = f"minibatches({n}, {size}, generator, drop_last={drop})"
-    first, second = values[0]["twice"]
+    first, second = values[0][FIRST]
     _judge_epoch(asked, n, size, drop, first)
-    if len(first) > 1 and torch.equal(torch.cat(first), torch.cat(second)):
+    if len(first) > 1 and _same_batches(first, second):
         hint = "Every epoch is shuffled anew: what the generator draws next is another order."
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
-    if [batch.tolist() for batch in first] != [b.tolist() for b in values[0]["again"][0]]:
+    if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
-    many = values[0]["many"]
-    if not isinstance(many, Tensor) or many.shape != (EPOCHS, sum(map(len, first)), 2):
+    many = values[0][MANY]
+    if many is None or many.shape != (EPOCHS, sum(map(len, first)), 2):
         raise Wrong(f"{asked}: not all epochs have as many rows")
+    if not many.numel():
+        return
+    if not 0 <= int(many[..., 0].min()) <= int(many[..., 0].max()) < len(first):
+        raise Wrong(f"{asked}: not all epochs have {len(first)} batches")
     if not 0 <= int(many[..., 1].min()) <= int(many[..., 1].max()) < n:
         raise Wrong(f"{asked}: some epochs have rows that are not among 0 to {n - 1}")
     _judge_chances(asked, n, size, many)
 
 
 def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[Any]) -> None:
-    for number, batch in enumerate(batches):
-        if not isinstance(batch, Tensor) or batch.dtype != torch.int64 or batch.dim() != 1:
-            raise Wrong(f"{asked}: batch {number} is no vector of row numbers (int64)")
     rest = [n % size] if n % size and not drop else []
     sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
     if sizes != right:
         hint = "The last batch is shorter, and left out with drop_last=True only."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
+    if not batches:
+        return
     rows = torch.cat(list(batches)).tolist()
     if not set(rows) <= set(range(n)):
         raise Wrong(f"{asked}: rows {min(rows)} to {max(rows)} occur, expected 0 to {n - 1}")
@@ -88,6 +106,10 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
         row = repeated[0]
         hint = "Without replacement: a row that was drawn is not there to be drawn again."
         raise Wrong(f"{asked}: row {row} comes {rows.count(row)} times in one epoch", hint)
+
+
+def _same_batches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
 
 
 def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 
@@ -28,13 +29,15 @@ def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) 
     return assign_buckets(params, mine["cap"], mine["first_cap"])
 
 
+_BUCKETS = ListOf(ListOf(Kind("an index", WHOLE.test, "indices"), most=100), most=100)
+
+
+@sees(_BUCKETS)
 def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge whether each parameter that needs a gradient is in one bucket, once."""
     tensors, buckets = case.parameters["tensors"], values[0]
-    if not isinstance(buckets, list) or not all(isinstance(b, list | tuple) for b in buckets):
-        raise Wrong(f"the answer is {buckets!r:.80}, expected a list of lists of indices")
     flat, names = [i for bucket in buckets for i in bucket], [tensor[0] for tensor in tensors]
-    if not all(type(i) is int and 0 <= i < len(tensors) for i in flat):
+    if not all(0 <= i < len(tensors) for i in flat):
         raise Wrong(f"{buckets} is not made of indices from 0 to {len(tensors) - 1}")
     for i in flat:
         first = names.index(names[i])
@@ -52,6 +55,7 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
         raise Wrong(f"of the parameters, {lost} are in no bucket: {buckets}")
 
 
+@sees(_BUCKETS)
 def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge dtypes, order and sizes of the buckets."""
     tensors, cap, first_cap = (case.parameters[key] for key in ("tensors", "cap", "first_cap"))

@@ -128,11 +128,13 @@ class Expectation:
     Attributes:
         test: ``test(case, observed, trace)`` raises `Wrong`, or is content.
         part: the part of the points that it decides about.
+        counts_memory: whether the ranks must count the memory of their tensors for it.
 
     """
 
     test: Callable[[Case, Observed, Trace], None]
     part: str = COMMUNICATION
+    counts_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def expect_close(
         return
     error = (tensor.double() - expected.double()).abs()
     error = torch.where(error.isnan(), torch.inf, error)
-    index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
+    # Shown is the element that is furthest beyond what is allowed it.
+    beyond = error - atol - rtol * expected.double().abs()
+    index = [int(i) for i in torch.unravel_index(beyond.argmax(), error.shape)]
     wrong = int((~torch.isclose(tensor, expected, rtol=rtol, atol=atol)).sum())
     here = tuple(index)
     right, theirs = numbers_apart(expected[here].item(), tensor[here].item())
@@ -174,4 +176,8 @@ def describe(value: Any) -> str:
         return "None (does the function return it, or set it?)"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, dict):
+        return f"a dict with the keys {str(list(value))[:60]}" if value else "an empty dict"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}: {str(value)[:40]}" if value else "empty"
     return f"{type(value).__name__} {str(value)[:40]!r}"

@@ -7,7 +7,7 @@ where the verdict is made they only choose among the sentences of `SENTENCES`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ SENTENCES = {
         "Do not call .train() or .eval(): the caller has chosen.",
     ),
     "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
+    "trainable": ("the function changes which of {name} require a gradient", ""),
     "hooks": (
         "the function leaves hooks on {name}",
         "They would run once more at every further call: remove them.",
@@ -57,6 +58,7 @@ class Watch:
             name: [tensor.detach().clone() for tensor in tensors]
             for name, tensors in self._tensors.items()
         }
+        self._parameters: dict[str, tuple[Sequence[Tensor], list[tuple[Tensor, bool]]]] = {}
         self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
         self._states = {name: take() for name, take in _GENERATORS.items()}
         self._grad_mode, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
@@ -64,6 +66,13 @@ class Watch:
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what is not for a training step to change: mode, structure, hooks."""
         self._modules[name] = module, _aspects(module)
+
+    def add_parameters(self, name: str, parameters: Sequence[Tensor]) -> None:
+        """Watch parameters whose gradients alone are for the function to change."""
+        self._parameters[name] = (
+            parameters,
+            [(each.detach().clone(), each.requires_grad) for each in parameters],
+        )
 
     def effects(self, output: Any) -> list[Effect]:
         """Return what is not as it was, the most telling first. `output`: of the program."""
@@ -75,6 +84,12 @@ class Watch:
         for name, tensors in self._tensors.items():
             if any(t.numel() and t.untyped_storage().data_ptr() in held for t in tensors):
                 found.append(("aliases", name))
+        for name, (parameters, values) in self._parameters.items():
+            pairs = list(zip(parameters, values, strict=True))
+            if any(not same(each, value) for each, (value, _) in pairs):
+                found.append(("changed", name))
+            if any(each.requires_grad != needed for each, (_, needed) in pairs):
+                found.append(("trainable", name))
         for name, (module, before) in self._modules.items():
             after = _aspects(module)
             found += [(code, name) for code in before if before[code] != after[code]]

@@ -1,4 +1,4 @@
-"""Expectations: what a case's communication must be like, as data.
+"""Expectations: what a case's communication must be like, and the memory it takes, as data.
 
 Each function makes one `Expectation`, for `Check.expects`. A limit is a number, or a function of
 the case and the rank. A failing one says what was expected, what was sent instead, by whom to
@@ -227,3 +227,33 @@ def overlaps(kind: str, fraction: float) -> Expectation:
                 )
 
     return Expectation(run)
+
+
+def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
+    """Expect a rank to hold at most so many bytes of tensors at once; see `held` for what counts.
+
+    For checks that `task` makes. The count is the rank's own, like its values: it begins with the
+    first call of the student's function, and ends with the program.
+
+    Args:
+        limit: bytes of one rank in one case.
+        hint: what to say to those who hold more.
+
+    """
+
+    def run(case: Case, observed: Observed, trace: Trace) -> None:
+        for rank in range(case.world_size):
+            allowed = _limit(limit, case, rank)
+            match observed.outputs[rank]:
+                case {"held": {"most": int(most), "largest": [*largest]}} if most >= 0:
+                    told = "; ".join(str(each)[:60] for each in largest[:4])
+                case _:
+                    raise Wrong(f"rank {rank} does not say what it holds")
+            if most > allowed:
+                raise Wrong(
+                    f"rank {rank} holds {format_bytes(most)} of tensors at once, expected at most "
+                    f"{format_bytes(allowed)}: the largest are {told}",
+                    hint,
+                )
+
+    return Expectation(run, counts_memory=True)

@@ -26,7 +26,7 @@ class Frame(IntEnum):
     TAKE = 2
     """To the notebook process: hand over a function."""
     DONE = 3
-    """From the notebook process: the answer."""
+    """From the notebook process: the answer. From a node: how one of its ranks ended."""
     FUNCTION = 4
     """From the notebook process, and on to the ranks: a student's function, in bytes that only they
     may read."""

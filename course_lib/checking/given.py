@@ -6,10 +6,12 @@ it runs beside the student's code.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.checking.effects import Watch
+from course_lib.checking.held import HeldMemory
 from course_lib.checking.wire import NotPlainError, encode, leaves
 from course_lib.ranks.explain.lines import OURS, is_installed
 
@@ -100,11 +103,14 @@ class RankProgram:
     Args:
         program: ``program(function, mine, given)``, the author's.
         may_change: keys of the input that the function may change, or return.
+        counts_memory: whether the bytes of tensors that are held are counted, from the first call
+            of the function until the program ends.
 
     """
 
     program: Program
     may_change: tuple[str, ...] = ()
+    counts_memory: bool = False
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
         """Run the program; return its value and the effects that were found."""
@@ -112,8 +118,12 @@ class RankProgram:
         watched = own if isinstance(own, dict) else {"its input": own}
         given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
         world = dist.group.WORLD
+        held = HeldMemory() if self.counts_memory else None
         try:
-            value = simple(self.program(function, own, given))
+            with ExitStack() as counting:
+                if held is not None:
+                    function = _begins(counting, held, function)
+                value = simple(self.program(function, own, given))
             if not dist.is_initialized() or dist.group.WORLD is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
@@ -124,7 +134,21 @@ class RankProgram:
                 encode(leaf, place or "what comes back")
         except NotPlainError as error:
             return {"refused": str(error)}
-        return {"value": value, "effects": given.watch.effects(value)}
+        answer = {"value": value, "effects": given.watch.effects(value)}
+        return answer if held is None else {**answer, "held": held.told}
+
+
+def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function; its first call begins the count, which ends with the stack."""
+    begun: list[HeldMemory] = []
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if not begun:
+            begun.append(stack.enter_context(held))
+        return function(*args, **kwargs)
+
+    return counted
 
 
 def simple(value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.checking.accumulation import draw_model, draw_rows, mean_loss, model_of
+from course_lib.checking.answers import NUMBER, sees
 from course_lib.checking.batches import FROM_GENERATOR, seed_of
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
@@ -38,12 +39,18 @@ def variance_program(gradient_variance: Callable[..., Any], mine: Any, given: Gi
         gradient_variance(*arguments, torch.Generator().manual_seed(mine["seed"])) for _ in range(2)
     ]
     return {
-        "variance": found,
+        "variance returned by call {}": found,
         ".grad of parameter {} after the call": [param.grad for param in model.parameters()],
         "parameter {} after the call": [param.detach() for param in model.parameters()],
     }
 
 
+@sees(
+    lambda case, inputs, rank: {
+        "variance returned by call {}": [NUMBER, NUMBER],
+        **_as_it_was(inputs[0]),
+    }
+)
 def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the first number by the theory, and the second by the first."""
     mine, n, size = inputs[0], case.parameters["n"], case.parameters["batch_size"]
@@ -56,7 +63,7 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
     draws = [rows[torch.randperm(n, generator=generator)[:size]].mean(0) for _ in range(DRAWS)]
     spread = (torch.stack(draws) - full).square().sum(1).std().item()
     chance = 6 * spread / case.parameters["num_batches"] ** 0.5 + 1e-6 * sigma2
-    first, second = (_number(value, asked) for value in values[0]["variance"])
+    first, second = (float(value) for value in values[0]["variance returned by call {}"])
     if not abs(first - theory) <= chance:
         others = {
             "σ²/B: batches that are drawn with replacement": sigma2 / size,
@@ -78,13 +85,18 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         )
 
 
+def _as_it_was(mine: Any) -> dict[str, Any]:
+    return {
+        ".grad of parameter {} after the call": mine["before"],
+        "parameter {} after the call": mine["weights"],
+    }
+
+
+@sees(near_the_theory.__dict__["sees"])
 def model_stays(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge whether weights and gradients are what they were."""
-    right = {
-        ".grad of parameter {} after the call": inputs[0]["before"],
-        "parameter {} after the call": inputs[0]["weights"],
-    }
-    equals(lambda *_: right)(case, inputs, [{key: values[0].get(key) for key in right}])
+    right = _as_it_was(inputs[0])
+    equals(lambda *_: right)(case, inputs, [{key: values[0][key] for key in right}])
 
 
 def row_gradients(mine: Any) -> Tensor:
@@ -96,11 +108,3 @@ def row_gradients(mine: Any) -> Tensor:
         gradients = torch.autograd.grad(mean_loss(model, mine["loss"], x, y), params)
         lines.append(torch.cat([gradient.flatten() for gradient in gradients]))
     return torch.stack(lines)
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Wrong(f"{what} is {type(value).__name__}, expected a number")
-    return float(value)

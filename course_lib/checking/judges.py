@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from course_lib.checking.answers import ANYTHING, expect_containers, sees
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.compare import describe, expect_equal
+from course_lib.checking.compare import expect_equal
 from course_lib.checking.effects import same
 from course_lib.checking.given import Program, RankProgram
 from course_lib.checking.wire import leaves
@@ -32,6 +33,7 @@ def equals(
     mistakes: Mapping[str, Oracle] | None = None,
     *,
     tolerance: Mapping[str, float] | None = None,
+    absolute: Mapping[str, float] | None = None,
 ) -> Judge:
     """Judge by what one process computes from all inputs of the group.
 
@@ -41,20 +43,26 @@ def equals(
         mistakes: words → what that mistake gives; it may have some of the oracle's keys only. The
             one that a rank's wrong element equals becomes the hint.
         tolerance: dtype → allowed relative error, where it is not that of `TOLERANCE`.
+        absolute: dtype → allowed absolute error, where it is not a tenth of the relative one. What
+            is a sum of larger terms that cancel needs more: they were rounded at their own size.
 
     """
 
+    @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         rtol = {**TOLERANCE, **(tolerance or {})}.get(case.form.dtype, 1e-4)
+        atol = (absolute or {}).get(case.form.dtype, rtol / 10)
         for members in case.groups:
             theirs = [inputs[rank] for rank in members]
             for me, rank in enumerate(members):
+                right = oracle(case, theirs, me)
+                expect_containers(values[rank], right, f"rank {rank}")
                 expect_equal(
                     values[rank],
-                    oracle(case, theirs, me),
+                    right,
                     f"rank {rank}",
                     rtol=rtol,
-                    atol=rtol / 10,
+                    atol=atol,
                     lookalikes=_Lazy(mistakes or {}, case, theirs, me),
                 )
 
@@ -77,6 +85,7 @@ class _Lazy(dict[str, Any]):
 def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
     """Judge by what the same program gives with a function of the library, on simulated ranks."""
 
+    @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         run, form = RankProgram(program), form_of(case)
         mine = per_rank([{"form": form, "own": own} for own in inputs])
@@ -84,11 +93,13 @@ def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
             right = ranks.run(lambda each: run(library, each)["value"], mine)
         rtol = TOLERANCE.get(case.form.dtype, 1e-4)
         for rank, value in enumerate(values):
+            expect_containers(value, right[rank], f"rank {rank}")
             expect_equal(value, right[rank], f"rank {rank}", rtol=rtol, atol=rtol / 10)
 
     return judge
 
 
+@sees(ANYTHING)
 def same_on_all_ranks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge whether all ranks of a group hold the very same bits."""
     for members in case.groups:
@@ -105,7 +116,7 @@ def same_on_all_ranks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) 
 def _same_bits(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return same(a, b)
-    return describe(a) == describe(b)
+    return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN
 
 
 def form_of(case: Case) -> dict[str, Any]:

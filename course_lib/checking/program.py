@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 _OURS = "course_lib.checking."
-_THERE = tuple(f"{_OURS}{name}" for name in ("wire", "frames", "effects", "given"))
+_THERE = tuple(f"{_OURS}{name}" for name in ("wire", "frames", "effects", "held", "given"))
 """The rank's side, which is where the program arrives."""
 
 

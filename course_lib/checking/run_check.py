@@ -28,6 +28,8 @@ Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
 """Runs a case's program on its ranks: returns what was observed, or only one output per rank, or
 raises `RanksError`, whose `trace` attribute may hold what was recorded until then."""
 
+MAX_REASON = 2000
+"""Characters of a reason: what a student returns may be in it."""
 MAX_TIMEOUTS = 2
 """After so many cases that outran their time, the rest of a check is not run."""
 
@@ -106,7 +108,7 @@ class _Examination:
         return CaseResult(
             self._case.name,
             not reason,
-            reason,
+            reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …",
             detail,
             time.monotonic() - start,
             hidden,
@@ -142,6 +144,10 @@ class _Examination:
                     expectation.test(self._case, observed, self.trace)
                 except Wrong as wrong:
                     findings.append(wrong)
+                    failed.add(expectation.part)
+                except Exception:
+                    self._trouble = traceback.format_exc()
+                    findings.append(Wrong("what was sent is nothing that this check expects"))
                     failed.add(expectation.part)
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
         if findings:

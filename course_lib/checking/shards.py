@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from course_lib.checking.answers import WHOLE, Kind, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 
@@ -19,20 +20,31 @@ def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) ->
 
     One rank is enough: nothing is communicated.
     """
-    return [[shard_bounds(length, k, rank) for rank in range(k)] for length, k in mine["questions"]]
+    return {
+        _asked(length, k): [shard_bounds(length, k, rank) for rank in range(k)]
+        for length, k in mine["questions"]
+    }
 
 
+def _asked(length: int, k: int) -> str:
+    return f"shard_bounds({length}, {k}, {{}})"
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(WHOLE.test, value))
+
+
+_BOUNDS = Kind("two whole numbers (start, stop)", _is_pair, "pairs of whole numbers")
+
+
+@sees(lambda case, inputs, rank: {_asked(n, k): [_BOUNDS] * k for n, k in inputs[0]["questions"]})
 def balanced_shards(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge bounds (start, stop): all elements once, in order, sizes that differ by one at most."""
-    for (length, k), answer in zip(inputs[0]["questions"], values[0], strict=True):
-        _judge(f"shard_bounds({length}, {k}, rank)", length, k, answer)
+    for length, k in inputs[0]["questions"]:
+        _judge(f"shard_bounds({length}, {k}, rank)", length, k, values[0][_asked(length, k)])
 
 
 def _judge(asked: str, length: int, k: int, answer: Sequence[Any]) -> None:
-    for rank, bounds in enumerate(answer):
-        pair = isinstance(bounds, tuple | list) and len(bounds) == 2
-        if not pair or any(type(bound) is not int for bound in bounds):
-            raise Wrong(f"{asked}: rank {rank} got {bounds!r}, expected two whole numbers")
     at = 0
     for rank, (start, stop) in enumerate(answer):
         if start != at:

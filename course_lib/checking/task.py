@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
+from course_lib.checking.answers import expect_form, form_seen_by
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
 from course_lib.checking.effects import SENTENCES
 from course_lib.checking.given import Program, RankProgram
 from course_lib.checking.judges import Judge, form_of
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
-_MODULES = ("the model", "enabled", "disabled", "torch", "Python", "NumPy")
+_MODULES = ("the model", "the parameters", "enabled", "disabled", "torch", "Python", "NumPy")
 
 
 def task(
@@ -49,13 +50,17 @@ def task(
         inputs: ``inputs(case, generator)`` draws one plain value per rank, mostly a dict;
             floating-point tensors become those of the case's dtype.
         program: ``program(function, mine, given)`` runs on every rank.
-        judges: look at all values, one after the other; the first finding counts.
+        judges: look at all values, one after the other; the first finding counts. Each says which
+            form of answers it sees (`answers.sees`), and sees no other.
         cases: the public cases; see `in_many_forms`.
-        expects: what the communication must be like.
+        expects: what the communication must be like, and the memory that is held.
         may_change: keys of the input that the function may change or return. All others must be
             what they were.
         worth: part → share of the points; see `Check`.
         seconds: time limit of one case.
+
+    Raises:
+        TypeError: a judge does not say what it sees.
 
     """
 
@@ -63,9 +68,13 @@ def task(
         form = form_of(case)
         return [{"form": form, "own": own} for own in _drawn(inputs, case, generator)]
 
+    for judge in judges:
+        if not hasattr(judge, "sees"):
+            name = getattr(judge, "__qualname__", judge)
+            raise TypeError(f"{name} does not say what answers it can judge: mark it @sees(form)")
     return Check(
         function,
-        RankProgram(program, tuple(may_change)),
+        RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
         dressed,
         _TaskJudge(tuple(judges)),
         tuple(cases),
@@ -92,7 +101,10 @@ def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class _TaskJudge:
-    """Opens what the ranks' programs returned, lets the judges look, then names the effects."""
+    """Opens what the ranks' programs returned, lets the judges look, then names the effects.
+
+    No judge looks before all answers have the form that each of them sees.
+    """
 
     judges: tuple[Judge, ...]
 
@@ -100,6 +112,10 @@ class _TaskJudge:
         """Raise `Wrong` for the first finding."""
         own = [each["own"] for each in inputs]
         opened = [_open(rank, output) for rank, output in enumerate(outputs)]
+        for judge in self.judges:
+            for rank, (value, _) in enumerate(opened):
+                name = f"rank {rank}" if case.world_size > 1 else ""
+                expect_form(value, form_seen_by(judge, case, own, rank), name)
         for judge in self.judges:
             judge(case, own, [value for value, _ in opened])
         for rank, (_, effects) in enumerate(opened):
@@ -113,7 +129,9 @@ def _open(rank: int, output: Any) -> tuple[Any, list[tuple[str, str]]]:
     match output:
         case {"refused": str(reason), **rest} if not rest:
             raise Wrong(f"rank {rank}: {reason[:300]}")
-        case {"value": value, "effects": [*effects], **rest} if not rest and len(effects) < 100:
+        case {"value": value, "effects": [*effects], **rest} if (
+            rest.keys() <= {"held"} and len(effects) < 100
+        ):
             found = []
             for effect in effects:
                 match effect:

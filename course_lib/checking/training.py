@@ -64,8 +64,9 @@ def make_model(weights: Sequence[Tensor]) -> nn.Module:
 def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights and other rows for every rank, for two steps.
 
-    The case has ``rows``, a number per rank, and may have ``lr`` (default 0.5) and ``loss``, the
-    name of a function of ``torch.nn.functional`` (``cross_entropy`` or ``mse_loss``).
+    The case has ``rows``, a number per rank; in the second step each has one more. It may have
+    ``lr`` (default 0.5) and ``loss``, the name of a function of ``torch.nn.functional``
+    (``cross_entropy`` or ``mse_loss``).
     """
 
     def randn(*shape: int) -> Tensor:
@@ -81,8 +82,8 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
             "lr": case.parameters.get("lr", 0.5),
             "loss": loss,
             "weights": weights,
-            "x": [randn(rows, FEATURES) for _ in range(STEPS)],
-            "y": [targets(rows) for _ in range(STEPS)],
+            "x": [randn(rows + step, FEATURES) for step in range(STEPS)],
+            "y": [targets(rows + step) for step in range(STEPS)],
         }
         for rows in case.parameters["rows"]
     ]
@@ -108,8 +109,12 @@ def equals_sgd(**options: Any) -> Judge:
     """
 
     def steps(update: Matrix = by_rows, loss: Matrix = by_rows, carry: float = 0) -> Oracle:
+        known: list[tuple[Sequence[Any], list[dict[str, Any]]]] = []
+
         def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
-            return _steps(inputs, me, update, loss, carry)
+            if not known or known[0][0] is not inputs:
+                known[:] = [(inputs, _steps(inputs, update, loss, carry))]
+            return known[0][1][me]
 
         return oracle
 
@@ -124,21 +129,20 @@ def equals_sgd(**options: Any) -> Judge:
 
 def _steps(
     inputs: Sequence[Mapping[str, Any]],
-    me: int,
     update: Matrix,
     loss: Matrix,
     carry: float,
-) -> dict[str, Any]:
-    """Return what member `me` ends with if k takes ``w -= lr * sum_j update[k, j] g_j`` each step.
+) -> list[dict[str, Any]]:
+    """Return what each member k ends with if it takes ``w -= lr * sum_j update[k, j] g_j`` a step.
 
     g_j is the gradient of member j on its rows, at its own weights; `carry` times the last step's
     mixture is still in it.
     """
-    rows = torch.tensor([len(each["x"][0]) for each in inputs], dtype=torch.float64)
     models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
     last: list[list[Any]] = [[0.0 for _ in model.parameters()] for model in models]
-    losses = []
+    mixed_losses = []
     for step in range(STEPS):
+        rows = torch.tensor([len(each["x"][step]) for each in inputs], dtype=torch.float64)
         own_losses, grads = [], []
         for model, each in zip(models, inputs, strict=True):
             y = each["y"][step]
@@ -151,12 +155,15 @@ def _steps(
                 mixture = sum(m * g[i] for m, g in zip(update(rows)[k], grads, strict=True))
                 last[k][i] = mixture + carry * last[k][i]
                 param.data -= inputs[k]["lr"] * last[k][i]
-        losses.append(sum(m * o for m, o in zip(loss(rows)[me].tolist(), own_losses, strict=True)))
-    dtype = inputs[me]["weights"][0].dtype
-    return {
-        "parameter {} after two steps": [p.detach().to(dtype) for p in models[me].parameters()],
-        "loss returned by step {}": losses,
-    }
+        mixed_losses.append(loss(rows) @ torch.tensor(own_losses, dtype=torch.float64))
+    dtype = inputs[0]["weights"][0].dtype
+    return [
+        {
+            "parameter {} after two steps": [p.detach().to(dtype) for p in model.parameters()],
+            "loss returned by step {}": [losses[k].item() for losses in mixed_losses],
+        }
+        for k, model in enumerate(models)
+    ]
 
 
 def _real(tensor: Tensor) -> bool:

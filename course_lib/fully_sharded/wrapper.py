@@ -192,5 +192,7 @@ def _with_unit(
     is_unit = bool(inner._parameters) if unit_types is None else isinstance(inner, unit_types)
     unit = inner if is_unit else unit
     yield unit, inner
+    # Attention reads the weights of its `out_proj` without calling it: no hook would gather them.
+    inside = () if isinstance(inner, nn.MultiheadAttention) else unit_types
     for child in inner.children():
-        yield from _with_unit(child, unit, unit_types)
+        yield from _with_unit(child, unit, inside)

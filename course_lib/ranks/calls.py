@@ -71,7 +71,7 @@ def pack_call(
     world_size: int,
     pack: Callable[[Any], Bytes],
 ) -> tuple[Bytes, list[Bytes]]:
-    """Return the call as bytes: what all ranks share, and what each rank alone gets.
+    """Return the call as bytes: what all ranks share, and what each rank alone gets, if anything.
 
     `pack` makes the bytes.
 
@@ -97,7 +97,7 @@ def pack_call(
         finally:
             _packing.own = None
         if not own:
-            return common, [pack([])] * world_size
+            return common, []
         return common, [pack([values[rank] for values in own]) for rank in range(world_size)]
     except _WrongNumber as error:
         raise ValueError(str(error)) from None
@@ -161,10 +161,15 @@ def cell_sources(known: set[str]) -> Sources:
 
 def cell_labels() -> dict[str, str]:
     """Ask IPython, if it runs here, which file name belongs to which cell."""
+    return {name: f"Cell In[{count}]" for name, count in cell_numbers().items()}
+
+
+def cell_numbers() -> dict[str, int]:
+    """Return IPython's own table of them: file name → number of the cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    names = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return {name: f"Cell In[{count}]" for name, count in names.items()}
+    numbers: dict[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return numbers
 
 
 def install_sources(sources: Sources) -> None:

@@ -42,6 +42,7 @@ class Engine(Protocol):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         timeout: float | None,
+        check_nan: bool = False,
     ) -> list[Any]:
         """Run ``fn(*args, **kwargs)`` on every rank; arguments may be `PerRank`."""
 
@@ -147,13 +148,14 @@ class Ranks:
         An argument wrapped in `per_rank` gives each rank its own value. What the function prints
         or displays appears with the rank in front. Tensors arrive on the CPU.
 
-        With ``check_nan=True``, on simulated ranks, a rank that puts NaN into a collective or a
-        message fails there: the first one names the rank and the line.
+        With ``check_nan=True`` a rank that puts NaN into a collective or a message fails there: the
+        first one names the rank and the line.
 
         Raises:
             TypeError: the function or an argument cannot be sent, and nothing was started; or a
                 result cannot be read here.
-            ValueError: a `per_rank` argument has not one value per rank; nothing was started.
+            ValueError: a `per_rank` argument has not one value per rank, or `check_nan` is asked of
+                ranks without a meter; nothing was started.
             RankError: a rank raised an exception or its process died.
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
@@ -171,11 +173,7 @@ class Ranks:
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
         self.error = None
         try:
-            if not check_nan:
-                return self._engine.run(fn, args, kwargs, self.timeout)
-            if not isinstance(self._engine, (Simulated, IsolatedSimulated)):
-                raise ValueError('check_nan=True is for on="simulated"')
-            return self._engine.run(fn, args, kwargs, self.timeout, check_nan=True)
+            return self._engine.run(fn, args, kwargs, self.timeout, check_nan)
         except RanksError as error:
             self.error = error
             raise

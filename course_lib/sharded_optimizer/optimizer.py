@@ -118,6 +118,8 @@ class ShardedOptimizer(Optimizer):
         ]
         self._local = optimizer_cls(groups, **kwargs)
         self._during = ShardedGradients(self._params, self._chunks, group)
+        # Kept: to fetch this much memory anew in every step costs more than to fill it.
+        self._gradients = [torch.zeros_like(c.flat) for c in self._chunks if gradients == "local"]
         if gradients == "sharded":
             self._during.hook_in(self._pieces)
 
@@ -156,17 +158,17 @@ class ShardedOptimizer(Optimizer):
         if self.gradients == "sharded":
             self._during.finish_step()
             return
-        factor = 1 / place_in(self.group)[1]
-        for chunks in self._chunks or ():
-            if self.gradients == "averaged":
+        if self.gradients == "averaged":
+            for chunks in self._chunks or ():
                 for index in chunks.indices:
                     gradient = self._params[index].grad
                     first, last = chunks.pieces[index]
                     if gradient is not None and first < last:
                         flat = as_it_lies(gradient, self._params[index])
                         self._pieces[index].grad = flat[first:last]
-                continue
-            flat = torch.zeros_like(chunks.flat)
+            return
+        factor = 1 / place_in(self.group)[1]
+        for chunks, flat in zip(self._chunks or (), self._gradients, strict=True):
             places = Bucket(self._params, chunks.indices, flat[: len(chunks.bucket.buffer)])
             for index, view in zip(chunks.indices, places.views, strict=True):
                 copy_scaled(self._params[index].grad, factor, view)

@@ -134,7 +134,8 @@ CHECKS = {
         "sgd_step",
         inputs=step_inputs,
         program=step_program,
-        judges=[equals(stepped(), STEP_MISTAKES)],
+        # Weights and steps are larger than what is left of them where they cancel.
+        judges=[equals(stepped(), STEP_MISTAKES, absolute={"bfloat16": 3e-2})],
         may_change=["weights"],
         cases=in_many_forms(
             Case("α = 0.1", 1, {"shapes": [(3, 2), (5,), ()], "lr": 0.1}),

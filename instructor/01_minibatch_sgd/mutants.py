@@ -96,10 +96,10 @@ minibatches__shuffles_within_batches = fails("Every order of the rows")(
         (".sort().values", ""),
     )
 )
-minibatches__lists = fails("is no vector of row numbers")(
+minibatches__lists = fails("vector of row numbers (int64)")(
     batches_with((".sort().values", ".tolist()"))
 )
-minibatches__int32 = fails("is no vector of row numbers")(
+minibatches__int32 = fails("vector of row numbers (int64)")(
     batches_with((".sort().values", ".int()"))
 )
 
@@ -464,7 +464,7 @@ gradient_variance__trains = fails("parameter 0 after the call")(
 gradient_variance__one_loss_for_all = fails("batches of 12 of 16 rows")(
     variance_with(("loss_fn(", "torch.nn.functional.cross_entropy("))
 )
-gradient_variance__a_list = fails("is list, expected a number")(
+gradient_variance__a_list = fails("expected a number")(
     variance_with(("return total / num_batches", "return [total / num_batches]"))
 )
 gradient_variance__evaluates = fails("the model came in one mode")(

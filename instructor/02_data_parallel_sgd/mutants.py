@@ -79,6 +79,33 @@ def shard_bounds__fractions(length, world_size, rank):
     return rank * length / world_size, (rank + 1) * length / world_size
 
 
+@fails("the shards have sizes")
+def shard_bounds__rounds(length, world_size, rank):
+    return round(rank * length / world_size), round((rank + 1) * length / world_size)
+
+
+@fails("the shards have sizes")
+def shard_bounds__floor_of_the_product(length, world_size, rank):
+    return rank * length // world_size, (rank + 1) * length // world_size
+
+
+@fails("starts at")
+def shard_bounds__counts_ranks_from_1(length, world_size, rank):
+    size, rest = divmod(length, world_size)
+    return (rank - 1) * size + min(rank - 1, rest), rank * size + min(rank, rest)
+
+
+@fails("shard_bounds(")
+def shard_bounds__start_and_size(length, world_size, rank):
+    size, rest = divmod(length, world_size)
+    return rank * size + min(rank, rest), size + (rank < rest)
+
+
+@fails("two whole numbers")
+def shard_bounds__a_tensor(length, world_size, rank):
+    return torch.arange(length).tensor_split(world_size)[rank]
+
+
 # average_gradients -------------------------------------------------------------------------
 
 
@@ -249,6 +276,55 @@ average_gradients__element_by_element = fails("One call sums a whole tensor")(
     average_with(
         (SUMS, "flat = grad.flatten(); [dist.all_reduce(e, group=group) for e in flat]"),
         (DIVIDES, "flat.view_as(grad) / world_size"),
+    )
+)
+
+# What it may not touch, what it may not rely on, and what is nearly right.
+average_gradients__freezes = fails("changes which of the parameters require a gradient")(
+    average_with((DIVIDES, "grad / world_size; param.requires_grad_(False)"))
+)
+average_gradients__replaces_the_weights = fails("changes the parameters, which is not its to")(
+    average_with((DIVIDES, "grad / world_size; param.data = torch.zeros_like(param.data)"))
+)
+average_gradients__walks_a_list = fails("TypeError")(
+    average_with((ASKS, ASKS + "; params = params[:]"))
+)
+average_gradients__world_size_of_the_world = fails("4 ranks, in two groups")(
+    average_with((ASKS, "world_size = dist.get_world_size()"))
+)
+average_gradients__powers_of_two_only = fails("3 ranks")(
+    average_with((DIVIDES, "grad / (1 << (world_size - 1).bit_length())"))
+)
+average_gradients__divides_as_integers = fails("expected")(
+    average_with((DIVIDES, "grad // world_size"))
+)
+average_gradients__three_decimals = fails("expected")(
+    average_with((DIVIDES, "(grad / world_size).round(decimals=3)"))
+)
+average_gradients__clips = fails("expected")(
+    average_with((DIVIDES, "(grad / world_size).clamp(-0.1, 0.1)"))
+)
+average_gradients__largest = fails("expected")(
+    average_with((SUMS, "dist.all_reduce(grad, op=dist.ReduceOp.MAX, group=group)"))
+)
+average_gradients__averages_twice = fails("divided by the number of ranks once more")(
+    average_with((SUMS, "dist.all_reduce(grad, op=dist.ReduceOp.AVG, group=group)"))
+)
+average_gradients__small_ones_are_left_out = fails("expected")(
+    average_with((SUMS, "grad.numel() > 4 and " + SUMS))
+)
+average_gradients__barrier = fails("this task allows all_reduce only")(
+    average_with((SUMS, SUMS + "; dist.barrier(group=group)"))
+)
+average_gradients__default_dtype = fails("changes torch's default dtype")(
+    average_with((ASKS, ASKS + "; torch.set_default_dtype(torch.float64)"))
+)
+average_gradients__draws = fails("random numbers of the Python generator")(
+    average_with((ASKS, ASKS + "; __import__('random').random()"))
+)
+average_gradients__through_files = fails("nothing was averaged")(
+    average_with(
+        (SUMS, "torch.save(grad, f'/tmp/gradient{dist.get_rank()}.pt')"), (DIVIDES, "grad")
     )
 )
 
@@ -475,3 +551,22 @@ def data_parallel_step__counts_gathered(model, loss_fn, x, y, lr, group=None):
         dist.all_reduce(tensor, group=group)
     optimizer.step()
     return loss
+
+
+data_parallel_step__clips = fails("parameter")(
+    step_with((UPDATE, "param -= lr * param.grad.clamp(-0.05, 0.05)"))
+)
+data_parallel_step__weight_decay = fails("parameter")(
+    step_with((UPDATE, "param -= lr * (param.grad + 1e-2 * param)"))
+)
+data_parallel_step__biases_stay = fails("parameter")(
+    step_with((UPDATE, "param -= lr * param.grad * (param.dim() > 1)"))
+)
+data_parallel_step__count_of_the_first_call = fails("expected")(
+    step_with(("/ count", "/ model.__dict__.setdefault('count', count)"))
+)
+data_parallel_step__a_list = fails("expected the number")(step_with((RETURN, "[loss.item()]")))
+data_parallel_step__a_text = fails("expected the number")(step_with((RETURN, "str(loss.item())")))
+data_parallel_step__rounded_loss = fails("loss returned by step")(
+    step_with((RETURN, "round(loss.item(), 3)"))
+)

@@ -25,6 +25,7 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
+from course_lib.checking.answers import NUMBER, WHOLE, Kind, ListOf, sees
 from course_lib.checking.training import CLASSES, FEATURES, NUMEL, SHAPES, make_model
 from course_lib.checking.whole_runs import (
     EPOCHS_MISTAKES,
@@ -61,6 +62,11 @@ def sampled(**changes):
     return oracle
 
 
+@sees(
+    lambda case, inputs, rank: {
+        "epoch {}": {str(e): ListOf(ListOf(WHOLE)) for e in inputs[rank]["epochs"]}
+    }
+)
 def right_batches(case, inputs, values):
     """Judge the batches of all ranks, one list after the other."""
     mistakes = {
@@ -75,7 +81,7 @@ def right_batches(case, inputs, values):
     for members in case.groups:
         theirs = [inputs[rank] for rank in members]
         for me, rank in enumerate(members):
-            got = list(values[rank]["epoch {}"].values())
+            got = [values[rank]["epoch {}"][str(epoch)] for epoch in inputs[rank]["epochs"]]
             right = sampled()(case, theirs, me)
             for epoch, mine, wanted in zip(inputs[rank]["epochs"], got, right, strict=True):
                 if mine == wanted:
@@ -215,6 +221,7 @@ EVALUATION_MISTAKES = {
 }
 
 
+@sees({"mean loss": NUMBER, "accuracy": NUMBER, "rows": ListOf(WHOLE)})
 def right_numbers(case, inputs, values):
     """Judge the two numbers, then who looked at how many rows."""
     only = [{k: v for k, v in value.items() if k != "rows"} for value in values]
@@ -223,7 +230,7 @@ def right_numbers(case, inputs, values):
     for members in case.groups:
         for rank in members:
             n, size = len(inputs[rank]["x"]), inputs[rank]["batch_size"]
-            seen, most = sum(values[rank]["rows"]), max(values[rank]["rows"])
+            seen, most = sum(values[rank]["rows"]), max(values[rank]["rows"], default=0)
             if seen > -(-n // len(members)):
                 raise Wrong(
                     f"rank {rank}: the model was given {seen} of the {n} rows, expected at most "
@@ -447,6 +454,11 @@ def diagnoses_program(diagnoses, mine, given):
     return {"answers": dict(diagnoses())}
 
 
+def is_dict_of_texts(value):
+    return isinstance(value, dict) and all(isinstance(letter, str) for letter in value.values())
+
+
+@sees({"answers": Kind("a dict from exhibits to letters", is_dict_of_texts)})
 def are_answers(case, inputs, values):
     """Judge that every exhibit has one of the letters."""
     for value in values:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -164,8 +164,31 @@ def on_simulated(ddp: str, name: str, world_size: int) -> str:
     return _first_verdict([process], results)
 
 
+class NoAutogradProfiler(torch.autograd.profiler.profile):
+    """Stands where a test profiles; PyTorch asks for events of backends that it knows only."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class NoProfiler(torch.profiler.profile):
+    """Likewise."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def _simulated(world_size: int, ddp: str, name: str, results: Any) -> None:
     _silence()
+    # A process has one profiler, and simulated ranks share their process.
+    torch.autograd.profiler.profile = NoAutogradProfiler  # type: ignore[misc]
+    torch.profiler.profile = NoProfiler  # type: ignore[misc]
     with Ranks(world_size, on="simulated", timeout=SECONDS) as ranks:
         results.put(on_ranks(ranks, ddp, name))
     os._exit(0)

@@ -160,6 +160,16 @@ class Board(Pages):
             self._words[rank * self._stride // 8 + pages.PENDING] for rank in range(self.world_size)
         )
 
+    def untouched(self) -> bool:
+        """Return whether no rank has communicated since the board was cleared."""
+        words = self._words
+        for rank in range(self.world_size):
+            word = rank * self._stride // 8
+            first_group = word + self._groups_at // 8
+            if words[word + pages.HEAD] or words[first_group] or words[word + pages.PENDING]:
+                return False
+        return True
+
     def views(self) -> list[RankView]:
         """Return every rank's part, in rank order."""
         return [self.view(rank) for rank in range(self.world_size)]

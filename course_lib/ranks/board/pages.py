@@ -124,6 +124,9 @@ class Pages:
 
     def _write_text(self, at: int, text: str, size: int) -> None:
         # The end of a path says more than its beginning.
+        if not text:  # as mostly
+            self._bytes[at] = 0
+            return
         data = text.encode("utf-8", "replace")[-size:]
         self._bytes[at : at + size] = data.ljust(size, b"\0")
 

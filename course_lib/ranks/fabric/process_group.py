@@ -183,7 +183,7 @@ class SimulatedProcessGroup(PythonGroup):
         check_tensors(operation)
         if context.check_nan:
             with context.handles.ours():
-                refuse_nan(kind, operation.inputs)
+                refuse_nan(kind, operation.inputs, kind != "broadcast" or peer == context.rank)
         context.endpoint.post(operation)
         return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
 

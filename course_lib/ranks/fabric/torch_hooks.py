@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from course_lib.ranks.fabric.profilers import one_profiler
+
 BACKEND = "simulated"
 
 
@@ -102,6 +104,8 @@ def thread_worlds() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
+            stack.enter_context(_replaced(module, "monitored_barrier", _monitored_barrier))
+        stack.enter_context(one_profiler(current, _replaced))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
             stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
@@ -135,6 +139,16 @@ def _init_process_group(before: Any) -> Any:
             _initialize(context)
 
     return init_process_group
+
+
+def _monitored_barrier(before: Any) -> Any:
+    """Return `before`, on a rank a barrier: who does not come to one is named in any case."""
+
+    @functools.wraps(before)
+    def monitored_barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
+        before(group, *args, **kwargs) if _local.context is None else dist.barrier(group)
+
+    return monitored_barrier
 
 
 def _wait_for_future(before: Any) -> Any:

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import torch
 
 
-def refuse_nan(kind: str, tensors: Sequence[torch.Tensor]) -> None:
+def refuse_nan(kind: str, tensors: Sequence[torch.Tensor], puts: bool = True) -> None:
     """Check what a rank puts into a collective or a message.
+
+    `puts`: whether it does; who waits for another's broadcast may bring anything.
 
     Raises:
         FloatingPointError: some of it is NaN; says how much and where.
 
     """
-    for tensor in tensors:
+    for tensor in tensors if puts else ():
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         values = tensor.detach()

@@ -35,6 +35,7 @@ from course_lib.ranks.metered.collective_table import (
 )
 from course_lib.ranks.metered.emulated_link import EmulatedLink
 from course_lib.ranks.metered.gloo import launch
+from course_lib.ranks.metered.nan_check import refuse_nan
 from course_lib.ranks.metered.python_group import PythonGroup
 from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
 from course_lib.ranks.metered.work import MeteredWork
@@ -109,6 +110,8 @@ class MeteredProcessGroup(PythonGroup):
             for tensor in (gets if kind.sized_by_what_it_gets else puts)
         ]
         root = self._members[options.rootRank] if kind.to_one else None
+        if me.check_nan:
+            refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
         reduction = reduction_of(options.reduceOp) if kind.reduces else ""
         signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
         where = me.locate()
@@ -157,6 +160,8 @@ class MeteredProcessGroup(PythonGroup):
         self._place()
         if peer is None:
             return self._from_anyone(tensors, tag)
+        if me.check_nan:
+            refuse_nan(kind, tensors, sends)
         channel = Channel(sends, peer, tag, self.key)
         other_end = channel.other_end(me.rank)
         what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))

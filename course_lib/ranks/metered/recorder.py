@@ -35,6 +35,8 @@ class Recorder:
     """When the rank's own thread stood still, waiting for communication."""
     alone: bool = False
     """Whether nobody else writes on the board: the other ranks are on other machines."""
+    check_nan: bool = False
+    """Whether this call refuses NaN in what the rank puts into communication."""
     dropped: int = 0
     open_messages: set[Any] = field(default_factory=set)
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
@@ -71,9 +73,10 @@ class Recorder:
             while sum(each for _, each in self._kept) > _MAX_KEPT_BYTES:
                 self._kept.popleft()
 
-    def begin(self) -> None:
+    def begin(self, check_nan: bool = False) -> None:
         """Begin the log of a new call, on a board that may have been cleared."""
         self.calls += 1
+        self.check_nan = check_nan
         self.board.forget_places()
         self.events.clear()
         self.blocked.clear()

@@ -91,6 +91,10 @@ class Printer:
                 self._show(label(ranks), item)
         (self._file or sys.stdout).flush()
 
+    def waiting(self) -> bool:
+        """Return whether there is anything to show, or to forget, at the end of a call."""
+        return bool(self._shown or self._hidden or any(self._queues))
+
     def end_call(self) -> None:
         """Show the rest, at the end of a call."""
         self.release(everything=True)
@@ -145,6 +149,11 @@ class RankOutput:
         self._fd = fd
         self._printer = printer
         self._rest = b""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun that was not passed on."""
+        return bool(self._rest)
 
     def fileno(self) -> int:
         """Return the pipe's descriptor, for a selector."""

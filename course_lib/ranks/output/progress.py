@@ -16,15 +16,15 @@ _EVERY = 0.5
 
 
 class Progress:
-    """Shows itself once a call has taken a second; leaves nothing behind.
+    """Shows itself once a call that began at `start` has taken a second; leaves nothing behind.
 
     In a notebook it is one output that changes; in a terminal a line that overwrites itself;
     where output goes to a file, or to a notebook that runs with nobody before it, it is silent.
     """
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._next = self._start + _AFTER
+    def __init__(self, start: float) -> None:
+        self._start = start
+        self._next = start + _AFTER
         self._handle: Any = None
         self._terminal = False
 

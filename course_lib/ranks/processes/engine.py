@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from course_lib.ranks.calls import cell_labels, cell_sources, pack_call
+from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
+from course_lib.ranks.processes.messages import AnswerHead
 from course_lib.ranks.processes.object_pipe import pack
+from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace
-
-# Set for the fork server, and so for the ranks; the notebook's own values are not for them.
-_NOT_SENT = (
-    *("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    "TORCH_FR_BUFFER_SIZE",
-)
 
 
 class Processes:
@@ -31,14 +26,22 @@ class Processes:
     ) -> None:
         self.placement = placement
         self.world_size = len(placement.devices)
-        self.trace = Trace([], self.world_size)
+        self._trace: Trace | Callable[[], Trace] = Trace([], self.world_size)
         self.team: Team | None = None
         self._metered = metered
         self._network = network
-        self._known: set[str] = set()
-        self._around: tuple[Any, ...] | None = None
-        self._raw: dict[Any, Any] = {}
-        self._decoded: dict[str, str] = {}
+        self._surroundings = Surroundings()
+
+    @property
+    def trace(self) -> Trace:
+        """Of the last call; made when somebody looks."""
+        if not isinstance(self._trace, Trace):
+            self._trace = self._trace()
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace) -> None:
+        self._trace = trace
 
     def run(
         self,
@@ -46,15 +49,19 @@ class Processes:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         timeout: float | None,
+        check_nan: bool = False,
     ) -> list[Any]:
         """Run one call; see `Ranks.run`."""
+        if check_nan and not self._metered:
+            raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
         common, each = pack_call(fn, args, kwargs, self.world_size, pack)
-        self.trace = Trace([], self.world_size)
+        self._trace = partial(Trace, [], self.world_size)
         try:
             team = self._ready_team()
-            surroundings = self._surroundings()
-            team.labels.update(cell_labels())
-            return team.call(surroundings, common, each, timeout)
+            news = self._surroundings.news()
+            if news is not None:
+                team.labels.update(news[0].labels)
+            return team.call(news, common, each, timeout, check_nan)
         except KeyboardInterrupt:
             self._say_interrupted()
             raise
@@ -62,7 +69,8 @@ class Processes:
             for packed in (common, *each):
                 packed.close()
             if self.team is not None:
-                self.trace = _trace(self.team, self._network)
+                answers = [member.answer for member in self.team.members]
+                self._trace = partial(_trace, answers, self.world_size, self._network)
                 # Also after an interrupt, at whatever point: a half-run call leaves no good ranks.
                 if not self.team.reusable:
                     self.close()
@@ -71,32 +79,9 @@ class Processes:
         if self.team is not None and not self.team.healthy():
             self.close()
         if self.team is None:
-            self._known, self._around = set(), None
+            self._surroundings = Surroundings()
             self.team = Team(self.placement, metered=self._metered, network=self._network)
         return self.team
-
-    def _surroundings(self) -> tuple[Any, ...] | None:
-        """Return what has changed around the calls since the last one, for the ranks to adopt."""
-        sources = cell_sources(self._known)
-        self._known |= sources.lines.keys()
-        try:
-            folder = os.getcwd()
-        except FileNotFoundError:
-            folder = ""
-        environment = self._environment()
-        around = (folder, list(sys.path), environment)
-        if not sources.lines and (sources.labels, around) == self._around:
-            return None
-        self._around = sources.labels, around
-        return (sources, *around)
-
-    def _environment(self) -> dict[str, str]:
-        """Return the notebook's environment; decoding it anew for every call would show."""
-        raw = dict(getattr(os.environ, "_data", os.environ))
-        if raw != self._raw:
-            self._raw = raw
-            self._decoded = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
-        return self._decoded
 
     def _say_interrupted(self) -> None:
         team = self.team
@@ -120,7 +105,8 @@ class Processes:
             self.team = None
 
 
-def _trace(team: Team, network: Network | None) -> Trace:
-    events = [event for member in team.members for event in member.events]
-    dropped = sum(member.dropped for member in team.members)
-    return Trace(events, team.world_size, dropped=dropped, network=network)
+def _trace(answers: Sequence[AnswerHead | None], world_size: int, network: Network | None) -> Trace:
+    there = [answer for answer in answers if answer is not None]
+    events = [event for answer in there for event in answer.events()]
+    dropped = sum(answer.dropped for answer in there)
+    return Trace(events, world_size, dropped=dropped, network=network)

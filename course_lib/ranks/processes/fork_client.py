@@ -87,6 +87,8 @@ class ForkServer:
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
         self.socket = ours
+        self._news = select.poll()
+        self._news.register(ours, select.POLLIN)
         with theirs:
             self.process = (launch or _launch)(theirs.fileno())
         atexit.register(self.close)
@@ -160,11 +162,15 @@ class ForkServer:
 
     def all_live(self, pids: Iterable[int]) -> bool:
         """Return whether the server and all these children live, as far as is known by now."""
-        if not self.alive():
+        if self._owner != os.getpid():
             return False
-        with self._lock, suppress(OSError, ForkServerError):
-            while True:  # until nothing more has come
-                self._read(0.0)
+        # Before every call, so quickly: a server that has ended can be read from, too.
+        if self._news.poll(0) or self._buffer:
+            with self._lock, suppress(OSError, ForkServerError):
+                while True:  # until nothing more has come
+                    self._read(0.0)
+            if not self.alive():
+                return False
         return self._exits.keys().isdisjoint(pids)
 
     def alive(self) -> bool:

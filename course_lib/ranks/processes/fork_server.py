@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-MAX_FDS = 8
+MAX_FDS = 64
 MAX_LINE = 1 << 20
 _IDLE = 1.0
 

@@ -45,11 +45,14 @@ def _find(name: str) -> Any:
     raise AttributeError(f"the notebook has no {name!r}, or has not sent it to the ranks")
 
 
+_US = __name__.partition(".")[0]
+
+
 class OwnModules:
     """The user's own modules that this rank has imported, and when their files were written."""
 
     def __init__(self) -> None:
-        self._written: dict[str, int] = {}
+        self._written: dict[str, tuple[str, int]] = {}
         self._looked_at: set[str] = set()
         self._count = 0
 
@@ -60,21 +63,21 @@ class OwnModules:
         self._count = len(sys.modules)
         for name in new:
             self._looked_at.add(name)
-            path = _file_of(name)
-            if path and not is_installed(path):
-                self._written[name] = _written(path)
-        changed = []
-        for name, before in list(self._written.items()):
-            now = _written(_file_of(name))
-            if now and now != before:
-                self._written[name] = now
+            path = getattr(sys.modules[name], "__file__", None) or ""
+            if name == _US or not path or is_installed(path):
+                continue
+            if written := _written(path):
+                self._written[name] = path, written
+        changed = [
+            (name, path, now)
+            for name, (path, before) in self._written.items()
+            if (now := _written(path)) not in (0, before)
+        ]
+        for name, path, now in changed:
+            self._written[name] = path, now
+            if name in sys.modules:
                 importlib.reload(sys.modules[name])
-                changed.append(name)
-        return changed
-
-
-def _file_of(name: str) -> str:
-    return getattr(sys.modules.get(name), "__file__", None) or ""
+        return [name for name, *_ in changed]
 
 
 def _written(path: str) -> int:

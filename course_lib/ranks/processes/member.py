@@ -6,15 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.output.printer import RankOutput
 from course_lib.ranks.processes.fork_client import ForkServer
+from course_lib.ranks.processes.messages import AnswerHead
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 from course_lib.ranks.processes.stacks import cpu_state, stands_in_backward, wait_for_dump
-from course_lib.ranks.trace.event import Event
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""
@@ -34,20 +34,22 @@ class Member:
     dump_fd: int
     dump_at: int = 0
     """Where in the dump file the next dump begins."""
-    answered: bool = False
-    joined: bool = True
-    """Whether the rank still has its process groups."""
+    answer: AnswerHead | None = None
+    """To the call, once it is there."""
     value: Any = None
-    events: list[Event] = field(default_factory=list)
-    dropped: int = 0
+    """What came with it: the result, as a function that unpickles it, or the `Failure`."""
     ticks: int = -1
     asleep_since: float | None = None
     seen_in_backward: bool = False
 
     def begin(self) -> None:
         """Forget the answer to the last call."""
-        self.answered, self.value, self.events, self.dropped = False, None, [], 0
-        self.asleep_since = None
+        self.answer = self.value = self.asleep_since = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer to the call is there."""
+        return self.answer is not None
 
 
 def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:

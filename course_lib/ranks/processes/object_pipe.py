@@ -3,12 +3,12 @@
 An object becomes a pickle and, beside it, the bytes of its tensors and arrays as they lie in
 memory (pickle protocol 5, PEP 574). Small ones travel through the socket. Large ones are written
 once into a nameless file in memory, whose descriptor travels; the reader maps it, without a copy.
+A few bytes that need no pickling go as they are: see `plain`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import io
 import mmap
 import os
 import pickle
@@ -17,6 +17,7 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,23 +31,31 @@ _INLINE = 1 << 13
 _HEADER = struct.Struct("<QI?")  # bytes in all, number of parts, whether they are in a file
 _READ = 1 << 16
 _ALIGN = 64
+_ONE_FD = socket.CMSG_LEN(struct.calcsize("i"))
+_SIMPLE = (type(None), bool, int, float, str)
+"""What any pickler packs alike, so that the quickest will do."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, weakref_slot=True)
 class Packed:
     """An object as bytes: inline, or in a file in memory that is closed with `close`."""
 
     size: int
     parts: int
+    """The pickle and the buffers beside it; 0: the bytes themselves are the message."""
     inline: bytes = b""
     fd: int = -1
 
+    _free: Callable[[], Any] | None = None
+
     def __post_init__(self) -> None:
         if self.fd >= 0:
-            object.__setattr__(self, "close", weakref.finalize(self, os.close, self.fd))
+            self._free = weakref.finalize(self, os.close, self.fd)
 
     def close(self) -> None:
         """Free the file, if there is one; it is also freed with the object."""
+        if self._free is not None:
+            self._free()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -81,7 +90,7 @@ def _tensor(
     return flat.view(dtype).view(shape).requires_grad_(requires_grad)
 
 
-class _Spool(io.RawIOBase):
+class _Spool:
     """Takes the pickle: in a buffer as long as it is small, then in a file in memory."""
 
     def __init__(self) -> None:
@@ -89,20 +98,16 @@ class _Spool(io.RawIOBase):
         self.fd = -1
         self.size = 0
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.size += len(view)
+    def write(self, data: Any) -> None:
+        view = memoryview(data)
+        self.size += view.nbytes
         if self.buffer is not None and self.size <= _INLINE:
             self.buffer += view
-        else:
-            if self.buffer is not None:
-                self.fd, buffered, self.buffer = anonymous_file("call"), self.buffer, None
-                _write_all(self.fd, memoryview(buffered))
-            _write_all(self.fd, view)
-        return len(view)
+            return
+        if self.buffer is not None:
+            self.fd, buffered, self.buffer = anonymous_file("call"), self.buffer, None
+            _write_all(self.fd, memoryview(buffered))
+        _write_all(self.fd, view.cast("B"))
 
     def pad(self) -> None:
         self.write(bytes(-self.size % _ALIGN))
@@ -113,11 +118,24 @@ def _write_all(fd: int, view: memoryview) -> None:
         view = view[os.write(fd, view[: 1 << 30]) :]
 
 
+def plain(data: bytes) -> Packed:
+    """Return a message that is received as these bytes."""
+    if len(data) <= _INLINE:
+        return Packed(len(data), 0, data)
+    fd = anonymous_file("call")
+    _write_all(fd, memoryview(data))
+    return Packed(len(data), 0, b"", fd)
+
+
 def pack(value: Any) -> Packed:
     """Return `value` as bytes. Tensors arrive on the CPU, without the graph that made them.
 
     Raises whatever pickling raises.
     """
+    if type(value) in _SIMPLE:
+        data = pickle.dumps(value, protocol=5)
+        if len(data) < _INLINE:
+            return Packed(len(data) + 8, 1, data + struct.pack("<Q", len(data)))
     buffers: list[pickle.PickleBuffer] = []
     spool = _Spool()
     try:
@@ -138,6 +156,8 @@ def pack(value: Any) -> Packed:
 
 
 def _unpack(data: Any, size: int, parts: int) -> Any:
+    if parts == 0:
+        return data
     view = memoryview(data)[:size]
     sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :])
     at, buffers = sizes[0], []
@@ -195,27 +215,52 @@ class ObjectPipe:
             EOFError: the other end is gone.
 
         """
-        size, parts, in_file = _HEADER.unpack(self._take(_HEADER.size))
+        self._fill(_HEADER.size)
+        size, parts, in_file = _HEADER.unpack_from(self._bytes)
         if in_file:
+            del self._bytes[: _HEADER.size]
             fd = self._fds.popleft()
             try:
                 mapped = mmap.mmap(fd, size, access=self._access)
             finally:
                 os.close(fd)
             return lambda: _unpack(mapped, size, parts)
-        data = self._take(size)
+        end = _HEADER.size + size
+        self._fill(end)
+        data = self._bytes[_HEADER.size : end]
+        del self._bytes[:end]
         return lambda: _unpack(data, size, parts)
 
-    def _take(self, size: int) -> bytearray:
+    def _fill(self, size: int) -> None:
+        """Read until so many bytes are there."""
         while len(self._bytes) < size:
-            # A descriptor never comes later than the first byte of the header it belongs to.
-            chunk, fds, _, _ = socket.recv_fds(self._socket, _READ, 1)
-            self._fds.extend(fds)
-            if not chunk:
-                raise EOFError("the other end is gone")
-            self._bytes += chunk
-        taken, self._bytes = self._bytes[:size], self._bytes[size:]
-        return taken
+            with suppress(BlockingIOError):  # see `be_patient`: a message that began will end
+                self._read()
+
+    def _read(self) -> None:
+        # A descriptor never comes later than the first byte of the header it belongs to.
+        # (This is `socket.recv_fds`, which takes longer to look for one than to read.)
+        chunk, beside, _, _ = self._socket.recvmsg(_READ, _ONE_FD)
+        for _, _, fds in beside:
+            self._fds.extend(memoryview(fds).cast("i"))
+        if not chunk:
+            raise EOFError("the other end is gone")
+        self._bytes += chunk
+
+    def arrives(self) -> bool:
+        """Wait for the beginning of a message; return whether it came in time."""
+        if not self._bytes:
+            try:
+                self._read()
+            except BlockingIOError:
+                return False
+        return True
+
+    def be_patient(self, seconds: float) -> None:
+        """Let `arrives` wait so long at most."""
+        whole = int(seconds)
+        limit = struct.pack("@ll", whole, int(1e6 * (seconds - whole)))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def close(self) -> None:
         """Close this end."""

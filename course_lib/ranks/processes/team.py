@@ -28,7 +28,8 @@ from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, pack
+from course_lib.ranks.processes.messages import CallHead
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, pack, plain
 from course_lib.ranks.processes.watch import Watch
 
 _START_LIMIT = 60.0
@@ -130,14 +131,16 @@ class Team:
         common: Packed,
         each: Sequence[Packed],
         timeout: float | None,
+        check_nan: bool = False,
     ) -> list[Any]:
         """Run one call on all ranks; return the results.
 
         Args:
             surroundings: the notebook's sources, folder, module path and environment, if changed.
             common: what all ranks share of the call.
-            each: what each rank alone gets of it, in rank order.
+            each: what each rank alone gets of it, in rank order; empty if there is nothing.
             timeout: limit in seconds; None for none.
+            check_nan: whether ranks refuse to send NaN.
 
         Raises:
             RanksError: the call went wrong.
@@ -146,20 +149,14 @@ class Team:
         """
         self.reusable = False
         self.start()
-        if not self.board.pending():
+        if not self.board.untouched() and not self.board.pending():
             self.board.clear()  # a student counts the operations of the call
         for member in self.members:
             # Until a rank has picked up this call, it must not look as if it had finished it.
             self.board.set_state(member.rank, RankPhase.STARTING)
             member.begin()
         self._calls += 1
-        head = pack((self._calls, self._generation, surroundings))
-        try:
-            for member, mine in zip(self.members, each, strict=True):
-                with suppress(BrokenPipeError, ConnectionResetError):  # found below
-                    member.pipe.send(head, common, mine)
-        finally:
-            head.close()
+        self._send(surroundings, common, each, check_nan)
         try:
             self.watch.collect("call", timeout)
         except BaseException as error:
@@ -168,12 +165,12 @@ class Team:
             self.reusable = self._give_up()
             raise
         # All ranks have answered; if they also left the group in step, they are as good as new.
-        views = self.board.views()
-        wrong = out_of_step(views)
         failures = self.watch.failures()
+        views = self.board.views() if failures or not self.board.untouched() else []
+        wrong = out_of_step(views) if views else None
         left = wrong is not None or (failures and self.board.pending())
         self.reusable = not left or self._give_up()
-        self.reusable &= all(member.joined for member in self.members)
+        self.reusable &= all(m.answer is not None and m.answer.joined for m in self.members)
         if failures:
             raise some_raised(failures, views)
         if wrong is not None:
@@ -182,6 +179,25 @@ class Team:
             return [member.value() for member in self.members]
         except Exception as error:
             raise TypeError(f"a result cannot be read here: {error}") from error
+
+    def _send(
+        self,
+        surroundings: tuple[Any, ...] | None,
+        common: Packed,
+        each: Sequence[Packed],
+        check_nan: bool,
+    ) -> None:
+        head = CallHead(
+            self._calls, self._generation, surroundings is not None, bool(each), check_nan
+        )
+        parts = [plain(head.to_bytes())]
+        if surroundings is not None:
+            parts.append(pack(surroundings))
+        parts.append(common)
+        for member in self.members:
+            mine = each[member.rank : member.rank + 1]
+            with suppress(BrokenPipeError, ConnectionResetError):  # found while waiting
+                member.pipe.send(*parts, *mine)
 
     def _give_up(self) -> bool:
         """End the call on the ranks that are still in it; return whether all are ready for more.

@@ -5,7 +5,7 @@ On the answers, on what the ranks print, on the board (does anything still move?
 
 from __future__ import annotations
 
-import selectors
+import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ from course_lib.ranks.output.progress import Progress
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep
+from course_lib.ranks.processes.messages import DISPLAY, FAILURE, READY, AnswerHead
 from course_lib.ranks.processes.stacks import read_dump
-from course_lib.ranks.trace.event import Event
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
@@ -64,6 +64,9 @@ class Watch:
         self._members = members
         self._printer = printer
         self._labels = labels
+        self._poll = select.poll()
+        """Of the outputs always, of the pipes as long as an answer is awaited."""
+        self._by_fd: dict[int, Member] = {}
 
     def collect(self, what: str, timeout: float | None) -> None:
         """Return when every rank has answered.
@@ -78,53 +81,75 @@ class Watch:
 
         """
         start = time.monotonic()
-        deadlocks, progress = DeadlockWatch(), Progress()
+        deadlocks, progress = DeadlockWatch(), Progress(start)
         failed_at: float | None = None
         look_at = start + _LOOK_EVERY
-        left = {member.rank for member in self._members}
         try:
-            with selectors.PollSelector() as selector:
-                for member in self._members:
-                    selector.register(member.pipe, selectors.EVENT_READ, member)
-                    selector.register(member.output, selectors.EVENT_READ, member)
-                while left:
-                    left -= self._read(selector)
-                    now = time.monotonic()
-                    if failed_at is None and self.failures():
-                        failed_at = now
-                    if not left or now < look_at:
-                        continue
-                    look_at = now + _LOOK_EVERY
-                    self._printer.release()
-                    views = self._board.views()
-                    if failed_at is not None:
-                        self._after_failure(views, now - failed_at)
-                    elif what == "call":
-                        self._raise_deadlock(deadlocks, views, now)
-                    if timeout is not None and now - start > timeout:
-                        raise timed_out(what, timeout, self.states())
-                    if progress.due():
-                        progress.update(views)
+            left = self._quick_answers(look_at)
+            while left:
+                left -= self._read()
+                now = time.monotonic()
+                if failed_at is None and self.failures():
+                    failed_at = now
+                if not left or now < look_at:
+                    continue
+                look_at = now + _LOOK_EVERY
+                self._printer.release()
+                views = self._board.views()
+                if failed_at is not None:
+                    self._after_failure(views, now - failed_at)
+                elif what == "call":
+                    self._raise_deadlock(deadlocks, views, now)
+                if timeout is not None and now - start > timeout:
+                    raise timed_out(what, timeout, self.states())
+                if progress.due():
+                    progress.update(views)
         finally:
             progress.clear()
-            with uninterrupted():
-                for member in self._members:
-                    member.output.drain()
-                self._printer.end_call()
+            # Most calls print nothing, and then there is nothing that an interrupt could split.
+            if self._poll.poll(0) or self._printer.waiting() or self._unfinished_lines():
+                with uninterrupted():
+                    for member in self._members:
+                        member.output.drain()
+                    self._printer.end_call()
+
+    def _unfinished_lines(self) -> bool:
+        return any(member.output.unfinished for member in self._members)
+
+    def _quick_answers(self, until: float) -> set[int]:
+        """Take the answers that come within a moment; return who has none yet.
+
+        One after the other, in rank order: of a short call, asking who is ready would be a fifth.
+        """
+        if not self._by_fd:
+            for member in self._members:
+                self._poll.register(member.output, select.POLLIN)
+                self._by_fd[member.output.fileno()] = member
+                self._by_fd[member.pipe.fileno()] = member
+                member.pipe.be_patient(_LOOK_EVERY)
+        for member in self._members:
+            while not member.answered:
+                if time.monotonic() > until or not self._arrives(member):
+                    return self._await()
+                self._receive_one(member)
+        return set()
+
+    def _await(self) -> set[int]:
+        """From now on, listen to the pipes of the ranks that have yet to answer; return them."""
+        waiting = {member.rank for member in self._members if not member.answered}
+        for rank in waiting:
+            self._poll.register(self._members[rank].pipe, select.POLLIN)
+        return waiting
 
     def end_call(self) -> bool:
         """End the call on the ranks that are in it; return whether all have answered in time."""
-        left = {member.rank for member in self._members if not member.answered}
+        left = self._await()
         until = time.monotonic() + _GIVE_UP_LIMIT
         self._server.signal([self._members[rank].pid for rank in left], signal.SIGUSR2)
         try:
-            with selectors.PollSelector() as selector, uninterrupted():
-                for rank in left:
-                    member = self._members[rank]
-                    selector.register(member.pipe, selectors.EVENT_READ, member)
-                    selector.register(member.output, selectors.EVENT_READ, member)
+            with uninterrupted():
                 while left and time.monotonic() < until:
-                    left -= self._read(selector)
+                    left -= self._read()
         except RanksError:  # it has died of it
             return False
         return not left
@@ -147,18 +172,24 @@ class Watch:
 
     # What the ranks send -----------------------------------------------------------------------
 
-    def _read(self, selector: selectors.BaseSelector) -> set[int]:
+    def _read(self) -> set[int]:
         """Take what has come within a moment; return the ranks whose answer was there."""
         answered = set()
-        for key, _ in selector.select(_LOOK_EVERY):
-            member: Member = key.data
-            if key.fileobj is member.output:
+        for fd, _ in self._poll.poll(1000 * _LOOK_EVERY):
+            member = self._by_fd[fd]
+            if fd == member.output.fileno():
                 if not member.output.forward():
-                    selector.unregister(member.output)
+                    self._poll.unregister(fd)
             elif self._receive(member):
-                selector.unregister(member.pipe)
+                self._poll.unregister(fd)
                 answered.add(member.rank)
         return answered
+
+    def _arrives(self, member: Member) -> bool:
+        try:
+            return member.pipe.arrives()
+        except (EOFError, OSError):
+            raise self._death(member) from None
 
     def _receive(self, member: Member) -> bool:
         """Take what a rank has sent; return whether its answer to the call was there."""
@@ -171,19 +202,18 @@ class Watch:
         """Take one message of a rank; return whether it was its answer to the call."""
         try:
             message = member.pipe.receive()()
-            if message[0] == "display":
+            if message[0] == DISPLAY:
+                bundle = member.pipe.receive()()
                 member.output.drain()
-                self._printer.add(member.rank, message[1])
+                self._printer.add(member.rank, bundle)
                 return False
-            if message[0] != "ready":
-                member.events = [Event(*event) for event in message[1]]
-                member.dropped, joined = message[2:]
-                member.joined = joined
+            answer = AnswerHead.read(message)
+            if answer.kind != READY:
                 value = member.pipe.receive()
-                member.value = value() if message[0] == "failure" else value
+                member.value = value() if answer.kind == FAILURE else value
         except (EOFError, OSError):
             raise self._death(member) from None
-        member.answered = True
+        member.answer = answer
         return True
 
     # What has gone wrong -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing.connection import Connection
@@ -29,7 +30,16 @@ from course_lib.ranks.metered.world import World, joined_world
 from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.processes.giving_up import can_be_given_up, listen
 from course_lib.ranks.processes.main_module import OwnModules, become_main
-from course_lib.ranks.processes.object_pipe import ObjectPipe, pack
+from course_lib.ranks.processes.messages import (
+    DISPLAY,
+    FAILURE,
+    GIVEN_UP,
+    READY,
+    RESULT,
+    AnswerHead,
+    CallHead,
+)
+from course_lib.ranks.processes.object_pipe import ObjectPipe, pack, plain
 
 _NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
 
@@ -85,55 +95,63 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     labels: dict[str, str] = {}
     recorder = join(named["board"], config, labels)
     listen(recorder)
-    send_displays_to(lambda bundle: pipe.send(pack(("display", bundle))))
+    send_displays_to(lambda bundle: pipe.send(plain(bytes([DISPLAY])), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
-    pipe.send(pack(("ready",)))
+    pipe.send(plain(AnswerHead.of(READY, 0, True, []).to_bytes()))
     modules = OwnModules()
     while True:
         try:
-            message = pipe.receive()
+            head = CallHead.read(pipe.receive()())
         except (EOFError, ConnectionResetError):
             return
-        call, generation, surroundings = message()
-        if surroundings is not None:
-            _enter(labels, *surroundings)
-        recorder.begin()
+        if head.has_surroundings:
+            _enter(labels, *pipe.receive()())
+        recorder.begin(head.check_nan)
         if (world := joined_world()) is not None:
-            world.begin(call, generation)
-        _run_call(pipe, recorder, labels, modules)
+            world.begin(head.call, head.generation)
+        common = pipe.receive()
+        mine = pipe.receive() if head.has_own else list
+        _run_call(pipe, recorder, labels, modules, [common, mine])
 
 
 def _run_call(
-    pipe: ObjectPipe, recorder: Recorder, labels: dict[str, str], modules: OwnModules
+    pipe: ObjectPipe,
+    recorder: Recorder,
+    labels: dict[str, str],
+    modules: OwnModules,
+    parts: list[Callable[[], Any]],
 ) -> None:
-    """Run one call and send its answer: what came of it, the log, and the result."""
+    """Run one call and send its answer: what came of it, the log, and the result.
+
+    `parts`: what unpickles the call; emptied here, for arguments may be large.
+    """
     board, rank = recorder.board, recorder.rank
-    common, mine = pipe.receive(), pipe.receive()
     board.set_state(rank, RankPhase.RUNNING)
     start = time.monotonic()
     reply = None
     try:
         with can_be_given_up():
             _reload(modules, rank)
-            value = join_call(common, mine())()
-            kind, end = "result", time.monotonic()
+            value = join_call(parts[0], parts[1]())()
+            kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
     except GivenUp:
-        kind, value, end = "given up", None, time.monotonic()
+        kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
-        kind, value, end = "failure", describe(error, labels), time.monotonic()
+        kind, value, end = FAILURE, describe(error, labels), time.monotonic()
     # Also where a wait in compiled code was ended, or user code has turned the exception around.
     if reply is None:
         reply = pack(value)
-    del common, mine
-    board.set_state(rank, RankPhase.FINISHED if kind == "result" else RankPhase.RAISED)
+    parts.clear()
+    board.set_state(rank, RankPhase.FINISHED if kind == RESULT else RankPhase.RAISED)
     value = None  # a large result need not wait here for the next call
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if kind == "result":
+    if kind == RESULT:
         recorder.settle()
-    events = [tuple(event) for event in [*recorder.events, *recorder.compute(start, end)]]
-    pipe.send(pack((kind, events, recorder.dropped, dist.is_initialized())), reply)
+    events = [*recorder.events, *recorder.compute(start, end)]
+    head = AnswerHead.of(kind, recorder.dropped, dist.is_initialized(), events)
+    pipe.send(plain(head.to_bytes()), reply)
     reply.close()
 
 

@@ -38,6 +38,7 @@ from course_lib.ranks.simulated.baton import Baton, Stopped
 from course_lib.ranks.simulated.endpoint import ThreadEndpoint
 from course_lib.ranks.simulated.parcel import Parcel, pack, unpack
 from course_lib.ranks.simulated.personal import Classes, PersonalState
+from course_lib.ranks.simulated.shared import changes_told
 from course_lib.ranks.simulated.streams import RankStreams
 from course_lib.ranks.simulated.worlds import Worlds, variables
 
@@ -98,6 +99,7 @@ class Run:
         printer = Printer(self.world_size, sys.stdout)
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
+            stack.enter_context(changes_told())
             stack.enter_context(_process_state())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
@@ -210,7 +212,8 @@ class Run:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                call = join_call(lambda: unpack(self.call[0]), unpack(self.call[1][rank]))
+                common, each = self.call
+                call = join_call(lambda: unpack(common), unpack(each[rank]) if each else [])
                 self.worlds.classes[rank].publish()
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))

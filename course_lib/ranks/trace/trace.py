@@ -71,14 +71,20 @@ class Trace:
         """Return how often `rank` called each operation: ``{"all_reduce": 2}``."""
         return Counter(event.kind for event in self.operations if event.rank == rank)
 
-    def bytes_sent(self, rank: int) -> int:
+    def bytes_sent(self, rank: int, *, group: str | None = None) -> int:
         """Return the bytes that `rank` sends in messages and in collectives.
+
+        With `group`, only those in process groups of that name, as `Event.group_name` has it.
 
         Those of a collective are derived from its algorithm, that of `network`: a library may send
         a little more, and in another order. A ring all_reduce of n bytes on K ranks is
         2 (K-1)/K n from each; see `costs.collective_time.collective_bytes`.
         """
-        return sum(self._sent(event) for event in self.operations if event.rank == rank)
+        return sum(
+            self._sent(event)
+            for event in self.operations
+            if event.rank == rank and group in (None, event.group_name)
+        )
 
     def _sent(self, event: Event) -> int:
         """Return the bytes that an operation sends from its rank."""

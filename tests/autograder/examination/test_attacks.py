@@ -194,7 +194,9 @@ def assignment_place() -> Iterator[SandboxedPlace]:
         yield place
 
 
-def graded(place: SandboxedPlace, attack: Attack) -> tuple[Verdict, Any, Submission]:
+def graded(
+    place: SandboxedPlace, attack: Attack, seed: str = "seed"
+) -> tuple[Verdict, Any, Submission]:
     """Grade the submission as the pass does; return the verdict and the notebook."""
     source = SOURCES / ASSIGNMENT
     released = nbformat.read(RELEASED / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
@@ -207,7 +209,7 @@ def graded(place: SandboxedPlace, attack: Attack) -> tuple[Verdict, Any, Submiss
             cell.source = attack.tasks[task]
     notebook.cells[at:at] = [nbformat.v4.new_code_cell(cell) for cell in attack.cells]
     notebook.cells.append(nbformat.v4.new_code_cell(attack.last))
-    verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, "seed", "")
+    verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
     checks = load_checks(source / "checks.py")
     hidden = load_module(source / "hidden.py").HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:

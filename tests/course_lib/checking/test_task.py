@@ -13,6 +13,7 @@ from course_lib.checking import (
     Case,
     Check,
     CheckReport,
+    Expectation,
     Form,
     Observed,
     Wrong,
@@ -24,6 +25,7 @@ from course_lib.checking import (
     same_on_all_ranks,
     task,
 )
+from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.mutants import edited
 from course_lib.checking.runners import LocalRunner
 from course_lib.checking.variation import unvaried
@@ -170,6 +172,7 @@ def test_forged_answers_cost_their_case_and_nothing_else(output: Any) -> None:
 
 
 def test_what_escapes_a_judge_is_kept_for_the_author() -> None:
+    @sees(ANYTHING)
     def careless(case: Case, theirs: Any, values: Any) -> None:
         raise KeyError(values[0]["no such key"])
 
@@ -229,7 +232,27 @@ def test_arguments_that_never_vary_are_named() -> None:
 
 
 def test_a_judge_may_be_any_function() -> None:
+    @sees(ANYTHING)
     def judge(case: Case, theirs: Any, values: Any) -> None:
         raise Wrong("no", "Look again.")
 
     assert run(total, sum_task(judges=[judge])).reason == "no. Look again."
+
+
+def test_a_judge_that_does_not_say_what_it_sees_is_refused() -> None:
+    def unmarked(case: Case, theirs: Any, values: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="unmarked does not say what answers it can judge"):
+        sum_task(judges=[unmarked])
+
+
+def test_an_expectation_that_fails_costs_its_case_and_is_kept_for_the_author() -> None:
+    def careless(case: Case, observed: Observed, trace: Any) -> None:
+        if case.world_size == 2:
+            raise ZeroDivisionError
+
+    report = run(total, sum_task(expects=[Expectation(careless)]))
+    assert [result.passed for result in report.results] == [True, False, True, True]
+    assert report.results[1].reason == "what was sent is nothing that this check expects"
+    assert "ZeroDivisionError" in report.results[1].trouble
+    assert report.parts == {"values": True, "communication": False}

@@ -274,6 +274,27 @@ def test_evaluation_and_accumulation(ranks_of, k):
     assert found == pytest.approx(4 * expected, rel=1e-9)
 
 
+def attention(sharded: bool) -> tuple[Tensor, Tensor]:
+    """Return what a layer of PyTorch's transformer gives after a step, in training and not."""
+    torch.manual_seed(0)
+    net: nn.Module = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0).double()
+    net = FullyShardedDataParallel(net) if sharded else net
+    x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(x).square().mean().backward()
+    optimizer.step()
+    trained = net(x).detach()
+    with torch.no_grad():
+        return trained, net.eval()(x)
+
+
+def test_attention_which_reads_weights_of_a_module_that_it_does_not_call(ranks_of):
+    expected = attention(False)
+    for found in ranks_of("simulated", 2).run(attention, True):
+        for tensor, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(tensor, other, rtol=1e-10, atol=1e-12)
+
+
 def wrong(what: str) -> None:
     net: nn.Module = nn.LSTM(3, 3)
     if what == "mixed":

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError
 from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.shared import SharedStateWarning
 
 # Cells run in __main__, where classes are pickled by value; this is a notebook without IPython.
 NOTEBOOK = """
@@ -231,3 +232,33 @@ def test_an_interrupt_during_an_import_lets_it_finish(tmp_path: Path) -> None:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("slow_to_import", None)
         assert pickle.loads(pickle.dumps(1)) == 1
+
+
+def test_what_a_call_changes_for_all_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Item 10: warn where it can be detected."""
+    (tmp_path / "shared_helper.py").write_text("COUNT = 0\nclass Config:\n    steps = 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import shared_helper  # type: ignore[import-not-found]
+
+    def changes() -> int:
+        shared_helper.COUNT += 1
+        shared_helper.Config.steps += 1
+        sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+        return int(shared_helper.COUNT)
+
+    limit = sys.getrecursionlimit()
+    ranks = Ranks(3, on="simulated")
+    try:
+        ranks.run(lambda: shared_helper.COUNT)  # who only reads is told nothing
+        with pytest.warns(SharedStateWarning) as told:
+            assert ranks.run(changes) == [1, 2, 3]
+        (warning,) = told
+        for name in ("shared_helper.COUNT", "shared_helper.Config.steps", "getrecursionlimit()"):
+            assert name in str(warning.message)
+        assert "isolated=True" in str(warning.message)
+        ranks.run(changes)  # not again: a warning would fail this test
+    finally:
+        sys.setrecursionlimit(limit)
+        sys.modules.pop("shared_helper")

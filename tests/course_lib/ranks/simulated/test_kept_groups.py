@@ -133,6 +133,39 @@ def test_a_gloo_group_is_simulated() -> None:
     assert ranks.trace.calls(0)["barrier"] == 1
 
 
+def test_a_monitored_barrier_is_one() -> None:
+    ranks = Ranks(3, on="simulated")
+    ranks.run(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))
+    assert ranks.trace.calls(0) == {"barrier": 1}
+
+    def skipped() -> None:
+        if dist.get_rank() != 2:
+            dist.monitored_barrier(wait_all_ranks=True)
+
+    with pytest.raises(DeadlockError, match="rank 2"):
+        ranks.run(skipped)
+
+
+def test_two_profilers_at_once_are_refused_and_one_works() -> None:
+    """Two would end this process with SIGSEGV."""
+
+    def all_profile() -> None:
+        with torch.autograd.profiler.profile():
+            dist.all_reduce(torch.ones(1))
+
+    def one_profiles() -> bool:
+        profiled = dist.get_rank() == 1
+        with torch.autograd.profiler.profile(enabled=profiled) as profiler:
+            x = torch.ones(1) + 1
+            dist.all_reduce(x)
+        return not profiled or any(e.name == "aten::add" for e in profiler.function_events)
+
+    ranks = Ranks(2, on="simulated")
+    with pytest.raises(RankError, match="rank 0 has a profiler running"):
+        ranks.run(all_profile)
+    assert ranks.run(one_profiles) == [True, True]
+
+
 def test_the_default_store_is_one_and_waits() -> None:
     def fn() -> Any:
         store = dist.distributed_c10d._get_default_store()

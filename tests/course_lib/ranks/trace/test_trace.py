@@ -26,6 +26,19 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
+def test_bytes_of_one_process_group_by_its_name(ranks: Ranks) -> None:
+    def program() -> None:
+        pair = dist.new_group([0, 2], group_desc="pair")
+        dist.all_reduce(torch.ones(6))
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(10), group=pair)
+
+    ranks.run(program)
+    assert [ranks.trace.bytes_sent(rank, group="pair") for rank in range(3)] == [40, 0, 40]
+    assert ranks.trace.bytes_sent(1, group="") == ranks.trace.bytes_sent(1) == 4 * 8
+    assert ranks.trace.bytes_sent(0) == 4 * 8 + 40
+
+
 def test_messages_are_counted(ranks: Ranks) -> None:
     def program() -> None:
         rank = dist.get_rank()

@@ -1,0 +1,151 @@
+"""Real ranks of one case, in one cell: for those who want to see them after the fabric's cases.
+
+What they say of their messages is worth nothing, since nobody outside carries them: their values
+are judged, and what was sent is judged by the same case on the examiner's network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from autograder.examination.case import GRACE, failure_told
+from autograder.examination.channel import LOOK_EVERY, Channel
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking.frames import Frame
+from course_lib.checking.wire import Plain, WireError, decode, encode
+from course_lib.ranks.explain.errors import RankError, RanksError, RankState
+from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
+from course_lib.ranks.placement import place as placement
+
+On = Literal["cpu", "gpu"]
+
+
+class NodeRanks:
+    """Real ranks of one case, from fork to kill. A context manager.
+
+    Args:
+        place: where they run.
+        world_size: how many there are.
+        program: the check's, packed.
+        function: the student's, as the notebook process handed it over.
+        on: ``cpu``: on gloo; ``gpu``: on GPUs, shared if there are fewer.
+
+    """
+
+    def __init__(
+        self, place: SandboxedPlace, world_size: int, program: bytes, function: bytes, on: On
+    ) -> None:
+        chosen = placement(world_size, on)
+        config = {
+            "backend": chosen.backend,
+            "devices": list(chosen.devices),
+            "environment": chosen.environment,
+        }
+        self._place = place
+        self._words = {"cpu": "CPU", "gpu": "GPU"}[on]
+        self._answers: dict[int, Any] = {}
+        self._failures: dict[int, Failure] = {}
+        self._kept = contextlib.ExitStack()
+        with contextlib.ExitStack() as theirs:
+            pairs = [socket.socketpair() for _ in range(world_size)]
+            ends = [theirs.enter_context(end).fileno() for _, end in pairs]
+            self._channels = [Channel(ours) for ours, _ in pairs]
+            for channel in self._channels:
+                self._kept.callback(channel.close)
+                channel.queue(Frame.PROGRAM, program)
+                channel.queue(Frame.FUNCTION, function)
+            try:
+                cell = place.cell(
+                    "autograder.inside.node:serve_node", config, ends, gpu=on == "gpu"
+                )
+            except BaseException:
+                self._kept.close()
+                raise
+            self._kept.callback(cell.close)
+
+    def __enter__(self) -> NodeRanks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def run(self, inputs: Sequence[Plain], seconds: float) -> list[Any]:
+        """Give every rank its input; return their outputs in rank order.
+
+        Raises:
+            RanksError: they did not all answer; says why.
+
+        """
+        for channel, value in zip(self._channels, inputs, strict=True):
+            channel.queue(Frame.INPUT, encode(value))
+        deadline = looked = time.monotonic()
+        deadline += seconds
+        with selectors.DefaultSelector() as selector:
+            for rank, channel in enumerate(self._channels):
+                selector.register(channel.socket, channel.events, rank)
+            while len(self._answers) + len(self._failures) < len(self._channels):
+                now = time.monotonic()
+                if now > deadline:
+                    break
+                for key, _ in selector.select(min(LOOK_EVERY, deadline - now)):
+                    self._serve(selector, key.data)
+                if self._failures:  # those who wait for it will never answer
+                    deadline = min(deadline, now + GRACE)
+                if now - looked > LOOK_EVERY:
+                    looked = now
+                    if over := self._place.over_memory():
+                        raise RanksError(f"{over[0].upper()}{over[1:]}.", self._states())
+        if self._failures:
+            first = min(self._failures)
+            raise rank_error(self._failures, first, self._states(), None)
+        if len(self._answers) < len(self._channels):
+            raise timed_out(f"case on {self._words} ranks", seconds, self._states())
+        return [self._answers[rank] for rank in range(len(self._channels))]
+
+    def _serve(self, selector: selectors.BaseSelector, rank: int) -> None:
+        channel = self._channels[rank]
+        ended: RankError | None = None
+        try:
+            channel.serve()
+            for kind, payload in channel.frames:
+                if rank in self._answers or rank in self._failures:
+                    continue
+                if kind == Frame.OUTPUT:
+                    self._answers[rank] = decode(payload)
+                elif kind == Frame.FAILURE:
+                    self._failures[rank] = failure_told(decode(payload))
+                elif kind == Frame.DONE:
+                    ended = self._death(rank, decode(payload))
+            channel.frames.clear()
+        except WireError as error:
+            raise RankError(f"Rank {rank} answered nonsense: {error}", rank=rank) from None
+        if rank in self._answers or rank in self._failures:
+            selector.unregister(channel.socket)
+        elif ended or channel.ended:
+            if not channel.ready:
+                raise self._place.broken(f"{self._words} ranks did not start")
+            raise ended or self._death(rank, None)
+        else:
+            selector.modify(channel.socket, channel.events, rank)
+
+    def _death(self, rank: int, told: Any) -> RankError:
+        status = told.get("status") if isinstance(told, dict) else None
+        reason = self._place.over_memory() or exit_reason(status if type(status) is int else None)
+        states = self._states()
+        states[rank] = RankState(rank, "process ended", "")
+        return RankError(f"Rank {rank}'s process ended: {reason}.", states, rank=rank)
+
+    def _states(self) -> list[RankState]:
+        done = {
+            **dict.fromkeys(self._answers, "finished"),
+            **dict.fromkeys(self._failures, "raised"),
+        }
+        return [
+            RankState(rank, done.get(rank, "has not answered"), "")
+            for rank in range(len(self._channels))
+        ]

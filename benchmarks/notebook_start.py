@@ -1,0 +1,79 @@
+"""How long a notebook waits for its first ranks, once it has imported what makes them.
+
+A real kernel runs two cells. The first imports `course_lib.ranks` (for the peer: only torch), and
+with it begins what a notebook does at that moment. The second is timed: it makes the ranks and
+adds up their numbers. It comes at once, as in "Run All", or after as long as a person takes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+AT_ONCE, LATER = 0.0, 4.0
+"""Seconds between the cells."""
+
+_IMPORTS = {
+    "ours": "import torch, torch.distributed as dist\nfrom course_lib.ranks import Ranks",
+    "spawn": "import torch, torch.distributed as dist",
+}
+_FIRST = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from ranks_vs_peers import Ours, Spawned, sum_of_ranks
+{imports}
+"""
+_SECOND = """
+start = time.monotonic()
+pool = {pool}({world_size})
+assert pool.run(sum_of_ranks) == [sum(range({world_size}))] * {world_size}
+print("seconds", time.monotonic() - start)
+pool.close()
+"""
+
+
+def first_ranks(kind: str, world_size: int, pause: float) -> float:
+    """Return the seconds of the second cell; `kind` is ours or spawn."""
+    from jupyter_client.manager import start_new_kernel
+
+    pool = {"ours": "Ours", "spawn": "Spawned"}[kind]
+    folder = str(Path(__file__).parent)
+    said: list[str] = []
+
+    def listen(message: dict[str, dict[str, str]]) -> None:
+        content = message["content"]
+        said.append(content.get("text", "") + "\n".join(content.get("traceback", "")))
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        first = _FIRST.format(folder=folder, imports=_IMPORTS[kind])
+        client.execute_interactive(first, timeout=120, output_hook=listen)
+        time.sleep(pause)
+        second = _SECOND.format(pool=pool, world_size=world_size)
+        client.execute_interactive(second, timeout=120, output_hook=listen)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    for text in said:
+        if text.startswith("seconds"):
+            return float(text.split()[1])
+    raise RuntimeError("the notebook said: " + "".join(said))
+
+
+def compare_starts(world_size: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return kind → what was measured → seconds of each round, measured in turn."""
+    found: dict[str, dict[str, list[float]]] = {"ours": {}, "spawn": {}}
+    for _ in range(rounds):
+        for pause, when in ((AT_ONCE, "at once"), (LATER, f"{LATER:.0f} s later")):
+            for kind, measured in found.items():
+                name = f"first ranks of a notebook, {when} (s)"
+                measured.setdefault(name, []).append(first_ranks(kind, world_size, pause))
+    return found
+
+
+if __name__ == "__main__":
+    for size in (2, 4):
+        for kind, measured in compare_starts(size, 1).items():
+            print(json.dumps([size, kind, {w: statistics.median(v) for w, v in measured.items()}]))

@@ -1,0 +1,72 @@
+"""How many bytes of tensors a rank holds at once: counted on the rank, operation by operation.
+
+Counted is the memory of every tensor that an operation has read or written since the count began,
+whoever made it, for as long as it exists; views share theirs. What a rank has and never touches is
+not seen, nor is what stands in lists of numbers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_SHOWN = 4
+
+
+class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while it is active, on the thread that has entered it.
+
+    Attributes:
+        most: bytes held at once, at most.
+        largest: shapes and dtypes of the largest tensors at that moment.
+
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self.largest: list[str] = []
+        self._held: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation; look at what there is before and after it."""
+        kwargs = kwargs or {}
+        self._look(args, kwargs)
+        output = func(*args, **kwargs)
+        self._look(output)
+        return output
+
+    def _look(self, *values: Any) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, Tensor):
+                memory = tensor.untyped_storage()
+                known = self._held.get(memory._cdata)
+                if known is None or known[0]() is None:
+                    name = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+                    self._held[memory._cdata] = weakref.ref(memory), name
+        # Asked anew each time: a storage may be resized without an operation.
+        sizes = []
+        for key, (ref, name) in list(self._held.items()):
+            if (storage := ref()) is None:
+                del self._held[key]
+            else:
+                sizes.append((storage.nbytes(), name))
+        if (total := sum(size for size, _ in sizes)) > self.most:
+            self.most = total
+            self.largest = [name for _, name in sorted(sizes, reverse=True)[:_SHOWN]]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What was counted, as a plain value."""
+        return {"most": self.most, "largest": self.largest}

@@ -1,0 +1,91 @@
+"""A mesh: every rank has one coordinate for each kind of parallelism.
+
+    >>> from course_lib.mesh import make_mesh
+    >>> mesh = make_mesh(data=1, tensor=2)  # on two ranks
+    >>> mesh["tensor"].size()
+    2
+
+Eight ranks as data × pipeline × tensor = 2 × 2 × 2. The last axis counts fastest, as the last
+digit of a number does:
+
+    rank = (d · P + p) · T + t           d = 0           d = 1
+                                       t=0   t=1       t=0   t=1
+                                 p=0    0  ─  1         4  ─  5      ─  a group along tensor
+                                 p=1    2  ─  3         6  ─  7
+
+Ranks that differ in one coordinate only are a *group* of that axis: {0, 1} of tensor, {0, 2} of
+pipeline, {0, 4} of data. A rank is in one group of each axis, and every algorithm of the course
+that takes a `group` runs on an axis as it runs on all ranks.
+
+Nodes hold ranks with neighbouring numbers. So the order of the axes says what goes inside a node:
+the last one first.
+
+D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC 2021. PyTorch's is `torch.distributed.device_mesh.init_device_mesh`.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The axes of a mesh, and the groups that this rank is in."""
+
+    sizes: dict[str, int]
+    """Axis → how many coordinates it has, outermost first."""
+    coordinates: dict[str, int]
+    """Axis → this rank's place on it."""
+    groups: dict[str, dist.ProcessGroup]
+    """Axis, or the names of two joined by ``×`` → this rank's group."""
+
+    def __getitem__(self, axis: str) -> dist.ProcessGroup:
+        """Return this rank's group of an axis."""
+        return self.groups[axis]
+
+
+AXES = ("data", "pipeline", "expert", "tensor")
+"""The axes, in the order that they take unless told otherwise: the most talkative last."""
+
+
+def make_mesh(**sizes: int) -> Mesh:
+    """Return the mesh of all ranks with these axes, outermost first; an axis left out has size 1.
+
+    Its names are those of `AXES`. All ranks must call. The groups are called like their axes in
+    traces. Besides those of single axes there is ``data×expert``: ranks with the same weights but
+    for the experts'.
+
+    Raises ValueError for an unknown axis, or if the sizes do not multiply to the number of ranks.
+    """
+    unknown = sizes.keys() - set(AXES)
+    if unknown or min(sizes.values(), default=1) < 1:
+        raise ValueError(f"axes are {', '.join(AXES)}, of size 1 or more; got {sizes}")
+    sizes = {**{axis: 1 for axis in AXES if axis not in sizes}, **sizes}
+    world_size = dist.get_world_size()
+    if math.prod(sizes.values()) != world_size:
+        shape = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise ValueError(f"{shape} is no mesh of {world_size} ranks: the sizes multiply to that")
+    places = list(itertools.product(*(range(size) for size in sizes.values())))
+    mine = dict(zip(sizes, places[dist.get_rank()], strict=True))
+    together = [*((axis,) for axis in AXES), ("data", "expert")]
+    groups = {"×".join(axes): _groups_along(axes, list(sizes), places) for axes in together}
+    return Mesh(sizes, mine, groups)
+
+
+def _groups_along(
+    axes: tuple[str, ...], order: list[str], places: list[tuple[int, ...]]
+) -> dist.ProcessGroup:
+    """Return this rank's group of those that agree in all coordinates but those of `axes`."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in enumerate(places):
+        others = tuple(at for axis, at in zip(order, place, strict=True) if axis not in axes)
+        groups.setdefault(others, []).append(rank)
+    mine: dist.ProcessGroup | None = None
+    for ranks in groups.values():  # every rank makes all groups, in one order
+        made = dist.new_group(ranks, group_desc="×".join(axes))
+        mine = made if dist.get_rank() in ranks else mine
+    assert mine is not None, "every rank has a place on every axis"
+    return mine

@@ -1,0 +1,118 @@
+"""What each axis does to the model: a line for each.
+
+    model = transformer(shape)                                            one process
+    divide_tensors(model, mesh["tensor"])                                 every matrix in T parts
+    divide_experts(model, mesh["expert"])                                 E/X experts on each rank
+    model = Pipeline(split_layers(model, P), …, group=mesh["pipeline"])   L/P layers on each rank
+    …backward…
+    average_gradients(model, mesh)                                        D batches at a time
+
+Each line holds by itself and beside the others, because each keeps a promise to the rest:
+
+- *tensor*: what goes in and out of a block is equal on the ranks of its group;
+- *expert*: a rank gives its tokens away inside a block, and has them back at its end;
+- *pipeline*: a layer takes one tensor and gives one, wherever it lies;
+- *data*: all the others act on one rank's batch, and never see another's.
+
+So a weight is on D·X ranks, except an expert's, which is on D: those average its gradient. An
+expert's gradient is already the sum over the batches of the X ranks that sent it tokens; divided by
+X it is their mean. With T·P·X·D ranks, a rank holds about
+
+    Ψ / (T P)  of the dense weights          Ψ_experts / (T P X)  of the experts'
+
+M. Shoeybi et al., "Megatron-LM", 2019; D. Narayanan et al., SC 2021; D. Lepikhin et al., "GShard",
+ICLR 2021.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.expert_parallel import ExpertParallel
+from course_lib.gradient_sync import sync_flat
+from course_lib.mesh.axes import Mesh
+from course_lib.mesh.transformer import MLP, Attention, Block, Experts
+from course_lib.tensor_parallel import (
+    ColumnParallelLinear,
+    ParallelAttention,
+    ParallelMLP,
+    RowParallelLinear,
+)
+
+
+def divide_tensors(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Cut every attention by heads and every MLP by hidden units, in place: this rank's stay.
+
+    The experts' MLPs too. `model` is equal on all ranks of `group`. Embedding, norms, router and
+    readout stay whole, and equal.
+    """
+    for module in list(model.modules()):
+        for name, inner in list(module.named_children()):
+            if isinstance(inner, Attention):
+                setattr(module, name, _attention(inner, group))
+            elif isinstance(inner, MLP):
+                setattr(module, name, _mlp(inner, group))
+
+
+def _attention(whole: Attention, group: dist.ProcessGroup) -> ParallelAttention:
+    width = whole.leave.in_features
+    with torch.device("meta"):
+        made = ParallelAttention(width, whole.heads, group, causal=True)
+    made.enter = ColumnParallelLinear.from_linear(
+        whole.enter, group, blocks=3, together=width // whole.heads
+    )
+    made.leave = RowParallelLinear.from_linear(whole.leave, group, together=width // whole.heads)
+    return made
+
+
+def _mlp(whole: MLP, group: dist.ProcessGroup) -> ParallelMLP:
+    with torch.device("meta"):
+        made = ParallelMLP(whole.leave.out_features, whole.leave.in_features, group)
+    made.enter = ColumnParallelLinear.from_linear(whole.enter, group)
+    made.leave = RowParallelLinear.from_linear(whole.leave, group)
+    return made
+
+
+def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Leave every rank of `group` its experts, in place; tokens then travel to them.
+
+    Raises ValueError if there are fewer experts than ranks.
+    """
+    for block in (each for each in model.modules() if isinstance(each, Block)):
+        whole = block.feed_forward
+        if isinstance(whole, Experts):
+            block.feed_forward = ExpertParallel(
+                whole.router, list(whole.experts), top_k=whole.top_k, group=group
+            )
+
+
+def average_gradients(model: nn.Module, mesh: Mesh) -> None:
+    """Make all gradients those of the mean over all batches of the mesh; after each backward.
+
+    Two all-reduces: one of the experts' gradients along data, one of all others along data×expert.
+    """
+    experts = [
+        param
+        for each in model.modules()
+        if isinstance(each, ExpertParallel)
+        for param in each.experts.parameters()
+    ]
+    known = set(experts)
+    sync_flat([param for param in model.parameters() if param not in known], mesh["data×expert"])
+    sync_flat(experts, mesh["data"])
+    for param in experts:
+        if param.grad is not None:
+            param.grad /= mesh.sizes["expert"]
+
+
+def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """Return this rank's part, shape (B / (D X), …), of a batch of shape (B, …).
+
+    Ranks that differ along data or expert have other rows; along pipeline and tensor the same.
+    Raises ValueError if D X does not divide B: the mean of the ranks' means were not the mean.
+    """
+    parts = mesh.sizes["data"] * mesh.sizes["expert"]
+    if len(whole) % parts:
+        raise ValueError(f"a batch of {len(whole)} rows does not divide into {parts} equal parts")
+    mine = mesh.coordinates["data"] * mesh.sizes["expert"] + mesh.coordinates["expert"]
+    return whole.chunk(parts)[mine]

@@ -1,0 +1,83 @@
+"""What a rank of a mesh holds, and what it sends along each axis in a step: formulas.
+
+    >>> from course_lib.mesh import Shape, traffic
+    >>> sent = traffic(Shape(), batch=8, data=2, tensor=2)
+    >>> {axis: f"{nbytes:.0f} bytes" for axis, nbytes in sent.items() if nbytes}
+    {'tensor': '65536 bytes', 'data': '32256 bytes'}
+
+With D, P, X, T ranks along data, pipeline, expert and tensor, and n the bytes of a rank's
+activations between two layers (its batch × length × width numbers, all micro-batches together):
+
+    tensor      L/P layers · 4 all-reduces of n      each 2 (T-1)/T n     (of k n, for experts)
+    expert      L/P layers · 4 all-to-alls of k n    each (X-1)/X k n     and counts before
+    pipeline    (P-1)/P boundaries a rank            each 2 n             there and back
+    data        an all-reduce of the gradients       2 (DX-1)/DX Ψ        Ψ of the weights held
+
+So tensor and expert send as often as there are layers; pipeline once for each boundary; data once,
+and what it sends does not grow with the batch. Numbers here are means over the ranks: where sizes
+do not divide, the first ranks hold more than the last.
+
+M. Shoeybi et al., "Megatron-LM", 2019, section 3; D. Narayanan et al., SC 2021, section 3.
+"""
+
+from collections.abc import Mapping
+
+from course_lib.mesh.axes import AXES
+from course_lib.mesh.transformer import Shape
+
+
+def weights_held(shape: Shape, **sizes: int) -> tuple[float, float]:
+    """Return how many weights a rank holds, as a mean: ``(dense, experts')``.
+
+    `sizes` are those of the mesh, as for `make_mesh`.
+    """
+    _, pipeline, expert, tensor = _of(sizes)
+    w, hidden = shape.width, shape.hidden
+    mlp, mlp_whole = 2 * w * hidden + hidden, w  # cut along tensor, and not: the bias of the sum
+    cut, whole = 4 * w * w + 3 * w, 5 * w  # attention; its last bias and two norms
+    if shape.experts:
+        whole += (w + 1) * shape.experts  # the router
+    else:
+        cut, whole = cut + mlp, whole + mlp_whole
+    ends = (shape.words + shape.length + 2) * w
+    if not shape.tied or pipeline > 1:  # tied over two ranks, both have a copy
+        ends += shape.words * w
+    dense = shape.layers * (cut / tensor + whole) + ends
+    experts = shape.layers * shape.experts * (mlp / tensor + mlp_whole) / expert
+    return dense / pipeline, experts / pipeline
+
+
+def traffic(
+    shape: Shape, batch: int, micro_batches: int = 1, *, itemsize: int = 4, **sizes: int
+) -> dict[str, float]:
+    """Return axis → the bytes that a rank sends along it in a step, as a mean over the ranks.
+
+    A step takes `batch` rows, of all ranks together. The pipeline has one stage for each rank, and
+    every weight is trained. Experts are asked evenly; else `expert` is another. `itemsize` is the
+    bytes of a number. The experts' all-reduce along data counts as data.
+    """
+    data, pipeline, expert, tensor = _of(sizes)
+    asked = shape.top_k if shape.experts else 1
+    layers = shape.layers / pipeline
+    n = batch / (data * expert) * shape.length * shape.width * itemsize
+    sent = {"tensor": layers * (2 + 2 * asked) * _ring(tensor) * n}
+    counts = 8 * shape.experts * micro_batches  # 8 bytes each
+    sent["expert"] = layers * (4 * asked * n + counts) * (expert - 1) / expert
+    sent["pipeline"] = 2 * n * (pipeline - 1) / pipeline
+    if shape.tied and pipeline > 1:  # the gradient of one copy, and the sum back
+        sent["pipeline"] += 2 * shape.words * shape.width * itemsize / pipeline
+    if not shape.experts:
+        sent["expert"] = 0.0
+    dense, experts = weights_held(shape, **sizes)
+    sent["data"] = itemsize * (_ring(data * expert) * dense + _ring(data) * experts)
+    return sent
+
+
+def _ring(ranks: int) -> float:
+    """Return how many times its bytes a rank sends in an all-reduce: 2 (K-1)/K."""
+    return 2 * (ranks - 1) / ranks
+
+
+def _of(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
+    data, pipeline, expert, tensor = (sizes.get(axis, 1) for axis in AXES)
+    return data, pipeline, expert, tensor

@@ -1,0 +1,146 @@
+"""The model in one process: a small transformer, dense or with experts, as a list of layers.
+
+    >>> from course_lib.mesh import Shape, next_word_loss, transformer
+    >>> model = transformer(Shape(layers=2, experts=4))
+    >>> tokens = torch.zeros(8, 17, dtype=torch.long)
+    >>> next_word_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+
+    tokens (batch, length)
+      → Embedding      words + positions                      (length, batch, width)
+      → Block × L      x + attention(norm(x)), then x + feed_forward(norm(x))
+      → Readout        norm, and a score for every word       (batch, length, words)
+
+It knows of no ranks. A layer takes one tensor and gives one, so that a pipeline can cut anywhere;
+the sequence comes first inside, where tensor parallelism expects it.
+
+A. Vaswani et al., "Attention Is All You Need", NeurIPS 2017; W. Fedus et al., "Switch
+Transformers", JMLR 2022 (experts in place of the MLP).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from course_lib.expert_parallel import mixture_of_experts
+
+
+class Shape(NamedTuple):
+    """The sizes of a model; heads, hidden units and experts need not divide by anything."""
+
+    words: int = 32
+    length: int = 16
+    width: int = 16
+    heads: int = 4
+    hidden: int = 64
+    layers: int = 4
+    experts: int = 0
+    """E, in every block in place of the MLP; 0: none."""
+    top_k: int = 1
+    tied: bool = False
+    """Whether the readout's weights are the embedding's."""
+
+
+class Embedding(nn.Module):
+    """From words, (batch, length), to (length, batch, width)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.words = nn.Embedding(shape.words, shape.width)
+        self.positions = nn.Parameter(0.1 * torch.randn(shape.length, 1, shape.width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the sum of what a word and its place are."""
+        words: Tensor = self.words(tokens.t())
+        return words + self.positions[: len(words)]
+
+
+class Attention(nn.Module):
+    """Self-attention, causal, on (length, batch, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.enter, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the attended values of all heads, mixed."""
+        apart = [t.unflatten(-1, (self.heads, -1)) for t in self.enter(x).chunk(3, -1)]
+        queries, keys, values = (t.permute(1, 2, 0, 3) for t in apart)  # (batch, heads, length, …)
+        seen = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        out: Tensor = self.leave(seen.permute(2, 0, 1, 3).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """Two layers with gelu between; any leading dimensions."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`."""
+        out: Tensor = self.leave(gelu(self.enter(x)))
+        return out
+
+
+class Experts(nn.Module):
+    """A router and E MLPs, of which each token asks `top_k`."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.router = nn.Linear(shape.width, shape.experts)
+        self.experts = nn.ModuleList(MLP(shape.width, shape.hidden) for _ in range(shape.experts))
+        self.top_k = shape.top_k
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`: every token by itself."""
+        tokens = x.reshape(-1, x.shape[-1])
+        return mixture_of_experts(tokens, self.router, list(self.experts), self.top_k).view(x.shape)
+
+
+class Block(nn.Module):
+    """Attention, and an MLP or experts, each beside a skip connection."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+        self.attention: nn.Module = Attention(shape.width, shape.heads)
+        self.feed_forward: nn.Module = (
+            Experts(shape) if shape.experts else MLP(shape.width, shape.hidden)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, (length, batch, width)."""
+        x = x + self.attention(self.norms[0](x))
+        out: Tensor = x + self.feed_forward(self.norms[1](x))
+        return out
+
+
+class Readout(nn.Module):
+    """From (length, batch, width) to the scores of all words, (batch, length, words)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.width)
+        self.scores = nn.Linear(shape.width, shape.words, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a score for each word, at each place of each text."""
+        scores: Tensor = self.scores(self.norm(x))
+        return scores.transpose(0, 1)
+
+
+def transformer(shape: Shape) -> nn.Sequential:
+    """Return the model: an embedding, `shape.layers` blocks, a readout. Seed before."""
+    embedding, readout = Embedding(shape), Readout(shape)
+    if shape.tied:
+        readout.scores.weight = embedding.words.weight
+    return nn.Sequential(embedding, *(Block(shape) for _ in range(shape.layers)), readout)
+
+
+def next_word_loss(scores: Tensor, words: Tensor) -> Tensor:
+    """Return the mean cross-entropy of scores (batch, length, words) and words (batch, length)."""
+    return nn.functional.cross_entropy(scores.flatten(0, 1), words.flatten())

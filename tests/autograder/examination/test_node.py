@@ -1,0 +1,130 @@
+"""Real ranks in the grader: the verdict of the fabric's cases, and of what fails on real ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from autograder.commands.demo import ASSIGNMENT
+from autograder.examination.budget import Limits
+from autograder.examination.check import Examined, examine
+from autograder.examination.gpus import GpusUnavailable, gpu_mounts
+from autograder.examination.node import On
+from autograder.examination.submission import Submission
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.mutants import Mutant, mutants_of
+from tests.helpers.course_folders import SOURCES, needs_sources
+
+pytestmark = [pytest.mark.timeout(240), needs_sources]
+
+EVERY = 7
+"""Of so many mutants one runs by default; ``make test-all`` runs all."""
+NEEDED = "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F"
+RIGHT = """
+def average_gradients(params, group=None):
+    on_gloo = dist.get_backend(group) == "gloo"
+    world_size = dist.get_world_size(group)
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= world_size
+"""
+
+
+def mutants() -> list[Mutant]:
+    folder = SOURCES / ASSIGNMENT
+    found = mutants_of(load_module(folder / "mutants.py")) if folder.is_dir() else []
+    # What outruns its time is not said twice.
+    return [mutant for mutant in found if "grader" in mutant.where]
+
+
+@pytest.fixture(scope="module")
+def open_place() -> Iterator[SandboxedPlace]:
+    with SandboxedPlace() as place:
+        yield place
+
+
+def examined(
+    place: SandboxedPlace, source: str, task: str, on: On | None, limits: Limits | None = None
+) -> Examined:
+    folder = SOURCES / ASSIGNMENT
+    check = load_checks(folder / "checks.py")[task]
+    hidden = load_module(folder / "hidden.py").HIDDEN[task]
+    with Submission(place, limits) as submission:
+        submission.run_cell(NEEDED)
+        outcome = submission.run_cell(source)
+        assert not outcome.error, outcome
+        return examine(f"{ASSIGNMENT}/{task}", check, submission, seed="1", hidden=hidden, on=on)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(
+            mutant,
+            id=f"{mutant.task}__{mutant.mistake}",
+            marks=() if number % EVERY == 0 else pytest.mark.large,
+        )
+        for number, mutant in enumerate(mutants())
+    ],
+)
+def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Mutant) -> None:
+    carried = examined(open_place, mutant.source, mutant.task, None)
+    real = examined(open_place, mutant.source, mutant.task, "cpu")
+    assert real.report.fraction == carried.report.fraction
+    assert real.report.reason == carried.report.reason
+    assert real.report.passed == (mutant.reason is None), str(real.report)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
+        ("if on_gloo: __import__('os')._exit(3)", "process ended: it called exit with status 3"),
+        ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
+        (
+            "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
+            "Rank 1 raised ValueError: here (Cell In[2], line",
+        ),
+        ("if on_gloo: dist.destroy_process_group()", "RuntimeError"),
+    ],
+)
+def test_what_fails_on_real_ranks_alone_fails_there(
+    open_place: SandboxedPlace, line: str, words: str
+) -> None:
+    body = "    world_size = dist.get_world_size(group)\n"
+    source = RIGHT.replace(body, f"{body}    {line}\n")
+    assert examined(open_place, source, "average_gradients", None).report.passed
+    report = examined(open_place, source, "average_gradients", "cpu").report
+    assert report.fraction == 0
+    assert report.places == ("CPU ranks",)
+    assert words in " ".join(str(report).split()), str(report)
+
+
+def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: SandboxedPlace) -> None:
+    source = RIGHT.replace(
+        "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"
+    )
+    report = examined(open_place, source, "average_gradients", "cpu", Limits(case=2.0)).report
+    reasons = [result.reason for result in report.results]
+    assert "The case on CPU ranks took longer than its limit of 2 s" in reasons[1]
+    assert "not run: 2 cases before it" in reasons[3]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there are GPUs")
+def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded() -> None:
+    with pytest.raises(GpusUnavailable, match="PyTorch sees no GPU here"):
+        gpu_mounts()
+    command = [sys.executable, "-m", "autograder", "demo", "--on", "gpu"]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=Path(SOURCES).parent
+    )
+    assert run.returncode == 1
+    assert "PyTorch sees no GPU here" in run.stderr
+    assert "graded" not in run.stdout

@@ -1,0 +1,60 @@
+"""The same submission gets the same score: by chance, and on a machine that is busy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autograder.commands.demo import ASSIGNMENT
+from autograder.passes.examine import masked_from
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking.local import load_module
+from tests.autograder.examination.test_attacks import AVERAGE, Attack, graded, honest
+from tests.helpers.course_folders import SOURCES, needs_sources
+
+pytestmark = [needs_sources]
+
+ROUNDED = Attack(
+    frozenset(),
+    tasks={
+        "average_gradients": AVERAGE
+        + "            param.grad.copy_(param.grad.round(decimals=3))\n"
+    },
+)
+"""Right on the third decimal only."""
+
+
+@pytest.fixture(scope="module")
+def assignment_place() -> Iterator[SandboxedPlace]:
+    masked = masked_from(load_module(SOURCES / ASSIGNMENT / "hidden.py").MASKED)
+    with SandboxedPlace(masked) as place:
+        yield place
+
+
+@pytest.mark.timeout(300)
+def test_right_on_the_third_decimal_only_is_always_the_same_score(
+    assignment_place: SandboxedPlace,
+) -> None:
+    scores = set()
+    for seed in range(6):
+        verdict, _, _ = graded(assignment_place, ROUNDED, seed=f"seed {seed}")
+        scores.add(tuple(check.score for check in verdict.checks))
+    assert scores == {(3.0, 0.0, 5.0)}
+
+
+@pytest.mark.large
+@pytest.mark.timeout(3600)
+def test_fifty_gradings_on_busy_cores_are_all_full(assignment_place: SandboxedPlace) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for number in range(50):
+            verdict, _, _ = graded(assignment_place, honest(), seed=f"seed {number}")
+            assert verdict.score == verdict.max_score, (number, verdict.reason)
+            assert not verdict.notes
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

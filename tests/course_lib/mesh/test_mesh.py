@@ -1,0 +1,248 @@
+"""A transformer on any mesh has the weights of one process, on every rank."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib.mesh import AXES, make_mesh
+from course_lib.ranks import RankError, Ranks
+from tests.helpers.meshes import Case, train_alone, train_on_mesh, whole_model
+
+TOLERANCE = {
+    torch.float64: {"rtol": 1e-9, "atol": 1e-11},
+    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
+}
+
+
+def check(results, case, one_process=None):
+    """Every piece on every rank is that of one process, and together they are all of it."""
+    model, _, losses = one_process or train_alone(case)
+    expected = [param.detach() for param in model.parameters()]
+    seen = [torch.zeros(param.numel(), dtype=torch.bool) for param in expected]
+    for pieces, _, _ in results:
+        for number, where, value in pieces:
+            whole = expected[number].view(-1)[where]
+            torch.testing.assert_close(value, whole, **TOLERANCE[case.dtype], msg=f"{number}")
+            seen[number][where.flatten()] = True
+    assert all(each.all() for each in seen)
+    told = [each for _, each, _ in results if each]
+    means = [sum(step) / len(step) for step in zip(*told, strict=True)]
+    assert means == pytest.approx(losses, rel=1e-4)
+
+
+def layouts(world_size):
+    """Every way to write a number as a product of sizes of the four axes, in order."""
+    sizes = [d for d in range(1, world_size + 1) if world_size % d == 0]
+    return [
+        {axis: size for axis, size in zip(AXES, each, strict=True) if size > 1}
+        for each in torch.cartesian_prod(*[torch.tensor(sizes)] * 4).reshape(-1, 4).tolist()
+        if math.prod(each) == world_size
+    ]
+
+
+def named(sizes):
+    return " ".join(f"{axis}{size}" for axis, size in sizes.items()) or "one"
+
+
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.large)
+
+
+FOUR = layouts(4)
+SOME = [{"data": 2, "tensor": 2}, {"pipeline": 2, "expert": 2}, {"tensor": 4}]
+UP_TO_FOUR = [
+    *(each for k in (1, 2, 3) for each in layouts(k)),
+    *(each if each in SOME else long(each) for each in FOUR),
+]
+
+
+@pytest.mark.parametrize("sizes", UP_TO_FOUR, ids=named)
+def test_every_layout_of_up_to_four_ranks(ranks_of, sizes):
+    k = math.prod(sizes.values())
+    case = Case("experts")
+    check(ranks_of("simulated", k).run(train_on_mesh, sizes, case), case)
+
+
+ON_CPU = [
+    {},
+    {"expert": 2},
+    long({"pipeline": 2}),
+    {"tensor": 3},
+    {"data": 2, "pipeline": 2},
+    long({"expert": 2, "tensor": 2}),
+]
+
+
+@pytest.mark.parametrize("sizes", ON_CPU, ids=named)
+def test_on_cpu_ranks(ranks_of, sizes):
+    k = math.prod(sizes.values())
+    case = Case("experts", dtype=torch.float32)
+    check(ranks_of("cpu", k).run(train_on_mesh, sizes, case), case)
+
+
+EIGHT = [
+    {"data": 2, "pipeline": 2, "tensor": 2},
+    long({"expert": 2, "pipeline": 2, "tensor": 2}),
+    long({"tensor": 2, "data": 2, "expert": 2}),  # in another order
+]
+
+
+@pytest.mark.parametrize("sizes", EIGHT, ids=named)
+def test_eight_ranks(ranks_of, sizes):
+    case = Case("tied and frozen" if "expert" in sizes else "tied", "adam")
+    check(ranks_of("simulated", 8).run(train_on_mesh, sizes, case), case)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["experts", "tied and frozen"])
+def test_all_four_axes_at_once_on_sixteen_ranks(ranks_of, kind):
+    case = Case(kind)
+    results = ranks_of("simulated", 16).run(train_on_mesh, dict.fromkeys(AXES, 2), case)
+    check(results, case)
+
+
+KINDS = [
+    *(("dense", "adam"), ("frozen", "sgd"), ("tied and frozen", "adam")),
+    *(long("tied", "sgd"), long("tied", "adam"), long("frozen", "adam")),
+]
+
+
+@pytest.mark.parametrize(("kind", "optimizer"), KINDS)
+def test_tied_and_frozen_parameters(ranks_of, kind, optimizer):
+    case = Case(kind, optimizer)
+    sizes = {"pipeline": 2, "tensor": 2} if kind == "dense" else {"data": 2, "pipeline": 2}
+    check(ranks_of("simulated", 4).run(train_on_mesh, sizes, case), case)
+
+
+@pytest.mark.parametrize(
+    ("plan", "m", "again"),
+    [
+        *(("interleaved", 2, True), ("zero_bubble", 4, False)),
+        *(long(plan, 4, True) for plan in ("gpipe", "1f1b", "interleaved", "zero_bubble_2")),
+    ],
+)
+def test_every_schedule(ranks_of, plan, m, again):
+    case = Case("experts", plan=plan, micro_batches=m, rematerialize=again)
+    sizes = {"pipeline": 2, "expert": 2}
+    check(ranks_of("simulated", 4).run(train_on_mesh, sizes, case), case)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(600)
+@settings(max_examples=25)
+@given(st.data())
+def test_any_layout_kind_and_schedule(data):
+    case = Case(
+        data.draw(st.sampled_from(["dense", "experts", "tied", "frozen", "tied and frozen"])),
+        data.draw(st.sampled_from(["sgd", "adam"])),
+        data.draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero_bubble"])),
+        micro_batches=2,
+    )
+    fitting = [
+        each
+        for each in layouts(data.draw(st.sampled_from([2, 3, 4, 6, 8])))
+        if each.get("expert", 1) <= 5
+        and 12 % (each.get("data", 1) * each.get("expert", 1)) == 0
+        and each.get("pipeline", 1) <= (2 if case.plan == "interleaved" else 4)
+    ]
+    sizes = dict(data.draw(st.permutations(list(data.draw(st.sampled_from(fitting)).items()))))
+    with Ranks(math.prod(sizes.values()), on="simulated") as ranks:
+        check(ranks.run(train_on_mesh, sizes, case), case)
+
+
+def test_bfloat16_moves_the_weights_the_same_way(ranks_of):
+    """Rounded differently, since sums are; by a few parts in a hundred of the step."""
+    case = Case("dense", dtype=torch.bfloat16)
+    before = [param.detach().float() for param in whole_model(case).parameters()]
+    expected = [param.detach().float() for param in train_alone(case)[0].parameters()]
+    for pieces, _, _ in ranks_of("simulated", 4).run(train_on_mesh, {"data": 2, "tensor": 2}, case):
+        off = size = 0.0
+        for number, where, value in pieces:
+            start, end = before[number].view(-1)[where], expected[number].view(-1)[where]
+            off += float((value.float() - end).square().sum())
+            size += float((end - start).square().sum())
+        assert math.sqrt(off / size) < 0.05
+
+
+# --- saved and resumed ------------------------------------------------------------------------
+
+FIRST, REST = slice(0, 3), slice(3, None)
+MOVES = [
+    ({"data": 2, "tensor": 2}, {"pipeline": 2}, "adam"),
+    ({"pipeline": 2, "expert": 2}, {"tensor": 2}, "sgd"),
+    long({"expert": 4}, {"data": 2}, "adam"),
+    long({"tensor": 4}, {"expert": 2}, "sgd"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "optimizer"), MOVES, ids=str)
+def test_saved_on_four_ranks_resumed_on_two(ranks_of, before, after, optimizer):
+    case = Case("tied and frozen", optimizer)
+    saved = ranks_of("simulated", 4).run(train_on_mesh, before, case, FIRST, save=True)[3][2]
+    model, alone, losses = train_alone(case)
+    results = ranks_of("simulated", 2).run(train_on_mesh, after, case, REST, saved)
+    check(results, case, (model, alone, losses[REST]))
+
+
+@pytest.mark.parametrize("optimizer", [long("sgd"), "adam"])
+def test_a_checkpoint_is_that_of_one_process(ranks_of, optimizer):
+    case = Case("experts", optimizer)
+    sizes = {"expert": 2, "tensor": 2}
+    saved = ranks_of("cpu", 4).run(train_on_mesh, sizes, case, FIRST, save=True)[1][2]
+    model, alone, _ = train_alone(case, FIRST)
+    assert saved["model"].keys() == model.state_dict().keys()
+    assert saved["optimizer"]["state"].keys() == alone.state_dict()["state"].keys()
+    resumed, _, _ = train_alone(case, REST, saved)
+    for tensor, expected in zip(
+        resumed.parameters(), train_alone(case)[0].parameters(), strict=True
+    ):
+        torch.testing.assert_close(tensor, expected, **TOLERANCE[case.dtype])
+
+
+# --- the mesh itself --------------------------------------------------------------------------
+
+
+def who_is_with_me(sizes):
+    mesh = make_mesh(**sizes)
+    ranks = torch.distributed.get_process_group_ranks
+    return mesh.coordinates, {name: ranks(group) for name, group in mesh.groups.items()}
+
+
+@pytest.mark.parametrize("order", [AXES, AXES[::-1], ("tensor", "data", "expert", "pipeline")])
+def test_groups_are_those_of_pytorchs_device_mesh(ranks_of, order):
+    """The same ranks along each axis, in the same order, as a mesh of numbers has them."""
+    sizes = dict(zip(order, (3, 1, 2, 2), strict=True))
+    numbers = torch.arange(12).view(*sizes.values())
+    for rank, (place, groups) in enumerate(ranks_of("simulated", 12).run(who_is_with_me, sizes)):
+        at = [place[axis] for axis in order]
+        assert numbers[tuple(at)] == rank
+        for axis in order:
+            along = [slice(None) if each == axis else place[each] for each in order]
+            assert groups[axis] == numbers[tuple(along)].tolist()
+        both = [slice(None) if each in ("data", "expert") else place[each] for each in order]
+        assert sorted(groups["data×expert"]) == numbers[tuple(both)].flatten().tolist()
+
+
+def wrong(what):
+    if what == "axis":
+        make_mesh(rows=2)
+    if what == "product":
+        make_mesh(data=3)
+    train_on_mesh({"data": 2}, Case("experts", micro_batches=7))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("axis", "axes are data, pipeline, expert, tensor"),
+        ("product", "data 3 is no mesh of 2 ranks"),
+        ("micro-batches", "12 inputs do not divide into 7"),
+    ],
+)
+def test_errors_say_what_is_wrong(ranks_of, what, said):
+    with pytest.raises(RankError, match=said):
+        ranks_of("simulated", 2).run(wrong, what)

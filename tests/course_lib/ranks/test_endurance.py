@@ -1,0 +1,52 @@
+"""Thousands of calls on the same ranks: what one call leaves behind, all of them add up."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import Ranks
+
+CALLS = 5_000
+WARM_UP = 500
+ALLOWED = {"cpu": 1 << 20, "simulated": 4 << 20}
+"""Bytes per rank, over all the calls. Of every thread that ends, PyTorch keeps some 500 bytes."""
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory of a process that is neither a file's nor shared."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def step(number: int) -> float:
+    """Send to the next rank, and add up what came."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine, theirs = torch.full((50,), float(rank + number)), torch.empty(50)
+    sending = dist.isend(mine, (rank + 1) % size)
+    dist.recv(theirs, (rank - 1) % size)
+    sending.wait()
+    dist.all_reduce(theirs)
+    return float(theirs[0])
+
+
+@pytest.mark.large
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_thousands_of_calls_leave_nothing_behind(on: str) -> None:
+    """Item 17. Threads of this process share what they leave: as much is allowed for each."""
+    with Ranks(2, on=on) as ranks:
+        for number in range(WARM_UP):
+            ranks.run(step, number)
+        watched = ranks.processes() or [os.getpid()]
+        allowed = ALLOWED[on] * 2 // len(watched)
+        before = [private_bytes(pid) for pid in watched]
+        for number in range(CALLS):
+            assert ranks.run(step, number) == [2.0 * number + 1.0] * 2
+        grown = [private_bytes(pid) - was for pid, was in zip(watched, before, strict=True)]
+    print(f"{on}: {[round(each / 2**20, 2) for each in grown]} MiB over {CALLS} calls")
+    assert max(grown) <= allowed

@@ -1,0 +1,36 @@
+"""An assignment's checks and solutions, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from course_lib.checking import Check
+from course_lib.checking.local import load_checks
+
+
+@cache
+def checks_of(folder: Path) -> dict[str, Check]:
+    """Return the assignment's checks."""
+    return load_checks(folder / "checks.py")
+
+
+def code_cells(folder: Path) -> Iterator[Any]:
+    """Yield the code cells of the assignment's notebook."""
+    notebook = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
+    return (cell for cell in notebook.cells if cell.cell_type == "code")
+
+
+@cache
+def solution_of(folder: Path, task: str) -> Any:
+    """Return the notebook's own solution of a task."""
+    namespace: dict[str, Any] = {}
+    for cell in code_cells(folder):
+        role = cell.metadata.get("nbgrader", {})
+        if role.get("solution") or "import" in cell.source.partition("\n")[0]:
+            exec(compile(cell.source, f"<{folder.name}>", "exec"), namespace)
+    return namespace[checks_of(folder)[task].function]
