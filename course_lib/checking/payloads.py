@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle, equals
@@ -86,6 +87,7 @@ def codes_of(own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return scale, x / torch.where(scale == 0, 1, scale), u
 
 
+@sees(lambda case, inputs, rank: {"wire": ANYTHING, "u": uniform(inputs[rank]["ticks"])})
 def reads_codes(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge ``wire``, four bytes of scale and a code for each number, and ``u``, left as it was."""
     read = []
@@ -150,6 +152,7 @@ def distinct_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
     return [{"x": (sizes * signs).view(tuple(case.parameters["shape"]))}]
 
 
+@sees({"wire": ANYTHING})
 def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge ``wire``: the ``k`` largest values, and where they are."""
     x, k, wire = inputs[0]["x"], case.parameters["k"], values[0]["wire"]
