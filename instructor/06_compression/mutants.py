@@ -67,7 +67,7 @@ quantize__floats_on_the_wire = fails("A code is one byte")(
 quantize__returns_codes = fails("expected a vector of")(
     edited(quantize__into_the_wire, ("return wire", "return wire[4:].view(torch.int8)"))
 )
-quantize__returns_a_pair = fails("is tuple")(
+quantize__returns_a_pair = fails("expected a vector of")(
     edited(quantize__into_the_wire, ("return wire", "return wire[:4], wire[4:]"))
 )
 quantize__without_the_scale = fails("Where is the scale?")(
