@@ -1,38 +1,29 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
 The numbers, and the mistakes that are named, stand in `course_lib.checking.sums`: no sum of these
-numbers is rounded, so every answer must be exact. A program gets only its rank's input.
+numbers is rounded, so every answer must be exact. What may be sent stands in
+`course_lib.checking.rings`. A program gets only its rank's input.
 """
 
 import torch
 
-from course_lib.checking import (
-    Case,
-    calls_at_most,
-    equals,
-    in_many_forms,
-    only_calls,
-    only_peers,
-    sends_at_most,
-    task,
-    time_within,
-)
+from course_lib.checking import Case, Form, equals, in_many_forms, only_calls, task, time_within
+from course_lib.checking.rings import along_a_tree, in_half_rings, two_level_time
 from course_lib.checking.sums import (
     EXACT,
+    called,
+    calls_of,
     equals_chunk_of_sum,
     equals_sum,
     exact_numbers,
+    in_calls,
+    in_place,
     numel,
     tensor_inputs,
     total,
 )
 from course_lib.ranks import Network
 from course_lib.ranks.explain.words import counted
-
-
-def longest(n, k):
-    return -(-n // k)
-
 
 # What the ranks have, and what they call -------------------------------------------------------
 
@@ -50,7 +41,9 @@ def chunks_of_one(case, generator):
     for rank in range(case.world_size):
         members = case.members(rank)
         size = len(torch.empty(n).tensor_split(len(members))[members.index(rank)])
-        made.append({"chunk": exact_numbers(case, generator, (size,)), "length": n})
+        chunk = exact_numbers(case, generator, (size,))
+        again = exact_numbers(case, generator, (size,)) if calls_of(case) > 1 else None
+        made.append({"chunk": chunk, "again": again, "length": n})
     return made
 
 
@@ -62,43 +55,86 @@ def with_nodes(case, generator):
 
 
 def run_broadcast(tree_broadcast, mine, given):
-    tree_broadcast(mine["tensor"], mine["src"], group=given.group)
-    return {"tensor": mine["tensor"]}
+    call = in_place(lambda tensor: tree_broadcast(tensor, mine["src"], group=given.group))
+    return called("tensor", mine, call)
 
 
 def run_reduce_scatter(ring_reduce_scatter, mine, given):
-    return {"chunk": ring_reduce_scatter(mine["tensor"], group=given.group)}
+    return called("chunk", mine, lambda tensor: ring_reduce_scatter(tensor, group=given.group))
 
 
 def run_all_gather(ring_all_gather, mine, given):
-    return {"tensor": ring_all_gather(mine["chunk"], mine["length"], group=given.group)}
+    def call(chunk):
+        return ring_all_gather(chunk, mine["length"], group=given.group)
+
+    return called("tensor", mine, call, key="chunk")
 
 
 def run_all_reduce(ring_all_reduce, mine, given):
-    ring_all_reduce(mine["tensor"], group=given.group)
-    return {"tensor": mine["tensor"]}
+    call = in_place(lambda tensor: ring_all_reduce(tensor, group=given.group))
+    return called("tensor", mine, call)
 
 
 def run_two_levels(two_level_all_reduce, mine, given):
     inside, between = given.group_among(mine["nodes"]), given.group_among(mine["across"])
-    two_level_all_reduce(mine["tensor"], inside, between)
-    return {"tensor": mine["tensor"]}
+    call = in_place(lambda tensor: two_level_all_reduce(tensor, inside, between))
+    return called("tensor", mine, call)
 
 
 # What is right, and what people get instead ----------------------------------------------------
 
 
-def gathered(inputs, first=0):
-    pieces = [each["chunk"] for each in inputs]
-    return {"tensor": torch.cat(pieces[first:] + pieces[:first])}
+def gathered(order=range, without_own=False):
+    """Return what the chunks give in this order of the members."""
+
+    def of(inputs, me):
+        pieces = [each["chunk"] for each in inputs]
+        if without_own:
+            pieces[me] = torch.zeros_like(pieces[me])
+        return torch.cat(
+            [pieces[(me + step) % len(pieces)] for step in order(-me, len(pieces) - me)]
+        )
+
+    return in_calls("tensor", of, key="chunk")
 
 
 def held_by(number):
-    return lambda case, inputs, me: {"tensor": inputs[number(me)]["tensor"]}
+    """Return the tensor of the member with this number; None where nobody has it."""
+
+    def of(inputs, me):
+        place = number(inputs, me)
+        return inputs[place]["tensor"] if place is not None and place < len(inputs) else None
+
+    return in_calls("tensor", of)
 
 
-def the_source(of):
-    return lambda case, inputs, me: {"tensor": of(inputs[case.parameters["root"]]["tensor"])}
+def the_source(case, inputs, me, through=lambda tensor: tensor):
+    root = case.parameters["root"]
+    return in_calls("tensor", lambda ins, me: through(ins[root]["tensor"]))(case, inputs, me)
+
+
+SOURCE_MISTAKES = {
+    "the tensor of number src of the group: src is a rank of the whole world": held_by(
+        lambda inputs, me: inputs[me]["src"] if inputs[me]["src"] != me else None
+    ),
+    "what this rank had before: nothing arrived, or it took itself for the source": held_by(
+        lambda inputs, me: me
+    ),
+    "the tensor of the group's first rank: src is another": held_by(lambda inputs, me: 0),
+    "the right tensor, rounded to float32: keep its dtype": lambda case, inputs, me: the_source(
+        case, inputs, me, lambda tensor: tensor.float().to(tensor.dtype)
+    ),
+}
+
+GATHER_MISTAKES = {
+    "the chunks from this rank's own on: chunk r belongs to place r": gathered(
+        lambda first, last: range(last - first)
+    ),
+    "the chunks in the order of their arrival: chunk r belongs to place r": gathered(
+        lambda first, last: range(0, first - last, -1)
+    ),
+    "the right vector, but 0 in the place of this rank's own chunk": gathered(without_own=True),
+}
 
 
 def node_sum(case, inputs, me):
@@ -110,61 +146,7 @@ def place_sum(case, inputs, me):
     return {"tensor": total(inputs[me % case.network.node_size :: case.network.node_size])}
 
 
-# What may be sent, and how long it may take ----------------------------------------------------
-
-
-def rounds(k):
-    return (k - 1).bit_length()
-
-
-def others(case, rank):
-    return len(case.members(rank)) - 1
-
-
-def neighbours(case, rank):
-    members = case.members(rank)
-    me = members.index(rank)
-    return {members[me - 1], members[(me + 1) % len(members)]}
-
-
-def chunk_bytes(case, rank):
-    return longest(numel(case), len(case.members(rank))) * case.itemsize
-
-
-def half_ring_time(n, k, itemsize, network):
-    """(K-1) (α + n/(Kβ)) for the longest chunk: a reduce-scatter or an all-gather."""
-    return (k - 1) * network.time(longest(n, k) * itemsize)
-
-
-def in_half_rings(halves):
-    """Expect neighbours, messages, bytes and time of `halves` times K - 1 steps of a ring."""
-
-    def seconds(case, network):
-        k = max(map(len, case.groups))
-        return halves * half_ring_time(numel(case), k, case.itemsize, network)
-
-    return [
-        only_calls("send", "recv"),
-        only_peers(neighbours),
-        sends_at_most(
-            lambda case, rank: halves * others(case, rank) * chunk_bytes(case, rank),
-            hint="In each step a rank passes on one chunk, and never the whole tensor.",
-        ),
-        calls_at_most("One message per step.", send=lambda c, r: halves * others(c, r)),
-        time_within(seconds, hint="Send and receive at the same time: isend and irecv, then wait."),
-    ]
-
-
-def tree_time(case, network):
-    k = max(map(len, case.groups))
-    return rounds(k) * network.time(numel(case) * case.itemsize)
-
-
-def two_level_time(case, network):
-    n, inside = numel(case), network.node_size
-    chunk, nodes = longest(n, inside), case.world_size // inside
-    within = half_ring_time(n, inside, case.itemsize, network.inside)
-    return 2 * (within + half_ring_time(chunk, nodes, case.itemsize, network))
+# The cases -------------------------------------------------------------------------------------
 
 
 def in_nodes(nodes, size, shape):
@@ -174,11 +156,24 @@ def in_nodes(nodes, size, shape):
     return Case(name, nodes * size, {"shape": shape}, network=network)
 
 
-def shaped(*cases):
-    """Return cases of (name, ranks, shape, root) in many forms, integers among them."""
+LAYOUTS = ("contiguous", "transposed", "strided")
+
+
+def shaped(*cases, roots=(None, None)):
+    """Return cases of (name, ranks, shape, root) in many forms, integers among them, and two more.
+
+    In one, a rank is alone in its group; in the other, the function is called twice.
+    """
+    alone = Form(((0, 1, 3), (2,)), "float64", "strided")
+    special = (
+        Case(
+            "4 ranks, one of them alone in its group", 4, {"shape": (5,), "root": roots[0]}, alone
+        ),
+        Case("3 ranks, called twice", 3, {"shape": (2, 4), "root": roots[1], "calls": 2}),
+    )
     parameters = ("shape", "root")
     made = [Case(name, k, dict(zip(parameters, rest, strict=False))) for name, k, *rest in cases]
-    return in_many_forms(*made, dtypes=tuple(EXACT))
+    return (*in_many_forms(*made, dtypes=tuple(EXACT), layouts=LAYOUTS), *special)
 
 
 RINGS = shaped(
@@ -197,34 +192,9 @@ CHECKS = {
         "tree_broadcast",
         inputs=with_source,
         program=run_broadcast,
-        may_change=["tensor"],
-        judges=[
-            equals(
-                the_source(lambda tensor: tensor),
-                {
-                    "what this rank had before: nothing arrived": held_by(lambda me: me),
-                    "the tensor of the group's first rank: src is another": held_by(lambda me: 0),
-                    "the right tensor, rounded to float32: keep its dtype": the_source(
-                        lambda tensor: tensor.float().to(tensor.dtype)
-                    ),
-                },
-                tolerance=EXACT,
-            )
-        ],
-        expects=[
-            only_calls("send", "recv"),
-            calls_at_most(
-                "Whoever has the tensor helps: nobody sends in more than ceil(log2 K) rounds.",
-                send=lambda case, rank: rounds(len(case.members(rank))),
-            ),
-            calls_at_most(
-                "The tensor reaches every other rank once.",
-                recv=lambda case, rank: int(case.members(rank)[case.parameters["root"]] != rank),
-            ),
-            time_within(
-                tree_time, rel=0.25, hint="Those that have the tensor send at the same time."
-            ),
-        ],
+        may_change=["tensor", "again"],
+        judges=[equals(the_source, SOURCE_MISTAKES, tolerance=EXACT)],
+        expects=along_a_tree(),
         worth={"values": 2, "communication": 1},
         cases=shaped(
             ("1 rank", 1, (3, 2), 0),
@@ -234,6 +204,7 @@ CHECKS = {
             ("4 ranks, from rank 0", 4, (3, 4), 0),
             ("5 ranks in two groups, each from its first", 5, (4, 2), 0),
             ("5 ranks, from rank 3", 5, (0,), 3),
+            roots=(-1, 1),
         ),
     ),
     "ring_reduce_scatter": task(
@@ -249,17 +220,7 @@ CHECKS = {
         "ring_all_gather",
         inputs=chunks_of_one,
         program=run_all_gather,
-        judges=[
-            equals(
-                lambda case, inputs, me: gathered(inputs),
-                {
-                    "the chunks from this rank's own on: chunk r belongs to place r": (
-                        lambda case, inputs, me: gathered(inputs, me)
-                    )
-                },
-                tolerance=EXACT,
-            )
-        ],
+        judges=[equals(gathered(), GATHER_MISTAKES, tolerance=EXACT)],
         expects=in_half_rings(1),
         worth={"values": 2, "communication": 1},
         cases=RINGS,
@@ -268,7 +229,7 @@ CHECKS = {
         "ring_all_reduce",
         inputs=tensor_inputs,
         program=run_all_reduce,
-        may_change=["tensor"],
+        may_change=["tensor", "again"],
         judges=[equals_sum()],
         expects=in_half_rings(2),
         worth={"values": 2, "communication": 2},
@@ -278,7 +239,7 @@ CHECKS = {
         "two_level_all_reduce",
         inputs=with_nodes,
         program=run_two_levels,
-        may_change=["tensor"],
+        may_change=["tensor", "again"],
         judges=[
             equals_sum(
                 {
@@ -303,6 +264,7 @@ CHECKS = {
             in_nodes(3, 2, (7, 5)),
             in_nodes(2, 3, (4,)),
             dtypes=tuple(EXACT),
+            layouts=LAYOUTS,
             groups=False,
         ),
     ),

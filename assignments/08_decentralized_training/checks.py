@@ -62,6 +62,7 @@ MIXING_MISTAKES = {
     "mixing with a column of the matrix: row i is what rank i hears": mixed(lambda w: w.T),
     "the mean over all ranks: hear neighbours only": mixed(lambda w: torch.ones_like(w) / len(w)),
     "mixing twice: neighbours of neighbours are two hops away": mixed(lambda w: w @ w),
+    "this rank's own share, and nothing of the others": mixed(lambda w: w.diag().diag()),
     "the neighbours' share without this rank's own": mixed(lambda w: w - w.diag().diag()),
     "the plain sum over whom it hears: weigh each": mixed(lambda w: (w > 0).double()),
     "the plain mean over whom it hears: weigh each": mixed(
@@ -121,6 +122,7 @@ def step_program(decentralized_step, mine, given):
 
 
 STEP_MISTAKES = {
+    "the weights as they were: write into the parameters": lambda w, x, lr, g, old: x,
     "W(w - γ g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
     "γ times the gradient at the mixed weights: take it before mixing": (
         lambda w, x, lr, g, old: w @ x - lr * g(w @ x)

@@ -17,6 +17,7 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
+from course_lib.checking.answers import ANYTHING, WHOLE, ListOf, sees
 from course_lib.checking.parallel_layers import (
     layer_bytes,
     layer_inputs,
@@ -142,10 +143,12 @@ def one_process(scale=lambda k: 1 / k, mine=False):
     return oracle
 
 
-def weights_only(judge):
-    return lambda case, inputs, values: judge(
-        case, inputs, [{"parameter {}": v["parameter {}"]} for v in values]
-    )
+def weights_only(inner):
+    @sees({"parameter {}": ListOf(ANYTHING), "updates": WHOLE, "state": WHOLE})
+    def judge(case, inputs, values):
+        inner(case, inputs, [{"parameter {}": v["parameter {}"]} for v in values])
+
+    return judge
 
 
 def trained_numbers(case):

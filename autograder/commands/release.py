@@ -4,7 +4,7 @@
 notebook without solutions and mark schemes, and the files beside it, except those that
 nbgrader_config.py ignores, such as ``hidden.py``. It is committed, so that a clone is all that a
 student needs, and made anew by this command, never edited. So is the kill matrix in
-``instructor/README.md``.
+``instructor/README.md``, and the overview in ``assignments/README.md``, which has its sums only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
 from autograder.commands.kill_matrix import kill_matrix, with_matrix
+from autograder.commands.overview import overview
 from autograder.course import find_sources, load_config
 
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
@@ -71,7 +72,10 @@ def release(
     if not names and _renew_kill_matrix(sources, write):
         differing.append("instructor/README.md")
         say(f"instructor/README.md: the kill matrix {'made anew' if write else 'DIFFERS'}")
-    return differing
+    if not names and _renew(target / "README.md", overview(sources), write):
+        differing.append("assignments/README.md")
+        say(f"assignments/README.md: {'made anew' if write else 'DIFFERS'}")
+    return sorted(differing)
 
 
 def _renew_kill_matrix(sources: Path, write: bool) -> bool:
@@ -79,11 +83,16 @@ def _renew_kill_matrix(sources: Path, write: bool) -> bool:
     readme = sources / "README.md"
     if not readme.is_file():
         return False
-    before = readme.read_text(encoding="utf-8")
-    after = with_matrix(before, kill_matrix(sources))
-    if write and after != before:
-        readme.write_text(after, encoding="utf-8")
-    return after != before
+    text = with_matrix(readme.read_text(encoding="utf-8"), kill_matrix(sources))
+    return _renew(readme, text, write)
+
+
+def _renew(path: Path, text: str, write: bool) -> bool:
+    """Return whether the file was another, or not there; write the text if so and asked to."""
+    differs = not path.is_file() or path.read_text(encoding="utf-8") != text
+    if write and differs:
+        path.write_text(text, encoding="utf-8")
+    return differs
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:

@@ -13,9 +13,12 @@ order:
 - `task`: a check in thirty lines
 - `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
   programs and judges that several assignments need
+- `rings`: what collectives made of messages may send
 - `forbidden`: classes of PyTorch that do what a task asks for
-- `whole_runs`: what K ranks' training runs must equal, in one process
-- `chain`, `buckets`: a chain of layers whose backward takes time, and judges of its buckets
+- `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
+- `evaluation`, `checkpoints`, `letters`: what else stands around a training loop, and questions
+- `chain`, `chain_programs`: a chain of layers whose backward takes time, and what is called on it
+- `buckets`: judges of how parameters are cut into buckets
 - `payloads`, `codecs`, `feedback`, `random_places`: compressed tensors, byte for byte; what adds
   them up; what is kept for the next; places drawn by lot
 - `parallel_layers`, `pipeline`: a layer that ranks share, and schedules of stages

@@ -18,6 +18,8 @@ from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
 from course_lib.checking.training import CLASSES, FEATURES, SHAPES, make_model
 
+AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
+
 Factors = Callable[[Tensor, int], Tensor]
 """From the rows b_j of the micro-batches and their largest size to the factor of each."""
 
@@ -60,19 +62,22 @@ def draw_rows(count: int, loss: str, generator: torch.Generator) -> tuple[Tensor
     return x, y.argmax(1) if loss == "cross_entropy" else y
 
 
-def draw_model(generator: torch.Generator) -> dict[str, list[Tensor]]:
-    """Draw the weights of a model, and what its ``.grad`` holds before anything is called."""
-    return {
-        "weights": [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES],
-        "before": [torch.randn(shape, generator=generator) for shape in SHAPES],
-    }
+def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
+    """Draw the weights of a model, and what its ``.grad`` holds before anything is called.
+
+    That is None if the case is ``fresh``.
+    """
+    weights = [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES]
+    before = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    fresh = case.parameters.get("fresh", False)
+    return {"weights": weights, "before": [None] * len(before) if fresh else before}
 
 
 def model_of(mine: Any) -> nn.Module:
     """Return the model with these weights and gradients."""
     model = make_model(mine["weights"])
     for param, gradient in zip(model.parameters(), mine["before"], strict=True):
-        param.grad = gradient.clone()
+        param.grad = None if gradient is None else gradient.clone()
     return model
 
 
@@ -91,24 +96,40 @@ def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str
     calls = [draw_rows(count, loss, generator) for count in case.parameters["rows"]]
     x, y = zip(*calls, strict=True)
     more = {"loss": loss, "micro": case.parameters["micro"]}
-    return [{**draw_model(generator), "x": list(x), "y": list(y), **more}]
+    return [{**draw_model(case, generator), "x": list(x), "y": list(y), **more}]
 
 
 def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``accumulate(model, loss_fn, x, y, micro_batch_size)`` twice, and count its rows."""
-    seen: list[int] = []
+    """Call ``accumulate(model, loss_fn, x, y, micro_batch_size)`` twice, and watch its rows."""
+    seen: list[Tensor] = []
+    held, most = 0, 0
+
+    def watch(_: nn.Module, arguments: Any, output: Tensor) -> None:
+        nonlocal held, most
+        rows = arguments[0].detach().reshape(-1, 1, x.shape[-1])
+        same = (rows == x[None]).all(-1)
+        seen.append(torch.where(same.any(1), same.int().argmax(1), -1))
+        if output.requires_grad:
+            held += 1
+            output.register_hook(freed)  # type: ignore[no-untyped-call]
+        most = max(most, held)
+
+    def freed(_: Tensor) -> None:
+        nonlocal held
+        held -= 1
+
     module, loss_fn = model_of(mine), getattr(F, mine["loss"])
-    module.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
+    module.register_forward_hook(watch)
     model = given.model(module)
-    losses = [
-        accumulate(model, loss_fn, x, y, mine["micro"])
-        for x, y in zip(mine["x"], mine["y"], strict=True)
-    ]
+    losses = []
+    for x, y in zip(mine["x"], mine["y"], strict=True):
+        losses.append(accumulate(model, loss_fn, x, y, mine["micro"]))
     return {
         "parameter {} after the call": [param.detach() for param in model.parameters()],
         "gradient of parameter {}": [param.grad for param in model.parameters()],
         "loss returned by call {}": losses,
         "rows of forward pass {}": seen,
+        AT_A_TIME: most,
     }
 
 
@@ -130,7 +151,8 @@ def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0
     def oracle(case: Case, inputs: Any, me: int) -> Any:
         mine = inputs[0]
         model = make_model([weight.double() for weight in mine["weights"]])
-        held, losses, sizes = [g.double() for g in mine["before"]], [], []
+        held: list[Any] = [0.0 if g is None else g.double() for g in mine["before"]]
+        losses, numbers = [], []
         for x, y in zip(mine["x"], mine["y"], strict=True):
             parts = list(zip(x.split(mine["micro"]), y.split(mine["micro"]), strict=True))
             rows = torch.tensor([len(part) for part, _ in parts], dtype=torch.float64)
@@ -142,13 +164,16 @@ def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0
                 held[i] = mixed + carry * held[i]
             scalars = loss(rows, mine["micro"]).tolist()
             losses.append(sum(f * m.item() for f, m in zip(scalars, means, strict=True)))
-            sizes += [len(part) for part, _ in parts]
+            numbers += [
+                torch.arange(len(x))[i : i + mine["micro"]] for i in range(0, len(x), mine["micro"])
+            ]
         dtype = mine["weights"][0].dtype
         return {
             "parameter {} after the call": mine["weights"],
             "gradient of parameter {}": [each.to(dtype) for each in held],
             "loss returned by call {}": losses,
-            "rows of forward pass {}": sizes,
+            "rows of forward pass {}": numbers,
+            AT_A_TIME: 1,
         }
 
     return oracle

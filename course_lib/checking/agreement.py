@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
@@ -23,6 +24,7 @@ _LINK = (
 _REST = "What a rank's links leave of 1 is its own share."
 
 
+@sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
 def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the Metropolis weights of ``links`` among ``world_size`` ranks."""
     k, weights = case.parameters["world_size"], values[0]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe
 from course_lib.checking.given import Given
@@ -43,6 +44,7 @@ def ages(events: Events, before: int = 0) -> list[int]:
 def judge_ages(mistakes: dict[str, Callable[[Events], list[int]]]) -> Judge:
     """Return the judge of a list of staleness; `mistakes` give what people answer instead."""
 
+    @sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         events, got = case.parameters["events"], values[0]
         right = ages(events)

@@ -20,6 +20,12 @@ from course_lib.checking.given import Given
 EPOCHS = 400
 FIRST, AGAIN = "epoch {}, batch {}", "epoch {}, batch {}, with the same seed"
 MANY = "many epochs"
+_DATA = torch.utils.data
+LIBRARY = (
+    *(_DATA.DataLoader, _DATA.BatchSampler, _DATA.RandomSampler, _DATA.SequentialSampler),
+    *(_DATA.SubsetRandomSampler, _DATA.WeightedRandomSampler, _DATA.DistributedSampler),
+)
+"""PyTorch's samplers and loaders: they do what the task asks for."""
 FROM_GENERATOR = (
     "All that is random comes from `generator`: torch.randperm(…, generator=generator)."
 )
@@ -37,20 +43,19 @@ def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
 
 def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for epoch after epoch."""
-    data = torch.utils.data
 
-    def epochs(count: int) -> list[list[Any]]:
+    def epochs(count: int, **drop_last: bool) -> list[list[Any]]:
         generator = torch.Generator().manual_seed(mine["seed"])
         arguments = mine["n"], mine["batch_size"], generator
-        with refusing(data.DataLoader, data.RandomSampler, data.BatchSampler):
-            return [
-                list(minibatches(*arguments, drop_last=mine["drop_last"])) for _ in range(count)
-            ]
+        with refusing(*LIBRARY):
+            return [_listed(minibatches(*arguments, **drop_last)) for _ in range(count)]
 
-    twice, again = epochs(2), epochs(2)
+    asked = {"drop_last": mine["drop_last"]}
+    # What is not asked for is not said either: a default that was changed shows.
+    twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
     many = [
         [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
-        for epoch in epochs(EPOCHS)
+        for epoch in epochs(EPOCHS, **asked)
     ]
     even = len({len(epoch) for epoch in many}) == 1
     return {FIRST: twice, AGAIN: again, MANY: torch.tensor(many) if even else None}
@@ -68,6 +73,13 @@ _EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))]
 
 
 @sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
+def _listed(batches: Any) -> list[Any]:
+    """Return what the student's function yielded or returned, as a list."""
+    if batches is None:
+        raise TypeError("minibatches returned None: yield the batches, or return a list of them")
+    return list(batches)
+
+
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge batches: each row once an epoch, in an order of which all are equally likely."""
     n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
@@ -79,6 +91,8 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
     if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
+    if not first:
+        return
     many = values[0][MANY]
     if many is None or many.shape != (EPOCHS, sum(map(len, first)), 2):
         raise Wrong(f"{asked}: not all epochs have as many rows")
@@ -95,11 +109,9 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
     rest = [n % size] if n % size and not drop else []
     sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
     if sizes != right:
-        hint = "The last batch is shorter, and left out with drop_last=True only."
+        hint = "Only a last batch that is shorter is left out, and with drop_last=True only."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
-    if not batches:
-        return
-    rows = torch.cat(list(batches)).tolist()
+    rows = [row for batch in batches for row in batch.tolist()]
     if not set(rows) <= set(range(n)):
         raise Wrong(f"{asked}: rows {min(rows)} to {max(rows)} occur, expected 0 to {n - 1}")
     if repeated := sorted(row for row in set(rows) if rows.count(row) > 1):

@@ -17,16 +17,31 @@ from course_lib.checking.given import Given
 
 
 def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `asked` describes them."""
+    """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `asked` describes them.
+
+    It is called twice: what it keeps from the first call must not matter in the second.
+    """
     made: dict[str, nn.Parameter] = {}  # the same name is the same tensor
     for name, elements, dtype, trainable in mine["tensors"]:
-        tensor = torch.zeros(elements, dtype=getattr(torch, dtype), device=given.device)
-        made.setdefault(name, nn.Parameter(tensor, requires_grad=trainable))
-    if mine["cap"] >= 32:  # that there are gradients already changes nothing
-        for param in made.values():
-            param.grad = torch.zeros_like(param)
-    params = given.iterable([made[name] for name, *_ in mine["tensors"]])
-    return assign_buckets(params, mine["cap"], mine["first_cap"])
+        # A part of something larger: a tensor's memory does not say how large the tensor is.
+        memory = torch.zeros(elements + 3, dtype=getattr(torch, dtype), device=given.device)
+        made.setdefault(name, nn.Parameter(memory[:elements], requires_grad=trainable))
+    gradients = mine.get("gradients", False)
+    for param in made.values() if gradients else ():
+        param.grad = torch.ones_like(param)
+    params = [made[name] for name, *_ in mine["tensors"]]
+    given.model(nn.ParameterList(made.values()))
+    answers = [
+        assign_buckets(given.iterable(params), mine["cap"], mine["first_cap"]) for _ in range(2)
+    ]
+    if any((p.grad is not None) != gradients for p in made.values()):
+        raise RuntimeError("assign_buckets changes .grad: it was asked for positions only")
+    if answers[1] != answers[0]:
+        raise RuntimeError(
+            f"assign_buckets gives {answers[0]}, and {answers[1]} when it is called once more: it "
+            "keeps something from one call to the next"
+        )
+    return answers[0]
 
 
 _BUCKETS = ListOf(ListOf(Kind("an index", WHOLE.test, "indices"), most=100), most=100)
@@ -99,6 +114,7 @@ def asked(
     dtypes: Sequence[str] = (),
     frozen: Sequence[int] = (),
     same: Sequence[tuple[int, int]] = (),
+    gradients: bool = False,
 ) -> dict[str, Any]:
     """Return what a case asks: caps in bytes, and parameters of so many elements.
 
@@ -109,9 +125,10 @@ def asked(
         dtypes: of the first parameters; those that follow are float32.
         frozen: positions of parameters that need no gradient.
         same: pairs of positions (i, j), i < j, of one tensor.
+        gradients: whether there are gradients already, which changes nothing.
 
     """
     names = {j: i for i, j in same}
     kinds = [*dtypes, *["float32"] * (len(sizes) - len(dtypes))]
     tensors = [(f"w{names.get(i, i)}", n, kinds[i], i not in frozen) for i, n in enumerate(sizes)]
-    return {"cap": cap, "first_cap": first_cap, "tensors": tensors}
+    return {"cap": cap, "first_cap": first_cap, "tensors": tensors, "gradients": gradients}

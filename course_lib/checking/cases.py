@@ -56,8 +56,8 @@ class Form:
         groups: the process groups, each a list of ranks; every rank is in one of them. Empty: all
             ranks are one group, and ``group=None`` stands for it.
         dtype: of all floating-point tensors.
-        layout: of all tensors of two or more dimensions in memory: ``contiguous`` or
-            ``transposed``.
+        layout: of all tensors in memory: ``contiguous``, ``transposed`` (those of two or more
+            dimensions) or ``strided``: every second number of longer rows.
         iterable: what several things come as: ``list``, ``generator`` or ``tuple``.
         training: whether a model comes in training mode.
 

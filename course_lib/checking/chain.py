@@ -34,6 +34,8 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     - ``before``: whether ``.grad`` holds something before the first step; ``missing``: layers
       whose ``.grad`` does not, on the first rank of a group
     - ``again``: layers that are named once more behind the others: tied
+    - ``models``, lists of layers: one model each, by default one of all; ``interrupted``: whether
+      an exception leaves every ``no_sync``
     - ``in_place``: whether gradients are cleared in place; ``seconds`` that a layer computes
     - ``buckets``, lists of layers; ``cap`` and ``first_cap``, in elements of the case's dtype
     """
@@ -58,6 +60,8 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
                 "frozen": list(frozen),
                 "doubles": list(p.get("doubles", ())),
                 "again": list(p.get("again", ())),
+                "models": [list(m) for m in p.get("models", [range(len(shapes))])],
+                "interrupted": p.get("interrupted", False),
                 "in_place": p.get("in_place", False),
                 "seconds": p.get("seconds", 20e-6),
                 "buckets": p.get("buckets", []),
@@ -176,8 +180,27 @@ def _weights(case: Case, inputs: Sequence[Any], me: int) -> Any:
     }
 
 
+def _a_step_late(share: Callable[[int], float]) -> Oracle:
+    """Return the means of the step before, of k members times ``share(k)``; the first is right."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        steps = mixed(mean)(case, inputs, me)[GRADIENTS]
+        late = [[None if g is None else share(len(inputs)) * g for g in step] for step in steps]
+        return {GRADIENTS: [steps[0], *late[:-1]]}
+
+    return oracle
+
+
+_NOT_THERE = (
+    "this rank's own gradient divided by the number of ranks: the others added nothing (was theirs "
+    "not there yet when it was sent?)"
+)
+_BEFORE = "the mean of the step before: finish begins anew"
+
 CHAIN_MISTAKES: dict[str, Oracle] = {
-    **{name: mixed(matrix) for name, matrix in MISTAKES.items()},
+    **{_NOT_THERE if "did not arrive" in name else name: mixed(m) for name, m in MISTAKES.items()},
+    _BEFORE: _a_step_late(lambda k: 1),
+    f"{_BEFORE}, and what was sent is not divided again": _a_step_late(lambda k: 1 / k),
     "zero: there was no gradient yet in what was sent": mixed(lambda rows: 0 * mean(rows)),
     "the mean of what the last backward added: what .grad held before is lost": mixed(
         mean, part=slice(-1, None)

@@ -48,11 +48,13 @@ def expect_close(
     if torch.allclose(tensor, expected, rtol=rtol, atol=atol):
         return
     error = (tensor.double() - expected.double()).abs()
+    apart = ~torch.isclose(tensor, expected, rtol=rtol, atol=atol)
     error = torch.where(error.isnan(), torch.inf, error)
-    # Shown is the element that is furthest beyond what is allowed it.
-    beyond = error - atol - rtol * expected.double().abs()
+    # Shown is the element that is furthest beyond what is allowed it. Large integers may differ
+    # and be the same in float64.
+    beyond = (error - atol - rtol * expected.double().abs()).masked_fill(~apart, -torch.inf)
     index = [int(i) for i in torch.unravel_index(beyond.argmax(), error.shape)]
-    wrong = int((~torch.isclose(tensor, expected, rtol=rtol, atol=atol)).sum())
+    wrong = int(apart.sum())
     here = tuple(index)
     right, theirs = numbers_apart(expected[here].item(), tensor[here].item())
     message = (
@@ -126,7 +128,8 @@ def expect_equal(
                 raise Wrong(f"{name} is {describe(value)}, expected None")
         elif isinstance(wanted, bool | str) or type(wanted) is int:
             if type(value) is not type(wanted) or value != wanted:
-                raise Wrong(f"{name}: expected {wanted!r}, got {describe(value)}")
+                got = repr(value)[:60] if type(value) is type(wanted) else describe(value)
+                raise Wrong(f"{name}: expected {wanted!r}, got {got}")
         else:
             options: dict[str, Any] = {"rtol": rtol, "atol": atol}
             judge = expect_close if isinstance(wanted, Tensor) else expect_number

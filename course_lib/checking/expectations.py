@@ -140,7 +140,7 @@ def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
         ]
         if strangers:
             names = ", ".join(map(str, sorted(allowed))) or "nobody"
-            raise Wrong(f"rank {rank} may talk to {names} only, and does: {told(strangers)}")
+            raise Wrong(f"rank {rank} may talk to {names} only, but there is {told(strangers)}")
 
     return _each_rank(test)
 

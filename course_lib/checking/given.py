@@ -193,6 +193,10 @@ def _laid_out(value: Any, layout: str) -> Any:
     if isinstance(value, Tensor):
         if layout == "transposed" and value.dim() > 1:
             value = value.transpose(0, -1).contiguous().transpose(0, -1)
+        if layout == "strided" and value.dim():
+            wide = value.new_zeros(*value.shape[:-1], 2 * value.shape[-1])
+            wide[..., ::2] = value
+            value = wide[..., ::2]
         return value.to(_device())
     if isinstance(value, dict):
         return {key: _laid_out(item, layout) for key, item in value.items()}

@@ -7,6 +7,8 @@ within six standard deviations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations, combinations_with_replacement
+from math import inf
 from typing import Any
 
 import torch
@@ -25,32 +27,47 @@ DRAWS = 400
 
 
 def variance_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw a model and ``n`` rows; the case has ``batch_size``, ``num_batches`` and ``loss``."""
+    """Draw a model and ``n`` rows; the case has ``batch_size``, ``num_batches`` and ``loss``.
+
+    It may have ``calls``: so many more of them, all with one generator, for `drawn_anew`.
+    """
     asked = {key: case.parameters[key] for key in ("loss", "batch_size", "num_batches")}
     x, y = draw_rows(case.parameters["n"], asked["loss"], generator)
-    return [{**draw_model(generator), **asked, "x": x, "y": y, "seed": seed_of(generator)}]
+    asked["calls"] = case.parameters.get("calls", 0)
+    return [{**draw_model(case, generator), **asked, "x": x, "y": y, "seed": seed_of(generator)}]
 
 
 def variance_program(gradient_variance: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call the function twice with the same seed; return both numbers, and what should stay."""
+    """Call the function twice with the same seed; return its numbers, and what should stay."""
     model, loss_fn = given.model(model_of(mine)), getattr(F, mine["loss"])
     arguments = model, loss_fn, mine["x"], mine["y"], mine["batch_size"], mine["num_batches"]
     found = [
         gradient_variance(*arguments, torch.Generator().manual_seed(mine["seed"])) for _ in range(2)
     ]
+    generator = torch.Generator().manual_seed(mine["seed"] + 1)
+    more = [gradient_variance(*arguments, generator) for _ in range(mine["calls"])]
     return {
         "variance returned by call {}": found,
+        "more": more,
         ".grad of parameter {} after the call": [param.grad for param in model.parameters()],
         "parameter {} after the call": [param.detach() for param in model.parameters()],
     }
 
 
-@sees(
-    lambda case, inputs, rank: {
-        "variance returned by call {}": [NUMBER, NUMBER],
-        **_as_it_was(inputs[0]),
+def _as_it_was(mine: Any) -> dict[str, Any]:
+    return {
+        ".grad of parameter {} after the call": mine["before"],
+        "parameter {} after the call": mine["weights"],
     }
-)
+
+
+def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
+    """Return the form of an answer: numbers, and the model as it was before."""
+    numbers = {"variance returned by call {}": [NUMBER] * 2, "more": [NUMBER] * inputs[0]["calls"]}
+    return {**numbers, **_as_it_was(inputs[0])}
+
+
+@sees(_form)
 def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the first number by the theory, and the second by the first."""
     mine, n, size = inputs[0], case.parameters["n"], case.parameters["batch_size"]
@@ -77,7 +94,10 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         close = (name for name, other in others.items() if abs(first - other) <= near * other)
         raise Wrong(
             f"{asked} is {first:.5g}, expected {theory:.5g}, by chance {chance:.2g} more or less",
-            f"This is about {name}." if (name := next(close, "")) else "",
+            f"This is about {name}."
+            if (name := next(close, ""))
+            else "It is the mean of |g_B - ∇F|², over num_batches batches that are drawn anew from "
+            "all rows, and over all parameters together.",
         )
     if first != second:
         raise Wrong(
@@ -85,18 +105,74 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         )
 
 
-def _as_it_was(mine: Any) -> dict[str, Any]:
-    return {
-        ".grad of parameter {} after the call": mine["before"],
-        "parameter {} after the call": mine["weights"],
-    }
+@sees(_form)
+def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge ``calls`` more numbers exactly: few rows have few batches, and few numbers are right.
+
+    Each must be the mean over some ``num_batches`` batches, and among them every batch must occur,
+    also beside others than its fellows of an epoch.
+    """
+    if not values[0]["more"]:
+        return
+    size, count = case.parameters["batch_size"], case.parameters["num_batches"]
+    rows = row_gradients(inputs[0])
+    full, n = rows.mean(0), len(rows)
+    means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
+    lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
+    near = 1e-5 * sum(lengths.values())
+    different = sorted(lengths.values())
+    different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
+    asked = f"the variance of {count} batches of {size} of {n} rows"
+    seen: set[tuple[float, ...]] = set()
+    for value in values[0]["more"]:
+        got = float(value)
+        fitting = [
+            drawn
+            for drawn in combinations_with_replacement(different, count)
+            if abs(sum(drawn) / count - got) <= near
+        ]
+        if not fitting:
+            told = ", ".join(f"{each:.5g}" for each in different)
+            raise Wrong(
+                f"{asked} is {got:.5g}, and no {count} batches give that: |g_B - ∇F|² is one of "
+                f"{told}",
+                _named_otherwise(got, list(means.values()), count, near),
+            )
+        seen.update(fitting)
+    if len(seen) == 1:
+        hint = f"What the generator draws next is another batch. {FROM_GENERATOR}"
+        raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
+    if all(len(set(drawn)) == 1 for drawn in seen):
+        hint = "Each batch is drawn anew from all rows; it is not the next one of an epoch."
+        raise Wrong(f"{asked}: in no call the batches miss by different lengths", hint)
+    if missing := sorted(set(different) - {each for drawn in seen for each in drawn}):
+        hint = "Each row may be in a batch with each other one."
+        raise Wrong(f"{asked}: no batch misses by |g_B - ∇F|² = {missing[0]:.5g}", hint)
 
 
-@sees(near_the_theory.__dict__["sees"])
+def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
+    """Return a hint if `got` is the spread of some batches around their own mean."""
+    for drawn in combinations_with_replacement(means, count):
+        spread = (torch.stack(drawn) - torch.stack(drawn).mean(0)).square().sum().item()
+        for divisor in (count, max(1, count - 1)):
+            if abs(spread / divisor - got) <= near:
+                return "This is the spread around the batches' own mean: ∇F is of all rows."
+    return ""
+
+
+@sees(_form)
 def model_stays(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge whether weights and gradients are what they were."""
-    right = _as_it_was(inputs[0])
-    equals(lambda *_: right)(case, inputs, [{key: values[0][key] for key in right}])
+    gradients, weights = ".grad of parameter {} after the call", "parameter {} after the call"
+    for key, right, hint in (
+        (gradients, "before", "torch.autograd.grad does not touch .grad; backward() adds to it."),
+        (weights, "weights", "Measure at the weights that the model has, and take no step."),
+    ):
+        stays = {key: inputs[0][right]}
+        try:
+            equals(lambda *_, stays=stays: stays)(case, inputs, [{key: values[0].get(key)}])
+        except Wrong as wrong:
+            raise Wrong(wrong.message, hint) from None
 
 
 def row_gradients(mine: Any) -> Tensor:

@@ -7,6 +7,7 @@ case has several groups, each group is judged by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,18 @@ def equals(
 
     """
 
+    def whole(rank: int, inputs: Sequence[Any]) -> dict[str, Oracle]:
+        def of_all(case: Case, _: Sequence[Any], __: int) -> Any:
+            if len(case.groups) == 1:
+                return None
+            everybody = replace(case, form=replace(case.form, groups=()))
+            try:
+                return oracle(everybody, inputs, rank)
+            except Exception:  # an oracle need not know what more ranks would give
+                return None
+
+        return {"what all ranks together give: hand the group on, in every call": of_all}
+
     @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         rtol = {**TOLERANCE, **(tolerance or {})}.get(case.form.dtype, 1e-4)
@@ -63,7 +76,7 @@ def equals(
                     f"rank {rank}",
                     rtol=rtol,
                     atol=atol,
-                    lookalikes=_Lazy(mistakes or {}, case, theirs, me),
+                    lookalikes=_Lazy({**(mistakes or {}), **whole(rank, inputs)}, case, theirs, me),
                 )
 
     return judge

@@ -183,8 +183,8 @@ def stepped(step: Step) -> Oracle:
         new_weights = x[me].to(mine["values"][0].dtype)
         pieces = torch.split(new_weights, [shape.numel() for shape in shapes])
         return {
-            "parameter {}": [p.view(shape) for p, shape in zip(pieces, shapes, strict=True)],
             "calls of loss()": len(graphs),
+            "parameter {}": [p.view(shape) for p, shape in zip(pieces, shapes, strict=True)],
             "the parameters' own memory": True,
         }
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_lib.checking.answers import ANYTHING, Kind, sees
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import describe
 from course_lib.checking.given import Given
@@ -113,6 +114,14 @@ def _run_stage(steps: Steps, weight: nn.Parameter, inputs: Tensor, rank: int, p:
             work.wait()
 
 
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, str) or _as_steps(value) is not None
+
+
+_SEEN = {"schedule": Kind("lists of steps", _is_schedule), STAGE: ANYTHING}
+
+
+@sees(_SEEN)
 def whole_schedule(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge a schedule as data: its form, the number of micro-batches, every rank's steps."""
     p, bubble = case.world_size, case.parameters["bubble"]
@@ -149,6 +158,7 @@ def equals_one_process() -> Judge:
         (y.square().sum() / len(y)).backward()
         return {STAGE: weights[me].grad.to(inputs[me]["weight"].dtype)}
 
+    @sees(_SEEN)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         equals(oracle)(case, inputs, [{STAGE: value[STAGE]} for value in values])
 

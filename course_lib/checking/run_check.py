@@ -129,8 +129,9 @@ class _Examination:
         try:
             # Drawn again, so that no judge relies on what a program on the ranks changed.
             self._check.judge(self._case, self._inputs(), observed.outputs)
-        except Wrong:
-            raise
+        except Wrong as wrong:
+            outside = "" if wrong.hint else _outside_the_group(self._case, self.trace)
+            raise Wrong(wrong.message, outside or wrong.hint, wrong.detail) from None
         except Exception:
             self._trouble = traceback.format_exc()
             raise Wrong("the answer has a form that this check does not expect") from None
@@ -138,6 +139,9 @@ class _Examination:
             torch.set_num_threads(threads)
         findings = []
         failed = set()
+        if outside := _outside_the_group(self._case, self.trace):
+            findings.append(Wrong(outside))
+            failed.add(COMMUNICATION)
         if self.trace is not None:
             for expectation in self._check.expects:
                 try:
@@ -152,6 +156,19 @@ class _Examination:
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
         if findings:
             raise findings[0]
+
+
+def _outside_the_group(case: Case, trace: Trace | None) -> str:
+    """Return what is wrong if a rank of one group meets ranks of another, else nothing."""
+    for event in trace.operations if trace is not None and case.form.groups else ():
+        group = case.members(event.rank)
+        if event.kind not in ("send", "recv") and not set(event.group) <= set(group):
+            return (
+                f"Rank {event.rank} meets ranks {', '.join(map(str, event.group))} in "
+                f"{told([event])[4:]}, expected only those of its group, "
+                f"{', '.join(map(str, group))}: pass group=group to every call."
+            )
+    return ""
 
 
 def _expect_all_waited_for(trace: Trace) -> None:

@@ -23,18 +23,68 @@ _Of = Callable[[Sequence[Any], int], Tensor]
 
 
 def exact_numbers(case: Case, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
-    """Draw multiples of a power of two: the dtype holds them, and their sums over 8 ranks."""
+    """Draw multiples of a power of two: the dtype holds them, and their sums over 8 ranks.
+
+    Integers are larger than float64 holds.
+    """
+    if case.form.dtype == "int64":
+        return torch.randint(-(2**58), 2**58, tuple(shape), generator=generator)
     bits, unit = {"bfloat16": (4, 1.0), "float32": (16, 2.0**-8)}.get(
         case.form.dtype, (40, 2.0**-20)
     )
-    numbers = torch.randint(-(2**bits), 2**bits, tuple(shape), generator=generator).double()
-    return numbers if case.form.dtype == "int64" else numbers * unit
+    return torch.randint(-(2**bits), 2**bits, tuple(shape), generator=generator).double() * unit
+
+
+AGAIN = " of the second call"
+
+
+def calls_of(case: Case) -> int:
+    """Return how often a case calls the function: once, or as it says, twice."""
+    return int(case.parameters.get("calls", 1))
+
+
+def called(name: str, mine: Any, call: Callable[[Tensor], Tensor], key: str = "tensor") -> Any:
+    """Return ``{name: call(tensor)}``; of a case with two calls also what the second one gives.
+
+    Both are looked at after the second: what is kept from one call to the next shows.
+    """
+    results = {name: call(mine[key])}
+    if mine["again"] is not None:
+        results[name + AGAIN] = call(mine["again"])
+    return results
+
+
+def in_place(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """Return a call that returns what is in the tensor's memory after the function."""
+
+    def call(tensor: Tensor) -> Tensor:
+        memory = tensor.detach()  # stays where it is if the tensor gets other memory
+        function(tensor)
+        return memory
+
+    return call
+
+
+def in_calls(name: str, of: _Of, key: str = "tensor") -> Oracle:
+    """Return the oracle of what `called` returns, from what is right for one call."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        right = {name: of(inputs, me)}
+        if inputs[me]["again"] is not None:
+            right[name + AGAIN] = of([{**each, key: each["again"]} for each in inputs], me)
+        return right
+
+    return oracle
 
 
 def tensor_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw a ``tensor`` of the case's ``shape`` for every rank."""
-    shape = case.parameters["shape"]
-    return [{"tensor": exact_numbers(case, generator, shape)} for _ in range(case.world_size)]
+    """Draw a ``tensor`` of the case's ``shape`` for every rank, and for a second call one more."""
+
+    def draw() -> Tensor:
+        return exact_numbers(case, generator, case.parameters["shape"])
+
+    twice = calls_of(case) > 1
+    return [{"tensor": draw(), "again": draw() if twice else None} for _ in range(case.world_size)]
 
 
 def numel(case: Case) -> int:
@@ -77,10 +127,9 @@ def equals_sum(mistakes: dict[str, Oracle] | None = None) -> Judge:
         mistakes: more of them, named first; see `equals`.
 
     """
-    known = {name: _tensor(of) for name, of in MISTAKES.items()}
-    return equals(
-        _tensor(lambda ins, me: total(ins)), {**(mistakes or {}), **known}, tolerance=EXACT
-    )
+    known = {name: in_calls("tensor", of) for name, of in MISTAKES.items()}
+    right = in_calls("tensor", lambda ins, me: total(ins))
+    return equals(right, {**(mistakes or {}), **known}, tolerance=EXACT)
 
 
 def equals_chunk_of_sum() -> Judge:
@@ -93,11 +142,5 @@ def equals_chunk_of_sum() -> Judge:
     return equals(_chunk(lambda ins, me: total(ins)), known, tolerance=EXACT)
 
 
-def _tensor(of: _Of) -> Oracle:
-    return lambda case, inputs, me: {"tensor": of(inputs, me)}
-
-
 def _chunk(of: _Of, distance: int = 0) -> Oracle:
-    return lambda case, inputs, me: {
-        "chunk": chunk(of(inputs, me), len(inputs), me + distance),
-    }
+    return in_calls("chunk", lambda ins, me: chunk(of(ins, me), len(ins), me + distance))

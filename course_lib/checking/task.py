@@ -50,8 +50,8 @@ def task(
         inputs: ``inputs(case, generator)`` draws one plain value per rank, mostly a dict;
             floating-point tensors become those of the case's dtype.
         program: ``program(function, mine, given)`` runs on every rank.
-        judges: look at all values, one after the other; the first finding counts. Each says which
-            form of answers it sees (`answers.sees`), and sees no other.
+        judges: look at all values, one after the other; the first finding counts. One
+            that says which form of answers it sees (`answers.sees`) sees no other.
         cases: the public cases; see `in_many_forms`.
         expects: what the communication must be like, and the memory that is held.
         may_change: keys of the input that the function may change or return. All others must be
@@ -59,19 +59,12 @@ def task(
         worth: part → share of the points; see `Check`.
         seconds: time limit of one case.
 
-    Raises:
-        TypeError: a judge does not say what it sees.
-
     """
 
     def dressed(case: Case, generator: torch.Generator) -> list[Any]:
         form = form_of(case)
         return [{"form": form, "own": own} for own in _drawn(inputs, case, generator)]
 
-    for judge in judges:
-        if not hasattr(judge, "sees"):
-            name = getattr(judge, "__qualname__", judge)
-            raise TypeError(f"{name} does not say what answers it can judge: mark it @sees(form)")
     return Check(
         function,
         RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),

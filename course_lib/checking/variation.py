@@ -19,6 +19,8 @@ from course_lib.checking.cases import Case, Check, case_generator
 from course_lib.ranks import Ranks, per_rank
 
 Aspects = dict[str, str]
+_BYTES = str(torch.uint8)
+"""What is always bytes is data, not a dtype that one may rely on."""
 
 
 def unvaried(name: str, check: Check, function: Callable[..., Any]) -> list[str]:
@@ -34,6 +36,7 @@ def unvaried(name: str, check: Check, function: Callable[..., Any]) -> list[str]
     for case in check.cases:
         for aspect, value in _of_case(name, check, case, function):
             seen.setdefault(aspect, set()).add(value)
+    seen = {aspect: values for aspect, values in seen.items() if values != {_BYTES}}
     return sorted(aspect for aspect, values in seen.items() if len(values) < 2)
 
 
@@ -101,8 +104,7 @@ def _elements(name: str, items: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_tensor(name: str, tensor: Tensor, shape: bool = True) -> Iterator[tuple[str, str]]:
-    if tensor.dtype is not torch.uint8:  # bytes are bytes
-        yield f"{name}: dtype", str(tensor.dtype)
+    yield f"{name}: dtype", str(tensor.dtype)
     if tensor.dim() > 1 and tensor.numel() > 1 and min(tensor.shape) > 1:
         yield f"{name}: layout", str(tensor.is_contiguous())
     if shape:

@@ -69,6 +69,16 @@ def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> Runtim
     )
 
 
+def join_of_several() -> NotImplementedError:
+    """Return the error for a wrapper that is handed to PyTorch's `Join`."""
+    return NotImplementedError(
+        "Join([model, …]) is not there for the course's DistributedDataParallel: a rank that is "
+        "done shadows the others' forwards and backwards here, and nothing else that communicates "
+        "in a step. Use `with model.join():`, and an optimizer whose step() does not communicate; "
+        "or PyTorch's DistributedDataParallel."
+    )
+
+
 def wrapped_anew() -> RuntimeError:
     """Return the error for a forward of a wrapper whose module has another one by now."""
     return _error(

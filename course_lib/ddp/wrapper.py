@@ -20,7 +20,7 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 import copy
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from course_lib.ddp.around_forward import AroundForward
 from course_lib.ddp.bucket_memory import Allocate, allocate_empty
 from course_lib.ddp.buffers import BufferHook
 from course_lib.ddp.comm_hooks import CommHook
-from course_lib.ddp.errors import nothing_to_train
+from course_lib.ddp.errors import join_of_several, nothing_to_train
 from course_lib.ddp.module_states import (
     broadcast_module_states,
     named_parameters,
@@ -243,3 +243,10 @@ class DistributedDataParallel(nn.Module):
             return nullcontext()
         by_initial, throw = divide_by_initial_world_size, throw_on_early_termination
         return self._around.join(by_initial, throw, self.broadcast_buffers)
+
+    def join_hook(self, **kwargs: Any) -> NoReturn:
+        """Refuse `torch.distributed.algorithms.Join([model, …])`, which asks for this hook first.
+
+        Raises NotImplementedError.
+        """
+        raise join_of_several()

@@ -53,13 +53,13 @@ minibatches__with_replacement = fails("Without replacement")(
 minibatches__each_batch_anew = fails("Without replacement")(
     batches_with((YIELDS, f"order = {ORDER}; {YIELDS}"))
 )
-minibatches__drops_the_rest_always = fails("The last batch is shorter")(
+minibatches__drops_the_rest_always = fails("Only a last batch that is shorter")(
     batches_with(("if drop_last else n", "if True else n"))
 )
-minibatches__never_drops = fails("The last batch is shorter")(
+minibatches__never_drops = fails("Only a last batch that is shorter")(
     batches_with((STARTS, "range(0, n, batch_size)"))
 )
-minibatches__fills_the_last_one_up = fails("The last batch is shorter")(
+minibatches__fills_the_last_one_up = fails("Only a last batch that is shorter")(
     batches_with((ORDER, ORDER + "; order = torch.cat([order, order, order])"))
 )
 minibatches__numbers_from_1 = fails("rows 1 to")(batches_with((ORDER, ORDER + " + 1")))
@@ -102,6 +102,53 @@ minibatches__lists = fails("vector of row numbers (int64)")(
 minibatches__int32 = fails("vector of row numbers (int64)")(
     batches_with((".sort().values", ".int()"))
 )
+minibatches__drops_if_not_told = fails("have [4, 4] rows, expected [4, 4, 3]")(
+    batches_with(("drop_last=False", "drop_last=True"))
+)
+minibatches__drops_a_full_last_one = fails("have [4, 4] rows, expected [4, 4, 4]")(
+    batches_with(
+        ("n - n % batch_size if drop_last", "n - (n % batch_size or batch_size) if drop_last")
+    )
+)
+minibatches__keeps_the_only_one = fails("expected []")(
+    batches_with(("n - n % batch_size if drop_last", "max(1, n - n % batch_size) if drop_last"))
+)
+minibatches__rest_first = fails("have [3, 4, 4] rows")(
+    batches_with(
+        (STARTS, "range(n % batch_size - batch_size if n % batch_size else 0, n, batch_size)"),
+        ("order[start :", "order[max(0, start) :"),
+    )
+)
+minibatches__in_one_buffer = fails("Without replacement")(
+    batches_with(
+        (ORDER, ORDER + "; held = torch.empty(batch_size, dtype=torch.int64)"),
+        (
+            YIELDS,
+            "part = order[start : start + batch_size]; held[: len(part)] = part; "
+            "yield held[: len(part)]",
+        ),
+    )
+)
+minibatches__strides = fails("share a full batch")(
+    batches_with(
+        (
+            ORDER,
+            "(torch.arange(n) * [s for s in range(1, n) if math.gcd(s, n) == 1][int(torch.randint("
+            "n, (), generator=generator)) % sum(math.gcd(s, n) == 1 for s in range(1, n))] + "
+            "int(torch.randint(n, (), generator=generator))) % n",
+        )
+    )
+)
+minibatches__returns_nothing = fails("minibatches returned None")(
+    batches_with((YIELDS, "order[start : start + batch_size]"))
+)
+
+
+@fails("is what this task asks you to write")
+def minibatches__a_sampler(n, batch_size, generator, drop_last=False):
+    sampler = torch.utils.data.SubsetRandomSampler(range(n), generator=generator)
+    batches = torch.tensor(list(sampler)).split(batch_size)
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
 
 
 @fails("is what this task asks you to write")
@@ -196,6 +243,33 @@ sgd_step__turns_gradients_off = fails("gradients are disabled after the call")(
 )
 sgd_step__first_parameter_only = fails("parameter 1 after two steps")(
     step_with((UPDATE, UPDATE + "; break"))
+)
+sgd_step__stops_at_a_frozen_parameter = fails("parameter 2 after two steps")(
+    step_with(
+        ("if param.grad is not None:", "if param.grad is None:\n                break"),
+        (f"    {UPDATE}", UPDATE),
+    )
+)
+sgd_step__freezes = fails("no longer requires a gradient")(
+    step_with(
+        ("with torch.no_grad():", "if True:"),
+        ("if param.grad", "param.requires_grad_(False)\n            if param.grad"),
+    )
+)
+sgd_step__scales_the_gradient_there_and_back = fails("to the last bit")(
+    step_with((UPDATE, "param -= param.grad.mul_(lr); param.grad.div_(lr)"))
+)
+sgd_step__zeroes = fails("Gradients stay as they are")(
+    step_with((UPDATE, UPDATE + "; param.grad.zero_()"))
+)
+sgd_step__clips = fails("expected")(
+    step_with((UPDATE, UPDATE.replace("param.grad", "param.grad.clamp(-5, 5)")))
+)
+sgd_step__decays = fails("expected")(
+    step_with((UPDATE, UPDATE.replace("param.grad", "(param.grad + 0.01 * param)")))
+)
+sgd_step__no_scalars = fails("parameter 2 after two steps")(
+    step_with(("param.grad is not None", "param.grad is not None and param.dim()"))
 )
 
 
@@ -311,10 +385,40 @@ accumulate_gradients__sets_the_mode = fails("the model came in one mode")(
 accumulate_gradients__float32_only = fails("dtype")(
     accumulate_with(("model(rows)", "model(rows.float())"))
 )
-accumulate_gradients__shuffles_the_rows = fails("draws or seeds random numbers")(
+accumulate_gradients__shuffles_the_rows = fails("rows of forward pass 0")(
     accumulate_with(
         (CLEARS, "order = torch.randperm(len(x)); x, y = x[order], y[order]; model.zero_grad()")
     )
+)
+accumulate_gradients__one_backward_at_the_end = fails("micro-batches in memory at a time")(
+    accumulate_with(
+        ("part.backward()", "pass"),
+        ("part.item()", "part"),
+        ("return total", "total.backward(); return total.item()"),
+    )
+)
+accumulate_gradients__list_of_losses = fails("micro-batches in memory at a time")(
+    accumulate_with(
+        ("total = 0.0", "losses = []"),
+        ("part.backward()", "losses.append(part)"),
+        ("total += part.item()", "pass"),
+        ("return total", "[part.backward() for part in losses]; return sum(losses).item()"),
+    )
+)
+accumulate_gradients__gradients_are_there = fails("NoneType")(
+    accumulate_with((CLEARS, "[param.grad.zero_() for param in model.parameters()]"))
+)
+accumulate_gradients__seeds = fails("draws or seeds random numbers")(
+    accumulate_with((CLEARS, CLEARS + "; torch.manual_seed(0)"))
+)
+accumulate_gradients__from_the_back = fails("rows of forward pass 0")(
+    accumulate_with((CLEARS, CLEARS + "; x, y = x.flip(0), y.flip(0)"))
+)
+accumulate_gradients__loss_in_float32 = fails("loss returned by call 0")(
+    accumulate_with(("part.item()", "part.float().item()"))
+)
+accumulate_gradients__overwrites_the_rows = fails("changes x, which is not its to change")(
+    accumulate_with(("return total", "x.zero_(); return total"))
 )
 
 # learning_rate -----------------------------------------------------------------------------
@@ -373,6 +477,35 @@ learning_rate__stays_at_the_peak = fails("expected")(
     rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak"))
 )
 learning_rate__ignores_the_peak = fails("expected")(rate_with(("peak *", "0.1 *")))
+learning_rate__counts_calls = fails("expected")(
+    rate_with(
+        (
+            "if step < warmup_steps",
+            "counted = globals().setdefault('_counted', [0])\n    counted[0] += 1\n"
+            "    step = (counted[0] - 1) % total_steps\n    if step < warmup_steps",
+        )
+    )
+)
+learning_rate__rounded = fails("expected")(
+    rate_with(
+        (
+            "return peak * (1 + math.cos(math.pi * passed)) / 2",
+            "return round(peak * (1 + math.cos(math.pi * passed)) / 2, 4)",
+        )
+    )
+)
+learning_rate__at_least_one_step_of_warm_up = fails("no warm-up")(
+    rate_with(("if step <", "warmup_steps = max(1, warmup_steps)\n    if step <"))
+)
+learning_rate__half_is_missing = fails("without the ½")(
+    rate_with(("(1 + math.cos(math.pi * passed)) / 2", "(1 + math.cos(math.pi * passed))"))
+)
+learning_rate__one_is_missing = fails("without the 1 +")(
+    rate_with(("(1 + math.cos(math.pi * passed)) / 2", "math.cos(math.pi * passed) / 2"))
+)
+learning_rate__pi_is_missing = fails("a cosine without π")(
+    rate_with(("math.pi * passed", "passed"))
+)
 learning_rate__returns_nothing = fails("is None")(rate_with(("return peak * (1", "peak * (1")))
 
 # gradient_variance -------------------------------------------------------------------------
@@ -469,6 +602,83 @@ gradient_variance__a_list = fails("expected a number")(
 )
 gradient_variance__evaluates = fails("the model came in one mode")(
     variance_with(("full = gradient", "model.eval(); full = gradient"))
+)
+gradient_variance__own_generator = fails("the same number in each of 24 calls")(
+    variance_with(
+        ("total = 0.0", "total, mine = 0.0, torch.Generator().manual_seed(0)"),
+        (DRAWS, DRAWS.replace("=generator", "=mine")),
+    )
+)
+gradient_variance__from_the_first_seed = fails("the same number in each of 24 calls")(
+    variance_with(
+        (
+            "total = 0.0",
+            "total, mine = 0.0, torch.Generator().manual_seed(generator.initial_seed())",
+        ),
+        (DRAWS, DRAWS.replace("=generator", "=mine")),
+    )
+)
+gradient_variance__always_10_batches = fails("no 2 batches give that")(
+    variance_with(("num_batches):", "10):"), ("/ num_batches", "/ 10"))
+)
+gradient_variance__batches_of_an_epoch = fails("drawn anew from all rows")(
+    variance_with(
+        (
+            "for _ in range(num_batches)",
+            "order = [b for _ in range(num_batches) for b in torch.randperm(len(x), "
+            "generator=generator).split(batch_size) if len(b) == batch_size]\n"
+            "    for rows in order[:num_batches]",
+        ),
+        (f"rows = {DRAWS}", "pass"),
+    )
+)
+gradient_variance__of_neighbours = fails("Each row may be in a batch with each other one")(
+    variance_with(
+        (
+            DRAWS,
+            "torch.arange(len(x)).roll(int(torch.randint(len(x), (), generator=generator)))"
+            "[:batch_size]",
+        )
+    )
+)
+gradient_variance__around_its_own_mean = fails("around the batches' own mean")(
+    variance_with(
+        ("full = gradient(slice(None))", "found = []"),
+        (f"total += {MISS}", "found.append(gradient(rows))"),
+        (
+            "return total / num_batches",
+            "found = torch.stack(found); "
+            "return (found - found.mean(0)).square().sum(1).mean().item()",
+        ),
+    )
+)
+gradient_variance__torch_var = fails("around the batches' own mean")(
+    variance_with(
+        ("full = gradient(slice(None))", "found = []"),
+        (f"total += {MISS}", "found.append(gradient(rows))"),
+        ("return total / num_batches", "return torch.stack(found).var(0).sum().item()"),
+    )
+)
+gradient_variance__the_formula = fails("no 2 batches give that")(
+    variance_with(
+        ("for _ in range(num_batches)", "for i in range(len(x))"),
+        (DRAWS, "[i]"),
+        (
+            "return total / num_batches",
+            "n = len(x); return total / n / batch_size * (n - batch_size) / (n - 1)",
+        ),
+    )
+)
+gradient_variance__one_less_in_the_mean = fails("expected")(
+    variance_with(("/ num_batches", "/ max(1, num_batches - 1)"))
+)
+gradient_variance__weights_only = fails("no 2 batches give that")(
+    variance_with(("list(model.parameters())", "[p for p in model.parameters() if p.dim() > 1]"))
+)
+gradient_variance__gradients_are_there = fails("NoneType")(
+    variance_with(
+        ("full = gradient", "held = [p.grad.clone() for p in model.parameters()]; full = gradient")
+    )
 )
 
 

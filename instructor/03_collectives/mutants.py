@@ -102,6 +102,41 @@ tree_broadcast__contiguous_only = fails("view size is not compatible")(
 tree_broadcast__through_float32 = fails("rounded to float32")(
     broadcast_with(("tensor.contiguous()", "tensor.float().contiguous()"))
 )
+tree_broadcast__in_other_memory = fails("nothing arrived")(
+    broadcast_with(
+        ("tensor.contiguous()", "tensor.clone()"), ("tensor.copy_(data)", "tensor.data = data")
+    )
+)
+tree_broadcast__set = fails("nothing arrived")(
+    broadcast_with(
+        ("tensor.contiguous()", "tensor.clone()"), ("tensor.copy_(data)", "tensor.set_(data)")
+    )
+)
+tree_broadcast__vectors_as_they_are = fails("needs a contiguous tensor", only=VIRTUAL)(
+    broadcast_with(("tensor.contiguous()", "tensor.contiguous() if tensor.dim() > 1 else tensor"))
+)
+tree_broadcast__groups_are_every_second_rank = fails("one of them alone")(
+    broadcast_with(
+        (
+            "dist.get_process_group_ranks(group).index(src)",
+            "(src if k == dist.get_world_size() else src // 2)",
+        )
+    )
+)
+tree_broadcast__world_of_one_only = fails("one of them alone")(
+    broadcast_with(
+        ("root =", "root, first = 0, dist.get_world_size() > 1\n    root ="),
+        ("while width < k", "while width < k or first"),
+        ("place < width and place + width < k", "place < width and (first or place + width < k)"),
+        ("width *= 2", "width *= 2; first = False"),
+    )
+)
+tree_broadcast__more_than_the_tensor = fails("A message is the tensor")(
+    broadcast_with(
+        ("data = tensor.contiguous()", "data = torch.stack([tensor, tensor])"),
+        ("tensor.copy_(data)", "tensor.copy_(data[0])"),
+    )
+)
 tree_broadcast__does_not_wait = fails("never waits for the handle of send", only=VIRTUAL)(
     broadcast_with(("dist.send(", "dist.isend("))
 )
@@ -268,6 +303,66 @@ ring_reduce_scatter__through_float32 = fails("rounded to float32")(
         ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
     )
 )
+ring_reduce_scatter__integers_through_float64 = fails("expected")(
+    scatter_with(
+        (
+            "tensor.flatten()",
+            "(tensor if tensor.is_floating_point() else tensor.double()).flatten()",
+        ),
+        ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
+    )
+)
+ring_reduce_scatter__in_float64 = fails("in the tensor's dtype")(
+    scatter_with(
+        (
+            "tensor.flatten()",
+            "(tensor.double() if tensor.is_floating_point() else tensor).flatten()",
+        ),
+        ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
+    )
+)
+ring_reduce_scatter__one_result_for_all_calls = fails("called twice")(
+    scatter_with(
+        (
+            "return chunks[rank]",
+            "kept = globals().setdefault('_kept', {})\n    result = kept.setdefault("
+            "(len(chunks[rank]), tensor.dtype), torch.empty_like(chunks[rank]))\n"
+            "    return result.copy_(chunks[rank])",
+        )
+    )
+)
+ring_reduce_scatter__knows_the_answer_already = fails("called twice")(
+    scatter_with(
+        (
+            "return chunks[rank]",
+            "kept = globals().setdefault('_known', {})\n    return kept.setdefault("
+            "(k, rank, tensor.shape, tensor.dtype), chunks[rank]).clone()",
+        )
+    )
+)
+EVERY_SECOND = "(2 if group else 1) + (dist.get_rank() % 2 if group else 0)"
+ring_reduce_scatter__groups_are_every_second_rank = fails("one of them alone", only=VIRTUAL)(
+    scatter_with(
+        (
+            "group=group, group_dst=(rank + 1) % k",
+            f"(rank + 1) % k * {EVERY_SECOND}",
+        ),
+        (
+            "group=group, group_src=(rank - 1) % k",
+            f"(rank - 1) % k * {EVERY_SECOND}",
+        ),
+    )
+)
+ring_reduce_scatter__uses_it_before_it_is_there = fails("expected", only=VIRTUAL)(
+    scatter_with(
+        ("incoming = torch.empty_like(chunks[mine])", "incoming = torch.zeros_like(chunks[mine])"),
+        ("sending.wait()", "chunks[mine] = chunks[mine] + incoming; sending.wait()"),
+        ("\n        chunks[mine] += incoming", ""),
+    )
+)
+ring_reduce_scatter__up_to_six_ranks = fails("hidden case", only=["simulated"])(
+    scatter_with(("for step in", "k = min(k, 6); rank = rank % k\n    for step in"))
+)
 ring_reduce_scatter__whole_world = fails("4 ranks in two groups")(
     scatter_with(("(group)", "()"), ("group=group", "group=None"))
 )
@@ -428,6 +523,27 @@ ring_all_gather__whole_tensors = fails("never the whole tensor")(
         ),
     )
 )
+ring_all_gather__chunk_as_it_is = fails("needs a contiguous tensor", only=VIRTUAL)(
+    gather_with(
+        ("for step in", "chunks[rank] = chunk\n    for step in"),
+        ("return whole", "return torch.cat(chunks)"),
+    )
+)
+ring_all_gather__own_chunk_forgotten = fails("0 in the place of this rank's own chunk")(
+    gather_with(
+        ("new_empty", "new_zeros"),
+        ("chunks[rank].copy_(chunk)", "chunks[rank] = chunk.contiguous()"),
+    )
+)
+ring_all_gather__one_result_for_all_calls = fails("called twice")(
+    gather_with(
+        (
+            "return whole",
+            "kept = globals().setdefault('_kept', {})\n    return kept.setdefault("
+            "(length, whole.dtype), torch.empty_like(whole)).copy_(whole)",
+        )
+    )
+)
 
 
 @fails("may talk to")
@@ -438,7 +554,7 @@ def ring_all_gather__to_everybody(chunk, length, group=None):
     chunks[rank].copy_(chunk)
     for step in range(1, k):
         to, source = (rank + step) % k, (rank - step) % k
-        sending = dist.isend(chunk, group=group, group_dst=to)
+        sending = dist.isend(chunk.contiguous(), group=group, group_dst=to)
         dist.recv(chunks[source], group=group, group_src=source)
         sending.wait()
     return whole
@@ -471,7 +587,7 @@ def ring_all_gather__imports_the_reference(chunk, length, group=None):
 @passes
 def ring_all_reduce__in_one_loop(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     chunks = flat.tensor_split(k)
     for step in range(2 * (k - 1)):
         given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
@@ -524,6 +640,46 @@ ring_all_reduce__into_a_copy = fails("nothing was written into it")(
 ring_all_reduce__contiguous_only = fails("nothing was written into it")(reduce_with((BACK, "pass")))
 ring_all_reduce__needs_contiguous = fails("view size is not compatible")(
     reduce_with(("tensor.flatten()", "tensor.view(-1)"), (BACK, "pass"))
+)
+ring_all_reduce__in_other_memory = fails("nothing was written into it")(
+    reduce_with(
+        ("tensor.flatten()", "tensor.flatten().clone()"),
+        (BACK, "tensor.data = flat.view(tensor.shape)"),
+    )
+)
+ring_all_reduce__set = fails("nothing was written into it")(
+    reduce_with(
+        ("tensor.flatten()", "tensor.flatten().clone()"),
+        (BACK, "tensor.set_(flat.view(tensor.shape))"),
+    )
+)
+ring_all_reduce__flat_as_it_is = fails("needs a contiguous tensor", only=VIRTUAL)(
+    reduce_with(("tensor.flatten().contiguous()", "tensor.flatten()"))
+)
+ring_all_reduce__integers_through_float64 = fails("expected")(
+    reduce_with(
+        (
+            "tensor.flatten()",
+            "(tensor if tensor.is_floating_point() else tensor.double()).flatten()",
+        )
+    )
+)
+ring_all_reduce__in_float64 = fails("in the tensor's dtype")(
+    reduce_with(
+        (
+            "tensor.flatten()",
+            "(tensor.double() if tensor.is_floating_point() else tensor).flatten()",
+        )
+    )
+)
+ring_all_reduce__knows_the_answer_already = fails("called twice")(
+    reduce_with(
+        (
+            BACK,
+            "kept = globals().setdefault('_known', {})\n    tensor.copy_(kept.setdefault("
+            "(k, rank, tensor.shape, tensor.dtype), flat.clone()).view(tensor.shape))",
+        )
+    )
 )
 ring_all_reduce__mean = fails("nobody asked to divide")(
     reduce_with((BACK, "tensor.copy_(flat.view(tensor.shape) / k)"))
@@ -598,7 +754,7 @@ def ring_all_reduce__by_reduce_scatter_of_the_library(tensor, group=None):
 @fails("may talk to")
 def ring_all_reduce__through_one_rank(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     if rank:
         dist.send(flat, group=group, group_dst=0)
         dist.recv(flat, group=group, group_src=0)
@@ -615,7 +771,7 @@ def ring_all_reduce__through_one_rank(tensor, group=None):
 @fails("3 ranks, 7 numbers")
 def ring_all_reduce__powers_of_two_only(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     distance = 1
     while distance < k:
         partner, incoming = rank ^ distance, torch.empty_like(flat)
@@ -630,7 +786,7 @@ def ring_all_reduce__powers_of_two_only(tensor, group=None):
 @fails("nothing was written into it")
 def ring_all_reduce__rank_0_only(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     if rank:
         dist.send(flat, group=group, group_dst=0)
         return
@@ -669,7 +825,7 @@ def two_level_all_reduce__three_rings(tensor, inside, between):
             got.copy_(got + incoming if step < k - 1 else incoming)
         return chunks[(rank + 1) % k]
 
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     mine = ring(flat, inside, lambda k: (k - 1,))
     ring(mine, between, lambda k: (2 * (k - 1),))
     ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))
@@ -681,13 +837,11 @@ def two_level_all_reduce__everybody_to_everybody_inside(tensor, inside, between)
     def swap(given, got, group):
         ranks = dist.get_process_group_ranks(group)
         me = ranks.index(dist.get_rank())
-        handles = []
         for step in range(1, len(ranks)):
             to, source = (me + step) % len(ranks), (me - step) % len(ranks)
-            handles.append(dist.isend(given[to], ranks[to], group=group))
-            handles.append(dist.irecv(got[source], ranks[source], group=group))
-        for handle in handles:
-            handle.wait()
+            sending = dist.isend(given[to], ranks[to], group=group)
+            dist.recv(got[source], ranks[source], group=group)
+            sending.wait()
 
     def add_up(flat, group):
         me, k = dist.get_rank(group), dist.get_world_size(group)
@@ -702,7 +856,7 @@ def two_level_all_reduce__everybody_to_everybody_inside(tensor, inside, between)
         chunks[me].copy_(chunk)
         swap([chunk] * k, chunks, group)
 
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     mine = add_up(flat, inside)
     collect(mine, add_up(mine, between), between)
     collect(flat, mine, inside)
@@ -743,6 +897,56 @@ two_level_all_reduce__one_flat_ring = fails("What leaves the node", only=VIRTUAL
 )
 two_level_all_reduce__blocking = fails("waits in send", only=VIRTUAL)(
     levels_with(("dist.isend", "dist.send"), ("sending.wait()", "pass"))
+)
+two_level_all_reduce__in_other_memory = fails("nothing was written into it")(
+    levels_with(
+        ("tensor.flatten()", "tensor.flatten().clone()"),
+        ("tensor.copy_(flat.view(tensor.shape))", "tensor.data = flat.view(tensor.shape)"),
+    )
+)
+two_level_all_reduce__in_float64 = fails("What leaves the node", only=VIRTUAL)(
+    levels_with(
+        (
+            "tensor.flatten()",
+            "(tensor.double() if tensor.is_floating_point() else tensor).flatten()",
+        )
+    )
+)
+two_level_all_reduce__between_in_float64 = fails("What leaves the node", only=VIRTUAL)(
+    levels_with(
+        (
+            MIDDLE,
+            "wide = mine.double() if tensor.is_floating_point() else mine.clone()\n"
+            "    ring(wide, between, lambda k: (2 * (k - 1),))\n"
+            "    mine.copy_(wide)",
+        )
+    )
+)
+two_level_all_reduce__integers_through_float64 = fails("expected")(
+    levels_with(
+        (
+            "tensor.flatten()",
+            "(tensor if tensor.is_floating_point() else tensor.double()).flatten()",
+        )
+    )
+)
+two_level_all_reduce__flat_as_it_is = fails("needs a contiguous tensor", only=VIRTUAL)(
+    levels_with(("tensor.flatten().contiguous()", "tensor.flatten()"))
+)
+two_level_all_reduce__gathers_between_nodes = fails("hidden case", only=["simulated"])(
+    levels_with(
+        (
+            MIDDLE,
+            "rank, k, own = dist.get_rank(between), dist.get_world_size(between), mine.clone()\n"
+            "    for step in range(k - 1):\n"
+            "        incoming = torch.empty_like(own)\n"
+            "        sending = dist.isend(own, group=between, group_dst=(rank + 1) % k)\n"
+            "        dist.recv(incoming, group=between, group_src=(rank - 1) % k)\n"
+            "        sending.wait()\n"
+            "        mine += incoming\n"
+            "        own = incoming",
+        )
+    )
 )
 two_level_all_reduce__into_a_copy = fails("nothing was written into it")(
     levels_with(
@@ -796,7 +1000,7 @@ def two_level_all_reduce__one_rank_per_node_speaks(tensor, inside, between):
             elif not adding and rank == other:
                 dist.recv(flat, group=group, group_src=0)
 
-    flat = tensor.flatten()
+    flat = tensor.flatten().contiguous()
     through(flat, inside, adding=True)
     if dist.get_rank(inside) == 0:
         through(flat, between, adding=True)

@@ -6,14 +6,15 @@ EXACT = {"dtypes": ("float64", "float32")}
 
 
 def epochs(name, k, **parameters):
-    usual = {"length": 10, "batch_size": 2, "accumulate": 1, "first": 0, "count": 2, "lr": 0.2}
+    usual = {"length": 10, "batch_size": 2, "accumulate": 1, "epochs": [0, 1], "lr": 0.2}
     return Case(name, k, {**usual, "seed": 0, **parameters})
 
 
-def museum(kind):
+def museum(kind, modes=(True, False)):
     return in_many_forms(
         Case("5 ranks", 5, {"kind": kind, "steps": 2, "rows": 3, "lr": 0.25}),
-        Case("6 ranks, in two groups", 6, {"kind": kind, "steps": 3, "rows": 2, "lr": 0.15}),
+        Case("6 ranks, in two groups", 6, {"kind": kind, "steps": 3, "rows": 4, "lr": 0.15}),
+        modes=modes,
         **EXACT,
     )
 
@@ -24,8 +25,10 @@ HIDDEN = {
         Case("6 ranks in two groups", 6, {"length": 8, "batch_size": 5, "seed": 2, "epochs": [1]}),
     ),
     "train": in_many_forms(
-        epochs("5 ranks", 5, length=37, accumulate=3, lr=0.15, seed=4),
-        epochs("3 ranks, one long window", 3, length=17, accumulate=50, first=1, loss="mse_loss"),
+        epochs("5 ranks", 5, length=37, accumulate=3, lr=0.15, seed=4, frozen=[2]),
+        epochs(
+            "3 ranks, one long window", 3, length=17, accumulate=50, epochs=[4, 1], loss="mse_loss"
+        ),
         epochs("6 ranks, in two groups", 6, length=25, accumulate=2, batch_size=4),
         **EXACT,
     ),
@@ -36,23 +39,27 @@ HIDDEN = {
         **EXACT,
     ),
     "save_checkpoint": in_many_forms(
-        Case("5 ranks", 5, {"epoch": 9, "lr": 0.4}),
-        Case("3 ranks, in two groups, epoch 0", 3, {"epoch": 0, "lr": 0.6}),
-        Case("6 ranks, in two groups", 6, {"epoch": 3, "lr": 0.6}),
+        Case("5 ranks", 5, {"epoch": 9, "lr": 0.4, "optimizer": "AdamW"}),
+        Case("3 ranks, in two groups, epoch 0", 3, {"epoch": 0, "lr": 0.6, "optimizer": "AdamW"}),
+        Case("6 ranks, in two groups", 6, {"epoch": 3, "lr": 0.6, "optimizer": "SGD"}),
     ),
     "load_checkpoint": in_many_forms(
-        Case("5 ranks", 5, {"epoch": 9, "lr": 0.4, "loads": True}),
-        Case("3 ranks, in two groups, epoch 0", 3, {"epoch": 0, "lr": 0.6, "loads": True}),
+        Case("5 ranks", 5, {"epoch": 9, "lr": 0.4, "optimizer": "AdamW", "loads": True}),
+        Case(
+            "3 ranks, in two groups, epoch 0",
+            3,
+            {"epoch": 0, "lr": 0.6, "optimizer": "AdamW", "loads": True},
+        ),
     ),
     "exhibit_1": museum("plain"),
     "exhibit_2": in_many_forms(
-        epochs("5 ranks", 5, length=23, count=3, seed=9),
+        epochs("5 ranks", 5, length=23, epochs=[0, 1, 2], seed=9),
         epochs("6 ranks, in two groups", 6, length=20, lr=0.1),
         **EXACT,
     ),
     "exhibit_3": museum("plain"),
     "exhibit_4": museum("experts"),
-    "exhibit_5": museum("norm"),
+    "exhibit_5": museum("norm", modes=(True,)),
     "exhibit_6": museum("plain"),
     "diagnoses": (Case("your answers, once more", 1, {"again": True}),),
 }

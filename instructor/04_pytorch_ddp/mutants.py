@@ -57,7 +57,7 @@ my_batches__drops_the_short_batch = fails("without the last, short one")(
 my_batches__rank_of_the_world = fails("Invalid rank")(
     batches_with(("dist.get_rank(group)", "dist.get_rank()"))
 )
-my_batches__ignores_the_group = fails("4 ranks, 13 rows, in two groups")(
+my_batches__ignores_the_group = fails("the share among all ranks")(
     batches_with(
         ("dist.get_rank(group)", "dist.get_rank()"),
         ("dist.get_world_size(group)", "dist.get_world_size()"),
@@ -79,6 +79,19 @@ my_batches__data_loader = fails("draws or seeds random numbers")(
             "rows = [int(i) for i in torch.utils.data.DataLoader(range(length), sampler=sampler)]",
         )
     )
+)
+
+my_batches__pads_once = fails("4 ranks, 1 row")(
+    edited(
+        my_batches__by_hand,
+        (
+            "order = order.repeat(each * k // length + 1)[: each * k]",
+            "order = torch.cat([order, order[: each * k - length]])",
+        ),
+    )
+)
+my_batches__not_strided = fails("expected the batches")(
+    edited(my_batches__by_hand, ("order[rank::k]", "order[rank * each : (rank + 1) * each]"))
 )
 
 
@@ -118,8 +131,9 @@ def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
 @passes
 def train__by_hand(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, seed, group=None):
     k, rank = dist.get_world_size(group), dist.get_rank(group)
-    for param in model.parameters():
-        dist.broadcast(param.data, group_src=0, group=group)
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, group_src=0, group=group)
+    trained = [param for param in model.parameters() if param.requires_grad]
     sampler = DistributedSampler(range(len(x)), k, rank, seed=seed)
     losses = []
     for epoch in epochs:
@@ -138,7 +152,7 @@ def train__by_hand(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
             dist.all_reduce(shown, group=group)
             losses.append(shown / (k * len(window)))
             with torch.no_grad():
-                for param in model.parameters():
+                for param in trained:
                     dist.all_reduce(param.grad, group=group)
                     param -= lr * param.grad / (k * len(window))
     return losses
@@ -160,7 +174,8 @@ def train__whole_window_at_once(
             loss.backward()
             with torch.no_grad():
                 for param in ddp.parameters():
-                    param.sub_(param.grad, alpha=lr)
+                    if param.grad is not None:
+                        param.sub_(param.grad, alpha=lr)
             shown = loss.detach().clone()
             dist.all_reduce(shown, group=group)
             losses.append(shown.item() / k)
@@ -199,7 +214,7 @@ train__own_start = fails("each rank began with weights of its own")(
 train__no_set_epoch = fails("tell the sampler (set_epoch)")(
     train_with(("sampler.set_epoch(epoch)", "pass"))
 )
-train__counts_epochs_from_0 = fails("squared error rank 0: parameter 0")(
+train__counts_epochs_from_0 = fails("counts its epochs from 0")(
     train_with(("for epoch in epochs:", "for epoch, _ in enumerate(epochs):"))
 )
 train__divides_by_accumulate = fails("where a window has fewer micro-batches")(
@@ -259,6 +274,48 @@ train__wraps_every_epoch = fails("Wrap the model once")(
     )
 )
 train__momentum = fails("expected")(train_with(("lr=lr", "lr=lr, momentum=0.9")))
+
+train__epochs_in_a_row = fails("generator")(
+    train_with(("for epoch in epochs:", "for epoch in range(epochs[0], epochs[0] + len(epochs)):"))
+)
+train__walks_epochs_twice = fails("no step was taken")(
+    train_with(("losses = []", "losses = []; runs = sum(1 for _ in epochs)"))
+)
+train__windows_go_on = fails("a run whose windows go on in the next epoch")(
+    edited(
+        train__no_sync,
+        ("    for epoch in epochs:\n", "    batches = []\n    for epoch in epochs:\n"),
+        ("        batches = [rows", "        batches += [rows"),
+        ("        while batches:", "    if True:\n        while batches:"),
+    )
+)
+train__unfreezes = fails("2 ranks, a frozen layer")(
+    train_with(("losses = []", "losses = []; model.requires_grad_(True)"))
+)
+train__broadcasts_parameters_only = fails("each rank kept the buffers that it began with")(
+    edited(
+        train__by_hand,
+        ("model.state_dict().values()", "[param.data for param in model.parameters()]"),
+    )
+)
+train__needs_all_gradients = fails("a frozen layer")(
+    edited(train__by_hand, ("if param.requires_grad]", "]"))
+)
+train__gradients_in_float32 = fails("parameter 0 after training")(
+    edited(
+        train__by_hand,
+        (
+            "dist.all_reduce(param.grad, group=group)",
+            "wire = param.grad.float(); dist.all_reduce(wire, group=group); "
+            "param.grad = wire.to(param.dtype)",
+        ),
+    )
+)
+train__mean_of_micro_batches_losses = fails("a short one counted like a full one")(
+    train_with(
+        ("shown += loss.detach()", "shown += loss.detach() * count / len(batch) / len(window)")
+    )
+)
 
 
 # evaluate ----------------------------------------------------------------------------------
@@ -346,7 +403,9 @@ evaluate__stays_in_eval_mode = fails("the model came in one mode")(
 evaluate__turns_training_on = fails("the model came in one mode")(
     evaluate_with(("model.train(mode)", "model.train()"))
 )
-evaluate__in_training_mode = fails("rank 0")(evaluate_with(("model.eval()", "pass")))
+evaluate__in_training_mode = fails("rank 0: the model was given rows in training mode")(
+    evaluate_with(("model.eval()", "pass"))
+)
 evaluate__ignores_the_batch_size = fails("rows at once")(
     evaluate_with(
         ("range(0, len(rows), batch_size)", "range(0, len(rows), max(1, len(rows)))"),
@@ -382,6 +441,36 @@ evaluate__to_rank_0_only = fails("rank 1: mean loss")(
     )
 )
 
+evaluate__adds_up_means = fails("loss_fn gives a mean, multiply it")(
+    evaluate_with((".item() * len(batch)", ".item()"))
+)
+evaluate__only_norm_off = fails("the model was given rows in training mode")(
+    evaluate_with(
+        (
+            "model.eval()",
+            "[m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]",
+        )
+    )
+)
+evaluate__mean_of_nothing = fails("The mean of no rows is nan")(
+    evaluate_with(("range(0, len(rows), batch_size)", "range(0, max(1, len(rows)), batch_size)"))
+)
+evaluate__clears_gradients = fails("changes the gradients of the model")(
+    evaluate_with(("model.eval()", "model.eval(); model.zero_grad()"))
+)
+evaluate__resets_statistics = fails("changes parameters or buffers")(
+    evaluate_with(
+        (
+            "model.train(mode)",
+            "model.train(mode); [m.reset_running_stats() for m in model.modules() "
+            "if isinstance(m, torch.nn.BatchNorm1d)]",
+        )
+    )
+)
+evaluate__barrier_of_all = fails("pass group=group to every call")(
+    evaluate_with(("model.train(mode)", "model.train(mode); dist.barrier()"))
+)
+
 
 # save_checkpoint ---------------------------------------------------------------------------
 
@@ -412,22 +501,24 @@ def save_with(*edits):
     return edited(save_checkpoint__and_waits, *edits)
 
 
-save_checkpoint__by_all = fails("rank 1: what it wrote")(
+save_checkpoint__by_all = fails("rank 1 writes, expected a file from rank 0")(
     save_with(("if dist.get_rank() == first:", "if True:"))
 )
-save_checkpoint__by_rank_0_of_the_world = fails("in two groups rank 1: what it wrote")(
-    save_with(("== first", "== 0"))
-)
-save_checkpoint__by_the_last = fails("rank 0: what it wrote")(
+save_checkpoint__by_rank_0_of_the_world = fails(
+    "rank 1 writes nothing, expected a file from rank 1"
+)(save_with(("== first", "== 0")))
+save_checkpoint__by_the_last = fails("rank 0 writes nothing")(
     save_with(("WORLD)[0]", "WORLD)[-1]"))
 )
-save_checkpoint__with_the_wrapper = fails("model in the file")(
+save_checkpoint__with_the_wrapper = fails("These are the wrapper's names")(
     save_with(("ddp.module.state_dict()", "ddp.state_dict()"))
 )
 save_checkpoint__no_optimizer = fails("not a dict of model, optimizer and epoch")(
     save_with(('"optimizer": optimizer.state_dict(),', ""))
 )
-save_checkpoint__no_momentum = fails("momentum 0 in the file is missing")(
+save_checkpoint__no_momentum = fails(
+    "optimizer's state of parameter 0 in the file momentum_buffer is missing"
+)(
     save_with(
         (
             '"optimizer": optimizer.state_dict(),',
@@ -445,6 +536,54 @@ save_checkpoint__first_rank_waits_alone = fails("waits in barrier")(
     save_with(
         ("    dist.barrier(group)", "    if dist.get_rank() == first:\n        dist.barrier(group)")
     )
+)
+
+save_checkpoint__parameters_only = fails("1.scale is missing")(
+    save_with(
+        ("ddp.module.state_dict()", "{n: p.detach() for n, p in ddp.module.named_parameters()}")
+    )
+)
+save_checkpoint__no_settings = fails("setting in the file lr is missing")(
+    save_with(
+        (
+            '"optimizer": optimizer.state_dict(),',
+            '"optimizer": {**optimizer.state_dict(), "param_groups": []},',
+        )
+    )
+)
+save_checkpoint__scales_the_rate = fails("setting in the file lr: expected")(
+    save_with(
+        (
+            '"optimizer": optimizer.state_dict(),',
+            '"optimizer": {"state": optimizer.state_dict()["state"], "param_groups": '
+            '[{**g, "lr": g["lr"] * dist.get_world_size(group)} for g in optimizer.param_groups]},',
+        ),
+        (
+            "for g in optimizer.param_groups",
+            'for g in optimizer.state_dict()["param_groups"]',
+        ),
+    )
+)
+save_checkpoint__momentum_only = fails("state of parameter 0 in the file step is missing")(
+    save_with(
+        (
+            '"optimizer": optimizer.state_dict(),',
+            '"optimizer": {**optimizer.state_dict(), "state": {i: '
+            '{"momentum_buffer": s.get("momentum_buffer")} '
+            'for i, s in optimizer.state_dict()["state"].items()}},',
+        )
+    )
+)
+save_checkpoint__others_write_too = fails("rank 1 writes, expected a file from rank 0")(
+    save_with(
+        ("    dist.barrier(group)", '    dist.get_rank() == first or file.write(b"see rank 0")')
+    )
+)
+save_checkpoint__empties_the_optimizer = fails("after saving")(
+    save_with(("    dist.barrier(group)", "    optimizer.state.clear()"))
+)
+save_checkpoint__everybody_meets = fails("pass group=group to every call")(
+    save_with(("dist.barrier(group)", "dist.barrier()"))
 )
 
 
@@ -490,21 +629,21 @@ load_checkpoint__on_every_rank = fails("AttributeError")(
         (SHARE, "pass"),
     )
 )
-load_checkpoint__first_rank_only = fails("nothing was loaded here")(
+load_checkpoint__first_rank_only = fails("it was not loaded here")(
     load_with((SHARE, "if not file: return 4"))
 )
-load_checkpoint__weights_of_the_first_only = fails("nothing was loaded here")(
+load_checkpoint__weights_of_the_first_only = fails("it was not loaded here")(
     load_with(
         ('model.load_state_dict(state["model"])', 'file and model.load_state_dict(state["model"])')
     )
 )
-load_checkpoint__forgets_the_optimizer = fails("momentum 0 is None")(
+load_checkpoint__forgets_the_optimizer = fails("rank 0: the optimizer has no state")(
     load_with(('optimizer.load_state_dict(state["optimizer"])', "pass"))
 )
-load_checkpoint__momentum_of_the_first_only = fails("rank 1: momentum 0 is None")(
+load_checkpoint__momentum_of_the_first_only = fails("rank 1: the optimizer has no state")(
     load_with(("optimizer.load_state_dict(", "file and optimizer.load_state_dict("))
 )
-load_checkpoint__keeps_the_rate = fails("learning rate: expected")(
+load_checkpoint__keeps_the_rate = fails("optimizer's setting lr: expected")(
     load_with(
         ('return state["epoch"]', 'optimizer.param_groups[0]["lr"] = 0.123; return state["epoch"]')
     )
@@ -522,6 +661,36 @@ load_checkpoint__only_the_first_broadcasts = fails("waits in broadcast")(
     load_with(
         (SHARE, f"if file: {SHARE}"),
         ("state = saved[0]", "if not file: return 0\n    state = saved[0]"),
+    )
+)
+
+load_checkpoint__broadcasts_parameters = fails("loaded model 1.scale")(
+    load_with(
+        (
+            'model.load_state_dict(state["model"])',
+            'file and model.load_state_dict(state["model"]); '
+            "[dist.broadcast(p.data, src=first, group=group) for p in model.parameters()]",
+        )
+    )
+)
+load_checkpoint__momentum_by_hand = fails("optimizer's state of parameter 0")(
+    load_with(
+        (
+            'optimizer.load_state_dict(state["optimizer"])',
+            'old = state["optimizer"]; optimizer.param_groups[0].update(old["param_groups"][0], '
+            'params=optimizer.param_groups[0]["params"]); '
+            '[optimizer.state[p].update(momentum_buffer=old["state"][i].get("momentum_buffer")) '
+            "for i, p in enumerate(model.parameters())]",
+        )
+    )
+)
+load_checkpoint__keeps_fresh_settings = fails("optimizer's setting lr: expected")(
+    load_with(
+        (
+            'optimizer.load_state_dict(state["optimizer"])',
+            'optimizer.load_state_dict({**state["optimizer"], '
+            '"param_groups": optimizer.state_dict()["param_groups"]})',
+        )
     )
 )
 
@@ -744,6 +913,24 @@ exhibit_4__own_gradients = fails("nothing was averaged")(
     )
 )
 
+exhibit_4__knows_the_model = fails("2 ranks, another model")(
+    edited(
+        exhibit_4__touches_all,
+        ("for param in model.parameters())", "for e in model.experts for param in e.parameters())"),
+    )
+)
+exhibit_4__divides_by_those_who_used_it = fails("parameter 0 at the end")(
+    edited(
+        exhibit_4__by_hand,
+        (
+            "dist.all_reduce(grad, group=group)",
+            "used = torch.tensor(float(param.grad is not None)); "
+            "dist.all_reduce(used, group=group); dist.all_reduce(grad, group=group); "
+            "grad *= dist.get_world_size(group) / max(1, used.item())",
+        ),
+    )
+)
+
 
 @passes
 def exhibit_5__the_default(model, loss_fn, batches, x_test, lr, group=None):
@@ -777,7 +964,7 @@ exhibit_5__broadcasts_at_the_end = passes(
     )
 )
 exhibit_5__as_it_hangs = fails("the buffers came apart")(exhibit_5_with(OFF))
-exhibit_5__without_the_wrapper = fails("prediction")(
+exhibit_5__without_the_wrapper = fails("this rank's last batch has changed")(
     exhibit_5_with(("predicted = ddp(x_test)", "predicted = model(x_test)"))
 )
 exhibit_5__averages_buffers = fails("prediction")(
@@ -793,6 +980,26 @@ exhibit_5__averages_buffers = fails("prediction")(
 exhibit_5__in_training_mode = fails("prediction")(exhibit_5_with(("model.eval()", "pass")))
 exhibit_5__stays_in_eval_mode = fails("the model came in one mode")(
     exhibit_5_with(("model.train(training)", "pass"))
+)
+
+exhibit_5__sends_predictions = fails("buffer 0 at the end")(
+    exhibit_5_with(
+        OFF,
+        (
+            "model.train(training)",
+            "model.train(training); dist.broadcast(predicted, group_src=0, group=group)",
+        ),
+    )
+)
+exhibit_5__means_only = fails("prediction")(
+    exhibit_5_with(
+        OFF,
+        (
+            "training = model.training",
+            "training = model.training; [dist.broadcast(b, group_src=0, group=group) "
+            'for name, b in model.named_buffers() if "mean" in name]',
+        ),
+    )
 )
 
 
@@ -848,6 +1055,10 @@ exhibit_6__divides_twice = fails("divided by the number of ranks once more")(
     )
 )
 
+exhibit_6__in_float16 = fails("2 ranks, large gradients")(
+    edited(exhibit_6__divides, ("torch.bfloat16", "torch.float16"))
+)
+
 
 # diagnoses ---------------------------------------------------------------------------------
 
@@ -880,6 +1091,13 @@ diagnoses__swapped = fails("exhibit_5: not J")(
     diagnoses_with(('"I"', '"?"'), ('"J"', '"I"'), ('"?"', '"J"'))
 )
 diagnoses__rate = fails("exhibit_6: not K")(diagnoses_with(('"J"', '"K"')))
+
+
+@fails("the answer is list")
+def diagnoses__a_list():
+    return ["D", "B", "E", "G", "I", "J"]
+
+
 diagnoses__one_missing = fails("one for each of exhibit_1")(
     diagnoses_with(('"exhibit_6": "J",', ""))
 )

@@ -51,6 +51,16 @@ HIDDEN = {
                 "before": True,
             },
         ),
+        Case(
+            "5 ranks, an empty layer, one left out in every second step",
+            5,
+            {
+                **LAYERS,
+                "shapes": [(i + 1, 2) if i != 1 else (0,) for i in SIX],
+                "buckets": [[5, 4], [3, 2], [1, 0]],
+                "steps": [[SIX], [SIX[:2]], [SIX], [SIX[2:]]],
+            },
+        ),
     ),
     "data_parallel": in_many_forms(
         Case(
@@ -76,6 +86,19 @@ HIDDEN = {
                 "again": [3, 0],
                 "cap": 9,
                 "first_cap": 9,
+            },
+        ),
+        Case(
+            "5 ranks, an odd cap, an empty layer, no_sync left early",
+            5,
+            {
+                **LAYERS,
+                "shapes": [(i + 1, 2) if i not in (1, 2) else (0,) for i in SIX],
+                "buckets": [[5], [4], [3, 2, 1, 0]],
+                "steps": [[SIX, SIX[2:]], [SIX[:2], SIX[:3]]],
+                "interrupted": True,
+                "cap": 13,
+                "first_cap": 1,
             },
         ),
     ),

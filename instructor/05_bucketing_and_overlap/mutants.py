@@ -12,6 +12,8 @@ from course_lib.checking.mutants import edited, fails, passes
 
 TIMED = ("simulated", "grader")
 """Where time is exact: what only takes too long is not found elsewhere."""
+HIDDEN_TOO = ("simulated", "grader")
+"""Where the hidden cases run."""
 
 # assign_buckets ----------------------------------------------------------------------------
 
@@ -112,6 +114,58 @@ assign_buckets__parameters = fails("not made of indices")(
 assign_buckets__walks_twice = fails("are in no bucket")(
     assign_with(("params = list(params)", "len(list(params)); params = list(params)"))
 )
+assign_buckets__four_bytes = fails("two bytes each")(
+    assign_with(("param.nbytes", "(8 if param.dtype == torch.float64 else 4) * param.numel()"))
+)
+assign_buckets__counts_the_memory = fails("still has room")(
+    assign_with(("param.nbytes", "param.untyped_storage().nbytes()"))
+)
+assign_buckets__empty_ones_are_one = fails("are in no bucket")(
+    assign_with(
+        ("first.setdefault(param, i)", "first.setdefault(param.data_ptr(), i)"),
+        ("first[param] != i", "first[param.data_ptr()] != i"),
+    )
+)
+assign_buckets__large_one_is_not_the_first = fails("the last is larger than the cap")(
+    assign_with(("[], 0, cap", "[], 0, limit if filled > limit else cap"))
+)
+assign_buckets__large_one_aside = fails("one larger than the cap")(
+    assign_with(
+        (FULL, FULL.replace("limit:", "limit and param.nbytes <= cap:")),
+        (
+            "if not bucket:",
+            "if bucket and param.nbytes > cap:\n            buckets.append([i])\n"
+            "            continue\n        if not bucket:",
+        ),
+    )
+)
+assign_buckets__tied_counts_twice = fails("still has room")(
+    assign_with(
+        (
+            "if first[param] != i:",
+            "if first[param] != i:\n"
+            "            bucket, filled, limit = still_open.get(param.dtype, ([], 0, 0))\n"
+            "            if bucket:\n"
+            "                still_open[param.dtype] = bucket, filled + param.nbytes, limit",
+        )
+    )
+)
+assign_buckets__clears_gradients = fails("assign_buckets changes .grad")(
+    assign_with(("bucket.append(i)", "bucket.append(i); param.grad = None"))
+)
+assign_buckets__unfreezes = fails("it keeps something from one call to the next")(
+    assign_with(("return sorted", "[p.requires_grad_() for p in params]\n    return sorted"))
+)
+assign_buckets__keeps_buckets = fails("keeps something from one call to the next")(
+    assign_with(
+        ("cap, first_cap):", "cap, first_cap, still_open={}):"),
+        ("still_open, buckets = {}, []", "buckets = []"),
+    )
+)
+assign_buckets__a_little_over_the_cap = fails("two bytes each")(
+    assign_with((FULL, "if bucket and filled + param.nbytes >= limit + 4:"))
+)
+
 
 # send_bucket -------------------------------------------------------------------------------
 
@@ -206,6 +260,31 @@ send_bucket__by_all_gather = fails("this task allows all_reduce only")(
         ),
         (MEAN, "mean = sum(copies) / len(copies)"),
     )
+)
+
+
+@fails("2 ranks, two at once")
+def send_bucket__one_at_a_time(params, group=None, kept={}):  # noqa: B006
+    params = list(params)
+    flat = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params]
+    )
+    kept["params"], kept["flat"] = params, flat.detach()
+    kept["work"] = dist.all_reduce(kept["flat"], group=group, async_op=True)
+
+    def finish():
+        kept["work"].wait()
+        mean = kept["flat"] / dist.get_world_size(group)
+        at = 0
+        for param in kept["params"]:
+            param.grad = mean[at : at + param.numel()].view(param.shape)
+            at += param.numel()
+
+    return finish
+
+
+send_bucket__freezes = fails("changes which parameters require a gradient")(
+    send_with(("work.wait()", "work.wait(); [p.requires_grad_(False) for p in params]"))
 )
 
 # hook_buckets ------------------------------------------------------------------------------
@@ -385,6 +464,91 @@ hook_buckets__in_one_bucket = fails("Buckets leave in one order")(
 hook_buckets__returns_nothing = fails("is NoneType, expected a function")(
     hooks_with(("return finish", "pass"))
 )
+hook_buckets__skips_empty_buckets = fails("The ranks disagree about collective")(
+    hooks_with(
+        (
+            REST + "\n            launch()",
+            "for bucket in buckets[len(sent):]:\n"
+            "            if all(p.grad is None for p in bucket):\n"
+            "                break\n"
+            "            launch()",
+        ),
+        ("zip(buckets, sent, strict=True)", "zip(buckets, sent)"),
+    )
+)
+hook_buckets__zeros_for_those_left_out = fails("leaves one out, .grad is not empty")(
+    hooks_with(("if p.grad is None else", "if p not in ready else"))
+)
+hook_buckets__divides_in_the_hook = fails("leaves one out, .grad is not empty")(
+    hooks_with(
+        ("ready.add(param)", "ready.add(param); param.grad /= dist.get_world_size(group)"),
+        (MEANS, "mean = flat"),
+    )
+)
+hook_buckets__last_member_completes = fails("there was no gradient yet in what was sent")(
+    hooks_with((AS_FAR, "while len(sent) < len(buckets) and buckets[len(sent)][-1] in ready:"))
+)
+hook_buckets__counts_calls = fails("each its own order")(
+    hooks_with(
+        (
+            AS_FAR,
+            "while len(sent) < len(buckets) and "
+            "len(ready) >= sum(map(len, buckets[: len(sent) + 1])):",
+        )
+    )
+)
+hook_buckets__two_steps_only = fails("Launch a bucket in the hook that completes it", only=TIMED)(
+    hooks_with(
+        ("ready.clear()", "ready.clear(); done.append(1)"),
+        ("ready, sent = set(), []", "ready, sent, done = set(), [], []"),
+        (AS_FAR, AS_FAR.replace("while ", "while len(done) < 2 and ")),
+    )
+)
+hook_buckets__up_to_four_ranks = fails("gradient in step 0", only=HIDDEN_TOO)(
+    hooks_with((MEANS, "mean = flat / min(4, dist.get_world_size(group))"))
+)
+hook_buckets__shares_its_state = fails("2 ranks, two models at once")(
+    hooks_with(
+        ("(buckets, group=None):", "(buckets, group=None, ready=set(), sent=[]):"),
+        ("    ready, sent = set(), []\n", ""),
+    )
+)
+
+
+@fails("3 ranks, nobody uses one, then one rank a bucket")
+def hook_buckets__stale_buffers(buckets, group=None):
+    flats = [torch.zeros(sum(p.numel() for p in b), dtype=b[0].dtype) for b in buckets]
+    views, ready, works = {}, set(), []
+    for flat, bucket in zip(flats, buckets, strict=True):
+        pieces = flat.split([p.numel() for p in bucket])
+        views |= {p: v.view(p.shape) for p, v in zip(bucket, pieces, strict=True)}
+
+    def launch(everything):
+        while len(works) < len(buckets) and (everything or ready.issuperset(buckets[len(works)])):
+            works.append(dist.all_reduce(flats[len(works)], group=group, async_op=True))
+
+    def hook(param):
+        views[param].copy_(param.grad)
+        ready.add(param)
+        launch(everything=False)
+
+    def finish():
+        for param, view in views.items():
+            if param not in ready and param.grad is not None:
+                view.copy_(param.grad)
+        launch(everything=True)
+        for work, flat in zip(works, flats, strict=True):
+            work.wait()
+            flat.div_(dist.get_world_size(group))
+        for param, view in views.items():
+            param.grad = view.clone()
+        ready.clear()
+        works.clear()
+
+    for param in views:
+        param.register_post_accumulate_grad_hook(hook)
+    return finish
+
 
 # data_parallel -----------------------------------------------------------------------------
 
@@ -620,4 +784,42 @@ data_parallel__returns_finish_only = fails("expected (finish, no_sync)")(
 )
 data_parallel__no_sync_is_missing = fails("no_sync is NoneType, expected a function")(
     parallel_with(("return finish, no_sync", "return finish, None"))
+)
+data_parallel__stays_quiet = fails("Launch a bucket in the hook that completes it", only=TIMED)(
+    parallel_with(("local.pop()", "pass"))
+)
+data_parallel__quiet_after_an_exception = fails(
+    "Launch a bucket in the hook that completes it", only=TIMED
+)(
+    parallel_with(
+        (
+            "        try:\n            yield\n        finally:\n            local.pop()",
+            "        yield\n        local.pop()",
+        )
+    )
+)
+data_parallel__one_first_bucket = fails("2 ranks, two dtypes, small first buckets")(
+    parallel_with(("min(cap, first_cap)))", "cap if still_open else min(cap, first_cap)))"))
+)
+data_parallel__in_order_of_opening = fails("Buckets leave in one order")(
+    parallel_with(("    buckets.sort(key=lambda bucket: -place[bucket[-1]])\n", ""))
+)
+data_parallel__none_stays_none = fails("some are left out")(
+    parallel_with(
+        (
+            "param.grad = piece.view(param.shape)",
+            "param.grad = None if param.grad is None else piece.view(param.shape)",
+        )
+    )
+)
+data_parallel__clears_first = fails("two steps with no_sync")(
+    parallel_with(
+        ("ready, sent, local =", "[setattr(p, 'grad', None) for p in params]; ready, sent, local =")
+    )
+)
+data_parallel__shares_its_state = fails("2 ranks, two models at once")(
+    parallel_with(
+        ("group=None):", "group=None, ready=set(), sent=[], local=[]):"),
+        ("    ready, sent, local = set(), [], []\n", ""),
+    )
 )

@@ -215,8 +215,8 @@ def trained_by(outer=outer_nesterov, scale=lambda k: 1.0, after=0, rate=None):
                 pieces = w[me].to(own["values"][0].dtype).split([s.numel() for s in shapes])
                 found.append([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
         return {
-            "after look {}, parameter {}": found,
             "inner steps": own["steps"],
+            "after look {}, parameter {}": found,
             "the parameters' own memory": True,
         }
 

@@ -435,7 +435,7 @@ decentralized_step__computes_first = fails("Begin all messages, then compute", o
 decentralized_step__waits_first = fails("Begin all messages, then compute", only=VIRTUAL)(
     step_with((BACKWARD, "    while works:\n        works.pop().wait()\n" + BACKWARD))
 )
-decentralized_step__forward_before_the_messages = fails("parameter 0")(
+decentralized_step__forward_before_the_messages = fails("calls of loss()")(
     step_with(
         (MINE, "value = loss(); " + MINE),
         (BACKWARD, "    value.backward()\n    loss().backward()\n"),

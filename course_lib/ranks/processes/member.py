@@ -18,7 +18,7 @@ from course_lib.ranks.processes.stacks import cpu_state, stands_in_backward, wai
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""
-_DUMP_LIMIT = 1.0
+_DUMP_LIMIT = 3.0
 """Seconds for all stacks together; the fork server may be importing when it is to pass a signal."""
 
 

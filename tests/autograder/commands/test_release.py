@@ -17,7 +17,7 @@ from nbformat import NotebookNode, v4
 from autograder.__main__ import main
 from autograder.commands.release import ReleaseError, files, leaks, release
 from autograder.course import CourseNotFound, SourcesMissing, find_course
-from course_lib.checking.local import load_module
+from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
 
@@ -93,14 +93,32 @@ def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
     target = course / "assignments" / NAME
     said: list[str] = []
     paths = [f"assignments/{NAME}/{NAME}.ipynb", f"assignments/{NAME}/checks.py"]
+    paths.append("assignments/README.md")
     assert release(course, write=False, say=said.append) == paths
     assert not target.exists()
     assert release(course, say=said.append) == paths
     first = files(target)
     assert release(course, [NAME], say=said.append) == []
     assert files(target) == first == files(RELEASED / NAME)
-    assert "DIFFERS" in said[0] and "made anew" in said[1] and "unchanged" in said[2]
+    assert "DIFFERS" in said[0] and "made anew" in said[2] and "unchanged" in said[4]
     assert not list(course.rglob("gradebook.db")), "a release is not yet a class"
+
+
+@needs_sources
+def test_the_overview_counts_what_was_tried_and_names_none_of_it() -> None:
+    text = (RELEASED / "README.md").read_text(encoding="utf-8")
+    for folder in assignments(SOURCES):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| [{folder.name}]("))
+        mutants = mutants_of(load_module(folder / "mutants.py"))
+        cells = [cell.strip() for cell in row.split("|")]
+        assert cells[2] == str(len(load_checks(folder / "checks.py")))
+        assert cells[5:7] == [
+            str(sum(m.reason is not None for m in mutants)),
+            str(sum(m.reason is None for m in mutants)),
+        ]
+        assert f"{sum('cpu' in m.where for m in mutants)} on CPU ranks" in cells[7]
+        names = [m.mistake.replace("_", " ") for m in mutants]
+        assert not [name for name in names if " " in name and name in text]
 
 
 @needs_sources

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from course_lib.bucketing import assign_buckets
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ddp.pytorch_arguments import ACCEPTED, REFUSED
-from course_lib.ranks import RankError
+from course_lib.ranks import RankError, Ranks
 from tests.helpers import ROOT
 from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, random, sgd, state_of
 
@@ -177,6 +178,16 @@ def test_the_table_has_all_methods_of_both():
         elif verdict == "ours only":
             assert there and not theirs, name
     assert public(TorchDDP) | public(DistributedDataParallel) <= rows.keys()
+
+
+def test_join_of_several_is_refused_with_what_to_do_instead():
+    def on_rank() -> None:
+        model = nn.Linear(2, 2)
+        with pytest.raises(NotImplementedError, match=r"Join.*with model\.join\(\):"):
+            Join([DistributedDataParallel(model)])
+
+    with Ranks(2, on="simulated") as ranks:
+        ranks.run(on_rank)
 
 
 def test_join_has_pytorch_s_signature():

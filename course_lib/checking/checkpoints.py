@@ -1,0 +1,201 @@
+"""Checkpoints of a run on K ranks: inputs, programs, judges of saving and of loading.
+
+A run is a model with a buffer, an SGD or AdamW that has got somewhere, and the epoch to go on with.
+Every rank has a disk of its own; only the first of a group holds the file.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.cases import Case, Wrong
+from course_lib.checking.epoch_runs import scaled_model
+from course_lib.checking.given import Given
+from course_lib.checking.judges import Oracle, equals
+from course_lib.checking.training import SHAPES
+
+KEYS = {"model", "optimizer", "epoch"}
+SETTINGS = ("lr", "momentum", "weight_decay", "betas")
+
+MODEL = "model in the file"
+STATE = "optimizer's state of parameter {} in the file"
+SET = "optimizer's setting in the file"
+
+
+def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw a run, the same on all ranks, and fresh weights of each rank's own.
+
+    The case has ``epoch``, ``lr`` and ``optimizer`` (``SGD`` or ``AdamW``). If it ``loads``, only
+    the first rank of a group gets the run.
+    """
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+    p = case.parameters
+    kept = {"weights": draw(), "scale": torch.rand((), generator=generator), "moments": draw()}
+    run = {**kept, "epoch": p["epoch"], "lr": p["lr"]}
+    firsts = {members[0] for members in case.groups}
+    return [
+        {
+            "run": run if not p.get("loads") or rank in firsts else None,
+            "optimizer": p["optimizer"],
+            "fresh": {"weights": draw(), "scale": torch.rand((), generator=generator)},
+        }
+        for rank in range(case.world_size)
+    ]
+
+
+def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
+    if kind == "SGD":
+        return torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=lr / 10)
+    return torch.optim.AdamW(model.parameters(), lr, betas=(0.8, 0.9 + lr / 100))
+
+
+def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the model and the optimizer of a run that has got this far."""
+    model = scaled_model(run["weights"], run["scale"])
+    optimizer = _fresh(model, kind, run["lr"])
+    for param, moment in zip(model.parameters(), run["moments"], strict=True):
+        state = {"momentum_buffer": moment.clone()}
+        if kind == "AdamW":
+            state = {"step": torch.tensor(3.0), "exp_avg": moment.clone()}
+            state["exp_avg_sq"] = moment.square()
+        optimizer.state[param] = state
+    return model, optimizer
+
+
+def _plain(optimizer: Any, where: str = " in the file") -> dict[str, Any]:
+    """Return what an optimizer's ``state_dict()`` holds, as plain values with words for keys."""
+    state, groups = optimizer.get("state", {}), optimizer.get("param_groups", [])
+    settings = {key: group[key] for group in groups[:1] for key in SETTINGS if key in group}
+    return {
+        f"optimizer's state of parameter {{}}{where}": [dict(state[i]) for i in sorted(state)],
+        f"optimizer's setting{where}": settings,
+    }
+
+
+# Saving ------------------------------------------------------------------------------------
+
+
+def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Save on all ranks, each to a disk of its own; return what is then on this rank's."""
+    model, optimizer = pair_of(mine["run"], mine["optimizer"])
+    ddp: nn.Module = DistributedDataParallel(given.model(model), process_group=given.group)
+    ddp.train(model.training)
+    file = io.BytesIO()
+    save_checkpoint(file, ddp, optimizer, mine["run"]["epoch"], group=given.group)
+    content = file.getvalue()
+    after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
+    after |= _plain(optimizer.state_dict(), " after saving")
+    if torch.distributed.get_rank(given.group) or not content:
+        return {"wrote": bool(content), **after}
+    found = torch.load(io.BytesIO(content), weights_only=True)
+    if not isinstance(found, dict) or set(found) != KEYS:
+        keys = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
+        raise ValueError(f"the file holds {keys}, not a dict of model, optimizer and epoch")
+    kept = {MODEL: dict(found["model"]), "epoch in the file": found["epoch"]}
+    return {"wrote": True, **kept, **_plain(found["optimizer"]), **after}
+
+
+@sees(ANYTHING)
+def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge who wrote, and under which names the model's tensors stand."""
+    for members in case.groups:
+        for rank in members:
+            if values[rank]["wrote"] is not (rank == members[0]):
+                did = "writes" if values[rank]["wrote"] else "writes nothing"
+                raise Wrong(
+                    f"rank {rank} {did}, expected a file from rank {members[0]}, the first of its "
+                    f"group of {len(members)}, and from no other"
+                )
+        names = values[members[0]][MODEL]
+        if any(name.startswith("module.") for name in names):
+            raise Wrong(
+                f"rank {members[0]}: {MODEL}: a key is {next(iter(names))!r}",
+                "These are the wrapper's names: save the state of the module inside (ddp.module).",
+            )
+
+
+def saved(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return what is right: the group's first rank writes all, and nobody changes anything."""
+    run = inputs[me]["run"]
+    model, optimizer = pair_of(run, inputs[me]["optimizer"])
+    state = dict(model.state_dict())
+    right: dict[str, Any] = {"wrote": me == 0}
+    if me == 0:
+        right |= {MODEL: state, "epoch in the file": run["epoch"], **_plain(optimizer.state_dict())}
+    return {**right, "model after saving": state} | _plain(optimizer.state_dict(), " after saving")
+
+
+# Loading -----------------------------------------------------------------------------------
+
+
+def load_program(load_checkpoint: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Load into a fresh model and optimizer; return what they then hold."""
+    file = None
+    if mine["run"] is not None:
+        model, optimizer = pair_of(mine["run"], mine["optimizer"])
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        file = io.BytesIO()
+        torch.save({**state, "epoch": mine["run"]["epoch"]}, file)
+        file.seek(0)
+    model = given.model(scaled_model(mine["fresh"]["weights"], mine["fresh"]["scale"]))
+    optimizer = _fresh(model, mine["optimizer"], 0.123 if file is None else 0.234)
+    epoch = load_checkpoint(file, model, optimizer, group=given.group)
+    return {
+        "loaded model": {k: v.clone() for k, v in model.state_dict().items()},
+        **_plain(optimizer.state_dict(), ""),
+        "epoch to begin with": epoch,
+    }
+
+
+def loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return what is in the file of the group's first rank."""
+    run = inputs[0]["run"]
+    model, optimizer = pair_of(run, inputs[0]["optimizer"])
+    state = {"loaded model": dict(model.state_dict()), **_plain(optimizer.state_dict(), "")}
+    return {**state, "epoch to begin with": run["epoch"]}
+
+
+def _nothing_loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    fresh = inputs[me]["fresh"]
+    return {"loaded model": dict(scaled_model(fresh["weights"], fresh["scale"]).state_dict())}
+
+
+LOAD_MISTAKES: dict[str, Oracle] = {
+    "what this rank had before: it was not loaded here": _nothing_loaded,
+}
+
+
+@sees(ANYTHING)
+def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the model alone."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        return {"loaded model": loaded(case, inputs, me)["loaded model"]}
+
+    models = [{"loaded model": value["loaded model"]} for value in values]
+    equals(oracle, LOAD_MISTAKES)(case, inputs, models)
+
+
+@sees(ANYTHING)
+def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether the optimizer holds anything, on every rank."""
+    for rank, value in enumerate(values):
+        if not value["optimizer's state of parameter {}"]:
+            raise Wrong(
+                f"rank {rank}: the optimizer has no state",
+                "What it keeps for each parameter is a part of the run: load it on every rank.",
+            )
+
+
+saving = [one_file, equals(saved)]
+loading = [right_model, has_the_state, equals(loaded)]

@@ -1,0 +1,242 @@
+"""Whole runs that sample, accumulate and step: inputs, program, and what one process computes.
+
+A run of K ranks is replayed as K replicas in one process, right or with a mistake that people make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.averaging import MISTAKES, Matrix, mean, own
+from course_lib.checking.cases import Case
+from course_lib.checking.given import Given
+from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.sampling import Batch, windows_of
+from course_lib.checking.training import CLASSES, FEATURES, SHAPES, make_model
+
+
+class ScaledTanh(nn.Tanh):
+    """tanh times a number that is no parameter but part of the model: a buffer."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", scale.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scale · tanh(x)."""
+        return torch.tanh(x) * self.scale
+
+
+def scaled_model(weights: Sequence[Tensor], scale: Tensor, frozen: Sequence[int] = ()) -> nn.Module:
+    """Return the small network with a buffer; parameters at the positions `frozen` stay fixed."""
+    model = make_model(weights)
+    model[1] = ScaledTanh(scale)  # type: ignore[operator]
+    for i, param in enumerate(model.parameters()):
+        param.requires_grad_(i not in frozen)
+    return model
+
+
+def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw the same rows for all ranks, and other weights for each.
+
+    The case has ``length``, ``batch_size``, ``accumulate``, ``epochs`` (their numbers), ``seed``
+    and ``lr``, and may have ``loss`` and ``frozen``, positions of parameters.
+    """
+    p = case.parameters
+    x = torch.randn(p["length"], FEATURES, generator=generator)
+    y = torch.randn(p["length"], CLASSES, generator=generator)
+    loss = p.get("loss", "cross_entropy")
+    return [
+        {
+            **p,
+            "loss": loss,
+            "frozen": list(p.get("frozen", ())),
+            "x": x,
+            "y": y if loss == "mse_loss" else y.argmax(1),
+            "weights": [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES],
+            "scale": 1 + torch.rand((), generator=generator),
+        }
+        for _ in range(case.world_size)
+    ]
+
+
+def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], Any, Given], Any]:
+    """Return the program that trains a fresh model once, with ``call(train, model, …)``.
+
+    What comes back are the replica's weights and buffer, and the losses if `call` returns any.
+    """
+
+    def program(train: Callable[..., Any], mine: Any, given: Given) -> Any:
+        model = given.model(scaled_model(mine["weights"], mine["scale"], mine["frozen"]))
+        losses = call(train, model, getattr(F, mine["loss"]), mine, given)
+        weights = [param.detach() for param in model.parameters()]
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        return {
+            "parameter {} after training": weights,
+            "buffer {} after training": buffers,
+            **({} if losses is None else {"loss of step {}": losses}),
+        }
+
+    return program
+
+
+def with_epochs(
+    mix: Matrix = mean,
+    *,
+    start: str = "first",
+    buffers: str = "first",
+    scale: str = "rows",
+    loss: str = "all",
+    carry: float = 0,
+    **sampler: Any,
+) -> Oracle:
+    """Return the oracle of a training function, right or with a mistake.
+
+    Args:
+        mix: how gradients are mixed over the members.
+        start: ``first``: all begin with the first member's weights; ``own``.
+        buffers: whose buffer a member's model has, likewise.
+        scale: what a row's gradient is divided by: ``rows`` of the window, the rows of its
+            micro-batch and ``accumulate`` or ``micro`` (the micro-batches of the window), or
+            ``none``: the rows of its micro-batch only.
+        loss: of a step that is returned: ``all`` rows, this rank's ``own``, their ``sum``, or the
+            mean of the micro-batches' means, ``micro``.
+        carry: how much of the last step's gradient is still in it.
+        **sampler: mistakes of `windows_of`.
+
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        p, k = {**case.parameters, **sampler}, len(inputs)
+        models = [_replica(inputs, i if start == "own" else 0, i, buffers) for i in range(k)]
+        matrix = mix(torch.ones(k, dtype=torch.float64))
+        last = [[torch.zeros(()).double() for _ in SHAPES] for _ in models]
+        losses = []
+        for window in windows_of(p, k):
+            shares = [
+                _share(model, inputs[j], [micro[j] for micro in window], scale, p["accumulate"])
+                for j, model in enumerate(models)
+            ]
+            for i, model in enumerate(models):
+                for n, param in enumerate(model.parameters()):
+                    if n in inputs[0]["frozen"]:
+                        continue
+                    mixture = sum(matrix[i, j] * shares[j][1][n] for j in range(k))
+                    last[i][n] = mixture + carry * last[i][n]
+                    param.data -= p["lr"] * last[i][n]
+            theirs = [share[2] if loss == "micro" else share[0] for share in shares]
+            losses.append(
+                theirs[me] if loss == "own" else sum(theirs) / (1 if loss == "sum" else k)
+            )
+        dtype = inputs[me]["weights"][0].dtype
+        return {
+            "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
+            "buffer {} after training": [b.to(dtype) for b in models[me].buffers()],
+            "loss of step {}": losses,
+        }
+
+    return oracle
+
+
+def _replica(inputs: Sequence[Any], first: int, me: int, buffers: str) -> nn.Module:
+    weights = [weight.double() for weight in inputs[first]["weights"]]
+    return scaled_model(weights, inputs[me if buffers == "own" else 0]["scale"].double())
+
+
+def _share(
+    model: nn.Module, mine: Any, window: list[Batch], scale: str, accumulate: int
+) -> tuple[float, list[Tensor], float]:
+    """Return a member's mean loss in a window, its sum of gradients, and the mean of means."""
+    rows = sum(map(len, window))
+    total: Any = 0.0
+    shown = plain = 0.0
+    for batch in window:
+        y = mine["y"][batch]
+        mean_loss = getattr(F, mine["loss"])(
+            model(mine["x"][batch].double()), y.double() if y.is_floating_point() else y
+        )
+        divisor = {"accumulate": accumulate, "micro": len(window), "none": 1}
+        total += mean_loss * (len(batch) / rows if scale == "rows" else 1 / divisor[scale])
+        shown += mean_loss.item() * len(batch) / rows
+        plain += mean_loss.item() / len(window)
+    return shown, list(torch.autograd.grad(total, list(model.parameters()))), plain
+
+
+EPOCHS_MISTAKES: dict[str, Oracle] = {
+    "a run whose epochs all have the order of epoch 0: tell the sampler (set_epoch)": with_epochs(
+        tell=False
+    ),
+    "a run that counts its epochs from 0: take the numbers in `epochs`": with_epochs(from_0=True),
+    "a run that leaves out a last, incomplete window: it makes a step, too": with_epochs(
+        keep_last=False
+    ),
+    "a run whose windows go on in the next epoch: it begins a new one": with_epochs(
+        carry_over=True
+    ),
+    "a run that drops rows (drop_last)": with_epochs(drop_last=True),
+    "a run that drops the last, short micro-batch": with_epochs(short=False),
+    "a run without shuffling": with_epochs(shuffle=False),
+    "a run in which a short micro-batch counts as much as a full one": with_epochs(scale="micro"),
+    "a run that divides by `accumulate` also where a window has fewer micro-batches": with_epochs(
+        scale="accumulate"
+    ),
+    "a run that adds up the means of a window's micro-batches: divide": with_epochs(scale="none"),
+    "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
+    "a run with the sum of the ranks' gradients, not their mean": with_epochs(
+        MISTAKES["the sum over the ranks, not the mean"]
+    ),
+    "a run with gradients divided by the number of ranks once more": with_epochs(
+        MISTAKES["the mean divided by the number of ranks once more"]
+    ),
+    "a run in which each rank began with weights of its own": with_epochs(start="own"),
+    "a run in which each rank began with weights of its own, and buffers": with_epochs(
+        start="own", buffers="own"
+    ),
+    "a run in which each rank kept the buffers that it began with": with_epochs(buffers="own"),
+    "the weights before training: no step was taken (an iterable may be walked once only)": (
+        with_epochs(lambda rows: 0 * own(rows))
+    ),
+    "a run whose gradients are never cleared: zero_grad is missing": with_epochs(carry=1),
+    "the loss of this rank's own rows: average it as well": with_epochs(loss="own"),
+    "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
+    "the mean of the micro-batches' losses, a short one counted like a full one": with_epochs(
+        loss="micro"
+    ),
+}
+
+
+def equals_run(*keys: str, **options: Any) -> Judge:
+    """Judge what begins with these keys by a run of one process.
+
+    Args:
+        *keys: first words of the values' keys: ``parameter``, ``buffer``, ``loss``.
+        **options: of `equals`.
+
+    """
+
+    def some(oracle: Oracle) -> Oracle:
+        def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
+            return _those(oracle(case, inputs, me), keys)
+
+        return told
+
+    judge = equals(
+        some(with_epochs()), {words: some(o) for words, o in EPOCHS_MISTAKES.items()}, **options
+    )
+
+    @sees(ANYTHING)
+    def judge_some(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        judge(case, inputs, [_those(value, keys) for value in values])
+
+    return judge_some
+
+
+def _those(value: Any, keys: Sequence[str]) -> Any:
+    return {key: item for key, item in value.items() if key.startswith(tuple(keys))}
