@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from course_lib.checking.answers import sees
-=======
 from course_lib.checking.answers import ANYTHING, sees
->>>>>>> main
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import expect_close, expect_tensor
 from course_lib.checking.judges import TOLERANCE
@@ -33,19 +29,11 @@ def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, 
     return [{"x": x, **known} for x in drawn]
 
 
-<<<<<<< HEAD
-def _results(case: Case, inputs: Sequence[Any], rank: int) -> dict[str, Any]:
-    return {"results": [inputs[rank]["x"]] * len(inputs[rank]["seeds"])}
-
-
-@sees(_results)
-=======
 def _one_for_each_seed(case: Case, inputs: Sequence[Any], rank: int) -> Any:
     return {"results": [ANYTHING] * len(case.parameters["seeds"])}
 
 
 @sees(_one_for_each_seed)
->>>>>>> main
 def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge where ``results``, one for each seed, are not zero; then comes `has_values`."""
     k, seeds, n = case.parameters["k"], case.parameters["seeds"], numel(case)
@@ -96,11 +84,7 @@ def _places(value: Any, own: Any, rank: int) -> Tensor:
     return torch.stack([expect_tensor(x, own["x"], what).flatten() != 0 for x in value["results"]])
 
 
-<<<<<<< HEAD
-@sees(_results)
-=======
 @sees(_one_for_each_seed)
->>>>>>> main
 def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge that there is n/k times the mean over the group where something was drawn."""
     k, n = case.parameters["k"], numel(case)
