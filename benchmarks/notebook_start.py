@@ -7,8 +7,6 @@ adds up their numbers. It comes at once, as in "Run All", or after as long as a 
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
 from pathlib import Path
 
@@ -71,9 +69,3 @@ def compare_starts(world_size: int, rounds: int) -> dict[str, dict[str, list[flo
                 name = f"first ranks of a notebook, {when} (s)"
                 measured.setdefault(name, []).append(first_ranks(kind, world_size, pause))
     return found
-
-
-if __name__ == "__main__":
-    for size in (2, 4):
-        for kind, measured in compare_starts(size, 1).items():
-            print(json.dumps([size, kind, {w: statistics.median(v) for w, v in measured.items()}]))

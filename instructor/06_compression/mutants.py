@@ -4,9 +4,6 @@ See `instructor/02_data_parallel_sgd/mutants.py`. What the virtual clock does no
 everywhere here: bytes and values are the same on all kinds of ranks.
 """
 
-import random
-import struct
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -27,6 +24,8 @@ def quantize__numpy(x, u):
 
 @passes
 def quantize__into_the_wire(x, u):
+    import struct
+
     wire = torch.zeros(4 + x.numel(), dtype=torch.uint8)
     flat = x.detach().reshape(-1).to(torch.float32)
     largest = max([abs(v) for v in flat.tolist()], default=0.0)
@@ -68,7 +67,7 @@ quantize__floats_on_the_wire = fails("A code is one byte")(
 quantize__returns_codes = fails("expected a vector of")(
     edited(quantize__into_the_wire, ("return wire", "return wire[4:].view(torch.int8)"))
 )
-quantize__returns_a_pair = fails("is tuple")(
+quantize__returns_a_pair = fails("expected a vector of")(
     edited(quantize__into_the_wire, ("return wire", "return wire[:4], wire[4:]"))
 )
 quantize__without_the_scale = fails("Where is the scale?")(
@@ -132,6 +131,8 @@ def quantize__imports_the_reference(x, u):
 
 @passes
 def dequantize__struct(wire, shape, dtype):
+    import struct
+
     (scale,) = struct.unpack("=f", bytes(wire[:4].tolist()))
     codes = [code - 256 if code > 127 else code for code in wire[4:].tolist()]
     return torch.tensor([scale * code for code in codes]).to(dtype).reshape(shape)
@@ -658,6 +659,8 @@ compressed_all_reduce__leaves_out_its_own = fails("expected")(
 
 @passes
 def random_k_mean__sample(x, k, seed, group=None):
+    import random
+
     n, size = x.numel(), dist.get_world_size(group)
     places = random.Random(seed).sample(range(n), k)
     flat = x.detach().reshape(-1)
@@ -670,6 +673,7 @@ def random_k_mean__sample(x, k, seed, group=None):
 
 @passes
 def random_k_mean__numpy(x, k, seed, group=None):
+
     places = torch.from_numpy(np.random.default_rng(seed).choice(x.numel(), k, replace=False))
     part = x.detach().flatten().index_select(0, places)
     dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
@@ -712,7 +716,7 @@ random_k_mean__pythons_generator = fails("draws or seeds random numbers of the P
         random_k_mean__numpy,
         (
             "torch.from_numpy(np.random.default_rng(seed).choice(x.numel(), k, replace=False))",
-            "torch.tensor(random.seed(seed) or random.sample(range(x.numel()), k))",
+            "torch.tensor((r := __import__('random')).seed(seed) or r.sample(range(x.numel()), k))",
         ),
     )
 )
