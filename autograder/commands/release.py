@@ -72,7 +72,7 @@ def release(
     if not names and _renew_kill_matrix(sources, write):
         differing.append("instructor/README.md")
         say(f"instructor/README.md: the kill matrix {'made anew' if write else 'DIFFERS'}")
-    if not names and _renew(target / "README.md", overview(sources), write):
+    if _renew(target / "README.md", overview(sources), write):
         differing.append("assignments/README.md")
         say(f"assignments/README.md: {'made anew' if write else 'DIFFERS'}")
     return sorted(differing)

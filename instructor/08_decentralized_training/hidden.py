@@ -63,7 +63,7 @@ HIDDEN = {
         choose("16 ranks", 16, ["ring", "hops 0, 1, 3", "complete"], 10**3, 5e-3, 1e9, 1e-2),
         choose("the complete one", 5, ["line", "complete"], 10**2, 1e-2, 1e8, 1e-4),
         choose("none agrees", 4, ["swap", "alone"], 10**5, 1e-3, 1e9, 0.5),
-        choose("nine ranks, far apart in rate", 9, ["line", "star", "ring", "one way"], 10**8, 1e-4, 1e9, 0.5),
+        choose("nine ranks", 9, ["line", "star", "ring", "one way"], 10**8, 1e-4, 1e9, 0.5),
     ),
 }
 
