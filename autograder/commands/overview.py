@@ -32,7 +32,8 @@ ranks, on CPU ranks, and in the grader's sandbox.
 """
 _FOOT = """
 *Tasks* are those that a check examines; *points* are theirs, and those of questions that a person
-reads. Made by `python -m autograder release`.
+reads. `make test-all` tries all of them again, `make test` a part. Made by
+`python -m autograder release`.
 """
 
 
