@@ -22,7 +22,8 @@
 - `asynchronous`: a server, and workers that do not wait for one another
 - `decentralized`: averaging with neighbours only
 
-Beside them: `train` trains a real model with them, `ranks` runs functions on several ranks,
+Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
+runs functions on several ranks,
 `checking` examines what students write, `desk` hands out their copies, `figures` and
 `chunk_figures` draw.
 """

@@ -12,11 +12,13 @@ this order:
 - `transformer`: parameters, operations and bytes of activations
 - `cluster`: devices and links, and what a program reaches of them
 - `layout`: how the model is spread over the ranks
-- `parameters`, `memory`, `traffic`, `step_time`: what follows from the three
+- `group_time`: collectives in groups that share nodes
+- `parameters`, `memory`, `traffic`, `step_time`: what follows from all of these
 - `on_ranks`: the same step on simulated ranks, without data
 - `published`: runs that others have measured, and how far off the formulas are
 - `search`: the fastest layout that fits
 - `failures`: how much of the time trains, if devices die
+- `report`, `errors_figure`: tables and the figure for people
 """
 
 from course_lib.simulate.cluster import CLUSTERS, Cluster, Reached

@@ -3,8 +3,8 @@
     >>> from course_lib.simulate.published import load, validate
     >>> runs = load()
 
-`published_runs.csv` has a line per run: model, layout, what was reported in which unit, the source,
-and what the source does not say and is assumed here. `validate` fits the constants of `Reached` to
+The file ``published_runs.csv`` has a line per run: model, layout, what was reported in which unit,
+the source, and what the source does not say and is assumed here. `validate` fits the constants of `Reached` to
 every second run and predicts the others, which it has not seen. The error is signed: +10 % is a
 prediction that is a tenth too long.
 """

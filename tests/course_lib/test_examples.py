@@ -31,6 +31,7 @@ INSIDE = {
     *("pipeline_parallel.messages", "pipeline_parallel.tied", "fully_sharded.unit"),
     *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
     *("mesh.divide", "mesh.states"),
+    "compression.triton_kernels",
     *("tensor_parallel.blocks", "tensor_parallel.conjugate", "tensor_parallel.linear"),
 }
 GPU = "course_lib.peer_memory.symmetric_memory"
