@@ -23,9 +23,8 @@
 - `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
-runs functions on several ranks,
-`checking` examines what students write, `desk` hands out their copies, `figures` and
-`chunk_figures` draw.
+runs functions on several ranks, `checking` examines what students write, `desk` hands out their
+copies, `figures` and `chunk_figures` draw.
 """
 
 from __future__ import annotations
