@@ -4,9 +4,9 @@
     >>> runs = load()
 
 The file ``published_runs.csv`` has a line per run: model, layout, what was reported in which unit,
-the source, and what the source does not say and is assumed here. `validate` fits the constants of `Reached` to
-every second run and predicts the others, which it has not seen. The error is signed: +10 % is a
-prediction that is a tenth too long.
+the source, and what the source does not say and is assumed here. `validate` fits the constants of
+`Reached` to every second run and predicts the others, which it has not seen. The error is signed:
++10 % is a prediction that is a tenth too long.
 """
 
 import csv
