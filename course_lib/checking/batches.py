@@ -72,7 +72,6 @@ def _is_many(value: Any) -> bool:
 _EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))] * 2
 
 
-@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
 def _listed(batches: Any) -> list[Any]:
     """Return what the student's function yielded or returned, as a list."""
     if batches is None:
@@ -80,6 +79,7 @@ def _listed(batches: Any) -> list[Any]:
     return list(batches)
 
 
+@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge batches: each row once an epoch, in an order of which all are equally likely."""
     n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.answers import Kind, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.epoch_runs import scaled_model
 from course_lib.checking.given import Given
@@ -105,7 +105,20 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     return {"wrote": True, **kept, **_plain(found["optimizer"]), **after}
 
 
-@sees(ANYTHING)
+def _has(key: str) -> Kind:
+    """Return the form of a dict with this key, whatever is in it."""
+    return Kind(f"a dict with {key!r}", lambda value: isinstance(value, dict) and key in value)
+
+
+def _is_written(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("wrote"), bool):
+        return False
+    names = value.get(MODEL, {})
+    texts = isinstance(names, dict) and all(isinstance(name, str) for name in names)
+    return texts and (not value["wrote"] or MODEL in value)
+
+
+@sees(Kind("what was written", _is_written))
 def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge who wrote, and under which names the model's tensors stand."""
     for members in case.groups:
@@ -175,7 +188,7 @@ LOAD_MISTAKES: dict[str, Oracle] = {
 }
 
 
-@sees(ANYTHING)
+@sees(_has("loaded model"))
 def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the model alone."""
 
@@ -186,7 +199,7 @@ def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     equals(oracle, LOAD_MISTAKES)(case, inputs, models)
 
 
-@sees(ANYTHING)
+@sees(_has("optimizer's state of parameter {}"))
 def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge whether the optimizer holds anything, on every rank."""
     for rank, value in enumerate(values):

@@ -154,7 +154,10 @@ def diloco_program(diloco, mine, given):
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
     memory, found, calls = [param.data_ptr() for param in params], [], []
     for param in params if mine["inner"] == "along" else ():
-        param.grad = torch.ones_like(param)  # of the last step: an inner optimizer has used it
+        # Of the last step: an inner optimizer has used it.
+        param.grad = torch.ones(param.shape, dtype=param.dtype)
+        if param.dim() > 1 and mine["momentum"]:
+            param.grad = param.grad.mT.contiguous().mT
 
     @torch.no_grad()
     def to_the_goals():
@@ -397,7 +400,7 @@ CHECKS = {
             rounds("4 ranks in two groups", 4, 4, 9, 0.6, 0.8, [(3,), ()], "along"),
             rounds("3 ranks, H = 1", 3, 1, 3, 0.25, 0.5, [(4,)]),
             rounds("5 ranks in two groups", 5, 2, 7, 0.7, 0.9, [(2, 3)]),
-            rounds("2 ranks, less than a round", 2, 5, 4, 0.7, 0.9, [(3,)], "along"),
+            rounds("2 ranks, less than a round", 2, 5, 4, 0.7, 0.9, [(3, 2)], "along"),
         ),
     ),
 }

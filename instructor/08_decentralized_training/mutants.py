@@ -680,7 +680,7 @@ choose_graph__believes_in_agreement = fails("ZeroDivisionError")(
         ("math.log(rest) if", "math.log(round(rest, 9)) if"),
     )
 )
-choose_graph__position_from_1 = fails("which: expected 1, got int '2'")(
+choose_graph__position_from_1 = fails("which: expected 1, got 2")(
     choice_with(("return (number, seconds)", "return (number + 1, seconds)"))
 )
 choose_graph__the_matrix = fails("expected 1, got a tensor")(

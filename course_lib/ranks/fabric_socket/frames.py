@@ -146,7 +146,8 @@ def read_done(body: bytes | bytearray) -> tuple[int, float, int, memoryview]:
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
     """Return a tensor's elements as raw bytes."""
-    flat = tensor.detach().reshape(-1).contiguous()
+    # Of one element the stride may be anything, and counts as contiguous all the same.
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,11 +36,12 @@ def changes_told() -> Iterator[None]:
         SharedStateWarning: names it, and says what to do.
 
     """
-    before = _look()
+    modules = _own_modules()  # one that is loaded again under its name is not the same module
+    before = _look(modules)
     try:
         yield
     finally:
-        after = _look()
+        after = _look(modules)
         changed = {
             name for name, value in before.items() if name in after and after[name] is not value
         }
@@ -61,7 +62,7 @@ def _same(before: Any, after: Any) -> bool:
     return type(before) is type(after) and isinstance(before, plain) and before == after
 
 
-def _look() -> dict[str, Any]:
+def _look(modules: Mapping[str, types.ModuleType]) -> dict[str, Any]:
     """Return by name what is shared: the process's settings, names in the user's own modules."""
     found: dict[str, Any] = {
         "sys.path": tuple(sys.path),
@@ -72,7 +73,7 @@ def _look() -> dict[str, Any]:
     }
     for number in _SIGNALS:
         found[f"the handler of {number.name}"] = signal.getsignal(number)
-    for name, module in _own_modules().items():
+    for name, module in modules.items():
         for key, value in list(vars(module).items()):
             if key.startswith("__") or isinstance(value, types.ModuleType):
                 continue
