@@ -24,14 +24,20 @@ settings.register_profile(
 settings.load_profile("course")
 
 LONG = (
+    "test_lectures.py",
+    "test_assignments.py",
+    "test_mutants.py",
+    "test_any_answer.py",
+    "test_attacks.py",
     "test_submission.py",
+    "test_node.py",
     "test_demo.py",
+    "test_vet.py",
+    "test_hook.py",
     "test_nbgrader_config.py",
     "test_main.py",
-    "test_lectures.py",
     "test_notebook.py",
     "test_rebuild.py",
-    "test_assignments.py",
 )
 """Files of half a minute or more. Workers begin with them, so that none is left at the end."""
 

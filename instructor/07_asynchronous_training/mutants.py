@@ -356,9 +356,7 @@ def backup_with(*edits):
 LATE = 'versions[worker] < state["version"]'
 FULL = 'state["count"] == wait_for:'
 
-backup_server__takes_what_is_late = fails("expected False, got True")(
-    backup_with((LATE, "False"))
-)
+backup_server__takes_what_is_late = fails("expected False, got True")(backup_with((LATE, "False")))
 backup_server__says_late_but_takes_it = fails("a step with a late gradient: discard it")(
     backup_with(
         (

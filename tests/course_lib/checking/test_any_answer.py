@@ -143,7 +143,7 @@ def test_no_answer_breaks_a_judge_or_costs_another_case(folder: Path, task: str)
     last = check.cases[-1]
 
     @settings(
-        max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     @given(st.data())
     def run(data: st.DataObject) -> None:
