@@ -66,7 +66,9 @@ def _is_rows(value: Any) -> bool:
 
 
 def _is_many(value: Any) -> bool:
-    return value is None or (isinstance(value, Tensor) and value.dtype == torch.int64)
+    if value is None or not isinstance(value, Tensor):
+        return value is None
+    return value.dtype == torch.int64 or not value.numel()  # of no batches it is float32
 
 
 _EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))] * 2

@@ -399,7 +399,7 @@ backup_server__weights_at_once = fails("weights of pull")(
 )
 backup_server__forgets_the_rate = fails("weights of pull")(backup_with(("lr * each", "each")))
 backup_server__returns_nothing = fails("push 0 counts")(backup_with(("return True", "return None")))
-backup_server__staleness = fails("push 0 counts: expected True, got 0")(
+backup_server__staleness = fails("push 0 counts: expected True, got int '0'")(
     backup_with(("return True", 'return state["version"] - versions[worker]'))
 )
 backup_server__reuses_the_gradient = fails("the function changes gradients")(
