@@ -17,7 +17,8 @@ class Record:
     """What was handed out under one path.
 
     Attributes:
-        given: digest of the version that was handed out, or laid beside the student's, last.
+        given: digest of the version that was handed out, or laid beside the student's, last;
+            empty while a refresh is under way, and after one that was interrupted.
         words: digests of the words of all versions so far: a file with such words is not edited.
 
     """

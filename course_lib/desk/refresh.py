@@ -46,8 +46,12 @@ def refresh(course: Path, desk: Path) -> list[str]:
     for path, content in new.items():
         if content is None:
             notes.append(f"{path} is damaged in the course itself: not handed out")
-        elif (written := words(path, content)) and written not in records.of(path).words:
-            records.of(path).words.append(written)
+            continue
+        record = records.of(path)
+        if (written := words(path, content)) and written not in record.words:
+            record.words.append(written)
+        if record.given != digest(content):
+            record.given = ""  # from now on nobody knows which of two versions is there
     # Before any file is: an interrupted refresh must know again what it has put there.
     records.save()
     for path, content in new.items():
