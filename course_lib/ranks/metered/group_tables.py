@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 def group_names(mesh: Any) -> Iterator[str]:
     """Yield the names of the groups that a device mesh holds."""
-    yield from getattr(mesh, "_dimgroup_names", None) or ()
+    yield from getattr(mesh, "_dim_group_names", None) or ()
     for info in getattr(mesh, "_dim_group_infos", None) or ():  # before 2.9
         yield info[2]
 
