@@ -1,12 +1,21 @@
-"""The command ``autograder``."""
+"""The program ``autograder``: one command per module of `autograder.commands`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from autograder.course import CourseNotFound, SourcesMissing, find_course
+
+COMMANDS = {
+    "demo": "release an assignment, grade six submissions, write their feedback",
+    "release": "make assignments/, which students get, from instructor/",
+}
+"""What `autograder --help` says of each command. The module of that name in `autograder.commands`
+has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
 
 
 class _Version(argparse.Action):
@@ -37,57 +46,23 @@ def main() -> int:
     course.add_argument(
         "--course", type=Path, help="the course folder (default: found from here upwards)"
     )
-    demo = commands.add_parser(
-        "demo",
-        parents=[course],
-        help="release an assignment, grade six submissions, write their feedback",
-        description="Release an assignment, grade six submissions that differ in what is wrong "
-        "with them, write their feedback, and print a table. Touches only grading/demo and "
-        "grading/demo.json.",
-    )
-    demo.add_argument(
-        "--on",
-        choices=("cpu", "gpu"),
-        default="",
-        help="run what is right on the grader's network once more on real ranks, on gloo or GPUs; "
-        "nbgrader autograde takes it as --Examine.on=cpu (default: no real ranks)",
-    )
-    release = commands.add_parser(
-        "release",
-        parents=[course],
-        help="make assignments/, which students get, from instructor/",
-        description="Make assignments/NN_name from instructor/NN_name: the notebook without "
-        "solutions and mark schemes, and the files beside it without hidden.py and mutants.py. "
-        "Refuses if a line of a solution would be seen. The same source gives the same bytes.",
-    )
-    release.add_argument(
-        "assignment", nargs="*", help="its folder's name, as in 02_data_parallel_sgd (default: all)"
-    )
-    release.add_argument(
-        "--check",
-        action="store_true",
-        help="change nothing; exit status 1 if assignments/ is not what instructor/ makes",
-    )
+    module: ModuleType | None = None
+    for name, told in COMMANDS.items():
+        command = commands.add_parser(name, parents=[course], help=told)
+        if name in sys.argv[1:2]:  # only now: nbgrader needs a second, and --help no nbgrader
+            module = importlib.import_module(f"autograder.commands.{name}")
+            command.description = module.DESCRIPTION
+            module.add_options(command)
     arguments = parser.parse_args()
     try:
-        return _run(arguments, find_course(arguments.course))
+        assert module is not None  # argparse knows no other commands
+        return int(module.run(find_course(arguments.course), arguments))
     except (CourseNotFound, SourcesMissing) as error:
         print(f"autograder: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nautograder: interrupted; nothing is left running", file=sys.stderr)
         return 130
-
-
-def _run(arguments: argparse.Namespace, root: Path) -> int:
-    # Imported late: nbgrader needs a second, and --help does not need nbgrader.
-    if arguments.command == "release":
-        from autograder.commands.release import main as run_release
-
-        return run_release(root, arguments.assignment, arguments.check)
-    from autograder.commands.demo import main as run_demo
-
-    return run_demo(root, arguments.on)
 
 
 if __name__ == "__main__":

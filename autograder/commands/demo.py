@@ -7,6 +7,7 @@ released notebook, so that the demo shows what the course really does with them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -30,6 +31,10 @@ from course_lib.checking.local import load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
 ASSIGNMENT = "02_data_parallel_sgd"
+DESCRIPTION = (
+    "Release an assignment, grade six submissions that differ in what is wrong with them, write "
+    "their feedback, and print a table. Touches only grading/demo and grading/demo.json."
+)
 
 
 @dataclass(frozen=True)
@@ -172,12 +177,23 @@ def table(results: list[Result], width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def main(root: Path, on: str = "") -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--on",
+        choices=("cpu", "gpu"),
+        default="",
+        help="run what is right on the grader's network once more on real ranks, on gloo or GPUs; "
+        "nbgrader autograde takes it as --Examine.on=cpu (default: no real ranks)",
+    )
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
     # nbgrader's own: it lets SQLAlchemy flush objects that it has not added yet.
     warnings.filterwarnings("ignore", module="nbgrader.api")
     try:
-        results = demo(root, say=lambda line: print(line, flush=True), on=on)
+        results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
     except (DemoError, sandbox.SandboxUnavailable) as error:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ student needs, and made anew by this command, never edited. So is the kill matri
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,11 @@ from autograder.commands.kill_matrix import kill_matrix, with_matrix
 from autograder.commands.overview import overview
 from autograder.course import find_sources, load_config
 
+DESCRIPTION = (
+    "Make assignments/NN_name from instructor/NN_name: the notebook without solutions and mark "
+    "schemes, and the files beside it without hidden.py and mutants.py. Refuses if a line of a "
+    "solution would be seen. The same source gives the same bytes."
+)
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters of a line that are searched for within others; `x = 1` is anywhere
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
@@ -175,14 +181,26 @@ def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
         shutil.rmtree(folder)
 
 
-def main(root: Path, names: Sequence[str], check: bool) -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "assignment", nargs="*", help="its folder's name, as in 02_data_parallel_sgd (default: all)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; exit status 1 if assignments/ is not what instructor/ makes",
+    )
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
     """Release for the command line; return the exit status: 1 if a check finds a difference."""
     try:
-        differing = release(root, names, write=not check)
+        differing = release(root, arguments.assignment, write=not arguments.check)
     except ReleaseError as error:
         print(f"autograder release: {error}", file=sys.stderr)
         return 2
-    if check and differing:
+    if arguments.check and differing:
         print("assignments/ is not what instructor/ makes: run  python -m autograder release")
         return 1
     return 0
