@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -50,7 +51,9 @@ def main(words: Sequence[str] | None = None) -> int:
         _say(f"the package {error.name!r} is missing: the installation is incomplete", words)
         return 2
     except OSError as error:
-        about = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            about += "; make room, or give another place: --desk, or TMPDIR for temporary files"
         _say(about, words)
         return 2
     except KeyboardInterrupt:

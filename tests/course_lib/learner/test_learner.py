@@ -102,7 +102,9 @@ def test_a_check_is_run_where_something_was_written_whatever_became_of_its_cell(
     assert planned(course, mine) == [("rank", True)]
     steps = plan(mine, course, NAME, assignments.tasks(course, NAME)[:1])
     assert all("all is well" not in step["source"] for step in steps)
-    changed.cells.append(copy.deepcopy(check) | {"id": "again"})
+    again = copy.deepcopy(check)
+    again.id = "again"
+    changed.cells.append(again)
     write(mine, changed)
     assert planned(course, mine) == [("rank", True)]
     changed.cells = [c for c in changed.cells if "all is well" not in c.source]
