@@ -41,7 +41,7 @@ doctor: .venv/ready  ## whether this machine has what the course needs, and what
 	@.venv/bin/python -m course_lib.learner doctor $(ARGS)
 
 # Built from committed outputs: nothing runs, and nothing is fetched once Sphinx is there.
-site: .venv/ready  ## the course as web pages, in site/
+site: .venv/ready  ## the course as web pages, in _site/html
 	@.venv/bin/python -c 'import myst_nb, sphinx_book_theme' 2>/dev/null || \
 	  { echo "installing Sphinx ..."; $(PIP) -qq --editable '.[site]'; }
 	@.venv/bin/python docs/site/build.py $(ARGS)

@@ -36,7 +36,7 @@ def main() -> int:
         config = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
         shell = InteractiveShell.instance(config=config)
         _be_quiet_about_failed_checks(shell)
-        shell.displayhook.write_output_prompt = lambda: None  # a report is printed already
+        shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
         for step in plan["steps"]:
             if _run(shell, step, results) == INTERRUPTED:
                 return INTERRUPTED

@@ -116,11 +116,24 @@ def loopback() -> Finding:
     there = [name for _, name in socket.if_nameindex()]
     names = chosen.split(",") if chosen else ["lo", "lo0"]
     found = [name for name in names if name in there]
-    if found:
+    if found and (chosen or _reaches_itself()):
         return Finding("network", f"gloo talks over {found[0]}")
+    if found:
+        return Finding("network", f"{found[0]} is down", f"bring it up: ip link set {found[0]} up")
     advice = "unset it" if chosen else "bring the loopback interface up: ip link set lo up"
     about = f"GLOO_SOCKET_IFNAME={chosen}" if chosen else "a loopback interface"
     return Finding("network", f"{about} is not among {', '.join(there)}", advice)
+
+
+def _reaches_itself() -> bool:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5),
+        ):
+            return True
+    except OSError:
+        return False
 
 
 def gpus() -> Finding:

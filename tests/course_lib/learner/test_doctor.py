@@ -135,6 +135,8 @@ def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert machine.loopback().advice == "unset it"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(machine, "_reaches_itself", lambda: False)
+    assert "ip link set lo up" in machine.loopback().advice
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
     assert "ip link set lo up" in machine.loopback().advice
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import errno
 import io
 import json
 import signal
@@ -249,3 +251,28 @@ def test_a_missing_package_or_a_read_only_place_is_one_sentence(
     monkeypatch.delitem(sys.modules, "course_lib.desk.refresh")
     assert main(["start", NAME]) == 2
     assert "course doctor" in capsys.readouterr().err
+
+
+def test_an_old_python_is_told_in_one_sentence(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And can read the files that say so."""
+    for name in ("course_lib/__init__.py", "learner/__init__.py", "learner/__main__.py"):
+        source = (ROOT / "course_lib" / name.removeprefix("course_lib/")).read_text()
+        ast.parse(source, feature_version=(3, 9))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "course: needs Python 3.11 or newer, and this is 3.9\n"
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("course_lib.desk.refresh.put", full)
+    monkeypatch.setattr("course_lib.desk.records.put", full)
+    assert main(["start", NAME]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left" in line and "make room" in line and "--desk" in line
