@@ -36,6 +36,10 @@ class Places:
         """Where submissions lie that no longer count."""
         return self.data / "earlier" / student / self.assignment
 
+    def time(self, student: str) -> datetime | None:
+        """Return when the submission that counts was handed in, if it says so."""
+        return _time_of(self.submitted(student))
+
     @property
     def record(self) -> Path:
         """What was taken: student → digest and time."""

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_STARTS_A_FORMULA = ("=", "+", "-", "@")
 
 
 def safe_cell(value: object) -> str:
@@ -16,7 +16,10 @@ def safe_cell(value: object) -> str:
     if isinstance(value, (int, float)):
         return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
     text = "" if value is None else str(value)
-    text = "".join(c if unicodedata.category(c) != "Cs" else "?" for c in text)
+    kinds = {"Cc": " ", "Cs": "?", "Zl": " ", "Zp": " "}  # one line stays one; files hold it
+    text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
+    if text == "-":
+        return text  # how Moodle writes that there is none
     return f"'{text}" if text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA) else text
 
 
