@@ -102,6 +102,18 @@ def collect(
     return collected
 
 
+def hand_ins_by_student(
+    root: Path, assignment: str, source: str, *, roster: Path | None = None, format: str = ""
+) -> tuple[dict[str, list[HandIn]], list[Refused]]:
+    """Return a source's files by our students' ids, unread, and what is nobody's."""
+    config = load_config(root)
+    kept = data_folder(root, config) / "roster.csv"
+    students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
+    gathered = _gather(config, source, assignment, format)
+    collected = Collected([], list(gathered.refused), [], gathered.format)
+    return _by_student(gathered, students, collected), collected.refused
+
+
 def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:
     path = Path(source).expanduser()
     if source == "exchange" or format == "exchange":
