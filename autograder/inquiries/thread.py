@@ -84,7 +84,9 @@ def read_thread(data: Path, student: str, assignment: str, task: str) -> Thread:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
     if not any(_HEAD.fullmatch(line) for line in lines):  # by hand
-        thread.add(STUDENT, text, datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        if text.strip():
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            thread.add(STUDENT, text[:MAX_TEXT], written)
         return thread
     quoted: list[str] = []
     head: re.Match[str] | None = None
@@ -114,6 +116,4 @@ def all_threads(data: Path, assignment: str = "") -> list[Thread]:
         read_thread(data, path.parts[-3], path.parts[-2], path.stem)
         for path in (data / "inquiries").glob(f"*/{assignment or '*'}/*.md")
     ]
-    return sorted(
-        found, key=lambda t: (t.messages[-1].when.isoformat() if t.messages else "", t.student)
-    )
+    return sorted(found, key=lambda t: (str(t.messages[-1].when) if t.messages else "", t.student))

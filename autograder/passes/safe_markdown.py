@@ -41,12 +41,22 @@ def _allowed(tag: str, name: str, value: str) -> bool:
 _cleaner = Cleaner(tags=_TAGS, attributes=_allowed, protocols={"http", "https", "mailto", "data"})
 
 
+class _Renderer(IPythonRenderer):
+    """nbconvert's; it refuses a whole notebook for a picture that is not attached."""
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        """Return a picture, or its description where it is attached: rebuilding drops those."""
+        if url.startswith("attachment:"):
+            return escape(text)
+        return str(super().image(text, url, title))
+
+
 def safe_html(source: str) -> str:
     """Return Markdown as HTML without scripts, styles, forms, and addresses that are fetched."""
     if len(source) > MAX_SOURCE:
         return f"<pre>{escape(source)}</pre>"
     try:
-        renderer = IPythonRenderer(escape=False, exclude_anchor_links=True)
+        renderer = _Renderer(escape=False, exclude_anchor_links=True)
         made = MarkdownWithMath(renderer=renderer).render(source)
         return str(_cleaner.clean(made))
     except Exception:  # whatever a parser stumbles over: the text itself is always shown

