@@ -143,7 +143,7 @@ def _by_student(
         known = students.find(hand_in.system_id, hand_in.name)
         who = hand_in.name or hand_in.system_id
         if students and known is None:
-            collected.refused.append(Refused(who, "", "is not in the class list"))
+            collected.refused.append(Refused(who, "", "is not in the class list: --roster"))
             continue
         student = known.student_id if known else student_id_of(hand_in.system_id, hand_in.name)
         if not student:

@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
-    """Collect for the command line; return 0, or 1 if something was refused."""
+    """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
     write = not arguments.dry_run
     try:
         due = read_time(arguments.due) if arguments.due else None
@@ -89,12 +89,13 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     if due and write:
         book_due(load_config(root), arguments.assignment, due)
     _report(root, arguments.assignment, collected, write, arguments.all)
-    return int(bool(collected.refused))
+    return int(any(not each.path for each in collected.refused))
 
 
 def _progress(done: int, of: int) -> None:
     if sys.stderr.isatty():
-        print(f"\rreading {done} of {of} …", end="" if done < of else "\r", file=sys.stderr)
+        told = f"reading {done} of {of} …" if done < of else ""
+        print(f"\r{told:30}\r", end="", file=sys.stderr, flush=True)
 
 
 def _report(root: Path, assignment: str, collected: Collected, write: bool, all: bool) -> None:

@@ -23,7 +23,10 @@ POLICY = (
 )
 
 
-_STYLE = "<style>td, th { padding: .15em 1em .15em 0; vertical-align: top }</style>"
+_STYLE = (
+    "<style>td, th { padding: .15em 1em .15em 0; vertical-align: top } "
+    ".rendered_html { overflow-wrap: anywhere }</style>"
+)
 
 
 class FeedbackPage(HTMLExporter):
@@ -58,5 +61,6 @@ def _is_theirs(cell: NotebookNode) -> bool:
 def locked(html: str) -> str:
     """Return a page without scripts, and with the rule that the browser runs and fetches none."""
     html = re.sub(r"<script\b.*?</script\s*>", "", html, flags=re.DOTALL | re.IGNORECASE)
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>{_STYLE}'
-    return re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
+    html = re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)
+    return html.replace("</head>", f"{_STYLE}</head>", 1)

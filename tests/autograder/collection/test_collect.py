@@ -385,7 +385,7 @@ def test_the_command(
     (folder / "ada.ipynb").write_bytes(notebook())
     (folder / "ada.exe").write_bytes(b"MZ")
     due = "2000-01-01 10:00 UTC"
-    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 1
+    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 0
     out = capsys.readouterr().out
     assert "1 taken; 1 late; 1 refusals" in out
     assert "next: autograder grade" in out
@@ -395,7 +395,9 @@ def test_the_command(
     from autograder.collection.deadlines import gradebook_due
 
     assert gradebook_due(load_config(course), ASSIGNMENT) == read_time(due)
-    assert autograder("collect", ASSIGNMENT, str(folder)) == 1
+    (folder / "eve").mkdir()
+    (folder / "eve" / "note.txt").write_text("later")
+    assert autograder("collect", ASSIGNMENT, str(folder)) == 1, "a submission was refused"
     assert "1 unchanged; 1 late" in capsys.readouterr().out, "the gradebook's deadline"
     assert autograder("collect", ASSIGNMENT, "nowhere") == 2
     assert "there is no nowhere" in capsys.readouterr().err
