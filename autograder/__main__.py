@@ -12,7 +12,11 @@ from autograder.course import CourseNotFound, SourcesMissing, find_course
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
+    "grade": "grade all that was handed in, several at a time, and book it",
+    "regrade": "after a check was mended: old and new points side by side, before booking",
     "release": "make assignments/, which students get, from instructor/",
+    "replay": "examine one submission again from its verdict, explained, with a timeline",
+    "status": "what is handed in, graded, outdated, failed, booked",
 }
 """What `autograder --help` says of each command. The module of that name in `autograder.commands`
 has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""

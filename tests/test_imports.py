@@ -79,9 +79,14 @@ RULES = {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
     },
+    "autograder.pool": {
+        *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
+        *("autograder.course", "autograder.passes", "autograder.examination"),
+        "autograder.sandbox",
+    },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
-        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -104,7 +109,7 @@ RULES = {
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
-    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".commands")
+    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands")
 }
 
 

@@ -6,6 +6,7 @@ function in a task's place. What one does costs what it breaks, and nothing else
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict
-from autograder.passes.examine import Examine, masked_from
+from autograder.passes.examine import examine_cells, masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
@@ -213,7 +214,7 @@ def graded(
     checks = load_checks(source / "checks.py")
     hidden = load_module(source / "hidden.py").HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:
-        Examine()._examine_cells(notebook, checks, hidden, submission, verdict)
+        examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())
     return verdict, notebook, submission
 
 
