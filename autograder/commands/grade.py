@@ -8,11 +8,11 @@ same command goes on where it was.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,7 +120,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
     return list(failed)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone(folders: Folders, assignment: str) -> Iterator[None]:
     """Hold the assignment: a second command that grades or books it is refused."""
     folder = folders.graded(assignment)
@@ -145,11 +145,12 @@ def _name(outcome: Outcome) -> str:
 def _remember(folders: Folders, outcome: Outcome) -> None:
     path = Path(outcome.path)
     note = folders.graded(path.parent.name, _name(outcome)) / "failed.txt"
-    if outcome.failed:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{outcome.fault}: {outcome.failed}\n", encoding="utf-8")
-    else:
-        note.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a disk that is full; the report says it in any case
+        if outcome.failed:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{outcome.fault}: {outcome.failed}\n", encoding="utf-8")
+        else:
+            note.unlink(missing_ok=True)
 
 
 def report(outcomes: Sequence[Outcome]) -> int:

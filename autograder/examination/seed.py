@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import threading
 from pathlib import Path
 
 
@@ -26,7 +27,7 @@ def assignment_secret(data: Path, assignment: str) -> str:
     path = data / "seeds" / assignment
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{assignment}.{os.getpid()}.part")
+        draft = path.with_name(f"{assignment}.{os.getpid()}-{threading.get_ident()}.part")
         draft.touch(mode=0o600)
         draft.write_text(secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):

@@ -5,6 +5,7 @@ All of it is read from the files and the gradebook, at the moment it is asked.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable
@@ -110,8 +111,9 @@ def standing(
             found.graded[path.stem] = folder / f"{verdict.key}.json"
             scores |= {check.name.rpartition("/")[2]: check.score for check in verdict.checks}
     found.outdated = not found.complete and any(folder.glob("*.json"))
-    if not found.complete and (folder / "failed.txt").is_file():
-        found.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
+    if not found.complete:
+        with contextlib.suppress(OSError):
+            found.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
     found.by_hand = books.by_hand(student)
     found.booked = (
         found.complete
@@ -181,8 +183,8 @@ class Books:
 
     def has(self, student: str, scores: dict[str, float]) -> bool:
         """Return whether these points are booked: grade id → points."""
-        booked = self._scores.get(student, {})
-        return bool(scores) and all(booked.get(name) == score for name, score in scores.items())
+        booked = self._scores.get(student)
+        return booked is not None and all(booked.get(n) == score for n, score in scores.items())
 
     def by_hand(self, student: str) -> bool:
         """Return whether the student's work waits for a person."""

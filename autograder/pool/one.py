@@ -117,11 +117,11 @@ def grade(
     target = folders.graded(assignment, student) / f"{verdict.key}.json"
     if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
         return Verdict.read(target), target, True
+    target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
     source = folders.source / assignment
     with Witness() as witness:
         examine_notebook(nb, source, verdict, _LOG)
     witness.testify(verdict)
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_suffix(f".{os.getpid()}.part")
     nbformat.write(nb, draft)
     draft.replace(target.with_suffix(".ipynb"))

@@ -122,6 +122,8 @@ def grade_all(
         array = _Array(root, chunks, settings, cluster, folder / f"{time.time_ns()}", again)
         print(f"Slurm: array {array.id} of {len(chunks)} jobs; logs in {array.folder}", flush=True)
         for outcome in array.outcomes():
+            if outcome.path in outcomes:
+                continue  # of a job that Slurm itself gave to another node
             if outcome.fault != MACHINE or attempt == ATTEMPTS:
                 outcomes[outcome.path] = outcome
                 tell(outcome)

@@ -195,13 +195,10 @@ def assignment_place() -> Iterator[SandboxedPlace]:
         yield place
 
 
-def graded(
-    place: SandboxedPlace, attack: Attack, seed: str = "seed"
-) -> tuple[Verdict, Any, Submission]:
-    """Grade the submission as the pass does; return the verdict and the notebook."""
-    source = SOURCES / ASSIGNMENT
+def notebook_of(attack: Attack) -> Any:
+    """Return what is handed in."""
     released = nbformat.read(RELEASED / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
-    solution = nbformat.read(source / f"{ASSIGNMENT}.ipynb", as_version=4)
+    solution = nbformat.read(SOURCES / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     notebook = nbformat.reads(nbformat.writes(replace_tasks(released, solution, [])), as_version=4)
     at = 1 + next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
     for cell in notebook.cells:
@@ -210,6 +207,14 @@ def graded(
             cell.source = attack.tasks[task]
     notebook.cells[at:at] = [nbformat.v4.new_code_cell(cell) for cell in attack.cells]
     notebook.cells.append(nbformat.v4.new_code_cell(attack.last))
+    return notebook
+
+
+def graded(
+    place: SandboxedPlace, attack: Attack, seed: str = "seed"
+) -> tuple[Verdict, Any, Submission]:
+    """Grade the submission as the pass does; return the verdict and the notebook."""
+    source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
     checks = load_checks(source / "checks.py")
     hidden = load_module(source / "hidden.py").HIDDEN
