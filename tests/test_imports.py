@@ -87,6 +87,7 @@ RULES = {
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
+        "course_lib.ranks",
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
