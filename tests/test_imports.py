@@ -88,11 +88,27 @@ RULES = {
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
+        *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
         "course_lib.desk.notebooks",
+    },
+    # What comes in, and what goes out, as files: no student's code runs for either.
+    "autograder.collection": {
+        *("nbgrader", "nbformat", "traitlets", "dateutil"),
+        *("autograder.course", "autograder.passes"),
+    },
+    "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
+    "autograder.similarity": {"numpy", "autograder.collection"},
+    "autograder.inquiries": {"nbformat", "autograder.collection"},
+    "autograder.pool": {
+        *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
+        *("autograder.course", "autograder.passes", "autograder.examination"),
+        "autograder.sandbox",
     },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
-        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.collection", "autograder.exporting", "autograder.similarity"),
+        *("autograder.inquiries", "course_lib.ranks"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -115,7 +131,10 @@ RULES = {
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
-    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".commands")
+    for room in (
+        *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
+        *(".collection", ".exporting", ".similarity", ".inquiries"),
+    )
 }
 
 
