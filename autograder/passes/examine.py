@@ -51,7 +51,9 @@ class Examine(NbGraderPreprocessor):
         config=True
     )
     submission_seconds = Float(
-        60.0, help="Time limit of all that one submission's code does, in seconds."
+        60.0,
+        help="Time limit of all that one submission's code does, in seconds. For every limit: what "
+        "it waits for a core does not count, and a tenth of the time on the wall does in any case.",
     ).tag(config=True)
     memory_gib = Float(
         3.0, help="Memory that a submission's processes may hold together, in GiB."
@@ -95,8 +97,8 @@ class Examine(NbGraderPreprocessor):
         place = warm_place(hidden.MASKED, int(self.memory_gib * 2**30), gpus=self.on == "gpu")
         with Submission(place, limits) as submission:
             self._examine_cells(nb, checks, hidden.HIDDEN, submission, verdict)
-        if submission.budget.left <= 0:
-            verdict.notes.append(f"the submission used up its {self.submission_seconds:g} s")
+        if (told := submission.budget.told_when_over()) is not None:
+            verdict.notes.append(told)
         verdict.seconds = time.monotonic() - start
         path = verdict_path(
             Path(coursedir.root) / Path(coursedir.autograded_directory).parent,
