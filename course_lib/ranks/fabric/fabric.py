@@ -242,6 +242,10 @@ class Fabric:
         self._collectives = self._no_collectives()
         self.waiting = [None] * self.world_size
 
+    def close(self) -> None:
+        """Let go of everything: what carries the messages holds the fabric, which holds it."""
+        del self._in_flight, self._collectives
+
     def unserved(self) -> list[Operation]:
         """Return the operations that were posted and have found no partner."""
         heap = sorted(self._heap, key=lambda item: item[:3])
