@@ -56,6 +56,8 @@ RULES = {
         *("torch", "matplotlib", "course_lib.ranks"),
         *(f"course_lib.{m}" for m in READING_ORDER),
     },
+    # It records what ranks do, and does it again.
+    "course_lib.capstone": {"torch", "course_lib.ranks"},
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
@@ -82,6 +84,7 @@ RULES = {
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        "course_lib.capstone",
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -91,6 +94,7 @@ RULES = {
         folder: {
             "torch",
             "numpy",
+            "course_lib.capstone",
             "course_lib.cost_model",
             "course_lib.checking",
             "course_lib.ranks",
