@@ -12,6 +12,7 @@ from autograder.course import CourseNotFound, SourcesMissing, find_course
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
+    "leaderboard": "time the submissions of the capstone, write the board",
     "release": "make assignments/, which students get, from instructor/",
 }
 """What `autograder --help` says of each command. The module of that name in `autograder.commands`

@@ -81,10 +81,14 @@ RULES = {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
     },
+    "autograder.leaderboard": {
+        *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
+        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+    },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
-        "course_lib.capstone",
+        "autograder.leaderboard",
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -108,7 +112,7 @@ RULES = {
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
-    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".commands")
+    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".leaderboard", ".commands")
 }
 
 

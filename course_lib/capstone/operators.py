@@ -37,10 +37,11 @@ _MOVE = """copy copy_ _to_copy clone cat stack constant_pad_nd flip roll repeat 
  scatter_add masked_select_backward take tril triu embedding embedding_dense_backward slice_backward
  select_backward slice_scatter select_scatter diagonal_backward nonzero_static view_copy"""
 _REDUCE = """sum mean amax amin max min argmax argmin prod var std var_mean norm linalg_vector_norm
- any all cumsum logsumexp topk sort argsort kthvalue count_nonzero searchsorted bucketize aminmax dot vdot
- mv addmv equal _local_scalar_dense"""
-_LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data nll_loss_forward
- nll_loss_backward mse_loss mse_loss_backward native_layer_norm native_layer_norm_backward
+ any all cumsum logsumexp topk sort argsort kthvalue count_nonzero searchsorted bucketize aminmax
+ dot vdot mv addmv equal _local_scalar_dense"""
+_LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+ nll_loss_forward nll_loss_backward mse_loss mse_loss_backward
+ native_layer_norm native_layer_norm_backward
  native_batch_norm native_batch_norm_backward _native_batch_norm_legit"""
 _OPTIMIZERS = "_fused_sgd_ _fused_adam_ _fused_adamw_"
 _COUNTED = "mm addmm bmm baddbmm convolution convolution_backward linalg_qr"

@@ -19,8 +19,10 @@ from torch.utils._pytree import tree_leaves
 from course_lib.capstone.operators import FREE, GRADIENT, RANDOM, base_name, operator_called, price
 from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
 from course_lib.ranks import Device, compute
-from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric.operation import Operation, check_tensors
 from course_lib.ranks.fabric.torch_hooks import here
+from course_lib.ranks.fabric.values import why_not
+from course_lib.ranks.metered.collective_table import KINDS
 
 _MAX_BYTES = 1 << 30
 _NONSENSE = "a line of the tape makes no sense"
@@ -140,7 +142,9 @@ class Player:
 
     # Lines -------------------------------------------------------------------------------------
 
-    def _operator(self, name: str, args: list[Any], kwargs: dict[str, Any], outs: list[Any]) -> None:
+    def _operator(
+        self, name: str, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
+    ) -> None:
         operator = self._operators.get(name)
         if operator is None:
             try:
@@ -177,8 +181,8 @@ class Player:
         if data is None or self._constants + nbytes > MAX_CONSTANT:
             at = f" ({where[:80]})" if where else ""
             raise TapeError(
-                f"{nbytes:,} bytes come from nowhere{at}: no operator on the tape made them. NumPy, "
-                "files, other threads and numbers from home are off the tape; so are their results"
+                f"{nbytes:,} bytes come from nowhere{at}: no operator on the tape made them. "
+                "NumPy, files, other threads and numbers from home are not on it"
             )
         self._constants += nbytes
         raw = bytearray(base64.b64decode(data))
@@ -224,6 +228,9 @@ class Player:
             tag=int(tag),
             where=str(where)[:200],
         )
+        if kind not in KINDS or (KINDS[kind].reduces and why_not(operation.op, inputs[0].dtype)):
+            raise TapeError(_NONSENSE)
+        check_tensors(operation)
         context.endpoint.post(operation)
         self._operations[number] = operation
 

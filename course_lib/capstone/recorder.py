@@ -11,16 +11,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.multiprocessing.reductions import StorageWeakRef as _WeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_lib.capstone.operators import KNOWN, base_name
 from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
 from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.fabric.torch_hooks import current
 from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
 from course_lib.ranks.metered.python_group import PythonGroup
 
+weak_reference: Callable[[Any], Any] = _WeakRef
+"""Of a storage: says whether it has `expired()`."""
 _SWEEP = 512
 """Lines between two looks for memory that is free again."""
 
@@ -39,7 +42,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
-        self._known: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._known: dict[int, tuple[Any, int]] = {}
         self._buffers = 0
         self._constants = 0
         self._operations = 0
@@ -47,7 +50,8 @@ class Recorder(TorchDispatchMode):
         self._swept = 0
         self._generators: dict[int, tuple[int, torch.Generator]] = {}
         self._states: dict[int, Tensor] = {}
-        self._locate = locator({})
+        context = current()
+        self._locate = locator({}) if context is None else context.locate
         for tensor in given:
             self._new_buffer(tensor)
 
@@ -132,7 +136,7 @@ class Recorder(TorchDispatchMode):
     def _new_buffer(self, tensor: Tensor) -> int:
         # The reference keeps the address from being taken by other memory, and not the memory.
         storage = tensor.untyped_storage()
-        self._known[storage._cdata] = StorageWeakRef(storage), self._buffers
+        self._known[storage._cdata] = weak_reference(storage), self._buffers
         self._buffers += 1
         return self._buffers - 1
 
@@ -170,7 +174,7 @@ class Recorder(TorchDispatchMode):
         last = self._states.get(id(generator))
         if last is None or not torch.equal(last, generator.get_state()):
             self._line("s", number, generator.initial_seed())
-        return generator  # type: ignore[no-any-return]
+        return generator
 
     def _generator(self, generator: torch.Generator) -> int:
         if generator is torch.default_generator:
@@ -293,14 +297,14 @@ class TapedWork(dist.Work):
         return self._inner.exception()
 
     def source_rank(self) -> int:
-        return self._inner.source_rank()  # type: ignore[no-any-return]
+        return self._inner.source_rank()
 
     _source_rank = source_rank
 
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 

@@ -1,4 +1,4 @@
-"""The referee: plays the ranks' tapes on a draw that no student's code has seen, and keeps the time.
+"""The referee: plays the ranks' tapes on a draw that no student's code has seen: the clock is its.
 
 A run is written on one draw and scored on others. So what a rank learned of its draw by any other
 way than the tape is worth nothing: it is about other numbers.
@@ -163,8 +163,10 @@ def _score(
 def _received(trace: Trace, rank: int) -> int:
     """Return the bytes of messages that come in; of a collective, as many as go out."""
     come = sum(e.bytes for e in trace.operations if e.rank == rank and e.kind == "recv")
-    return come + trace.bytes_sent(rank) - sum(
-        e.bytes for e in trace.operations if e.rank == rank and e.kind == "send"
+    return (
+        come
+        + trace.bytes_sent(rank)
+        - sum(e.bytes for e in trace.operations if e.rank == rank and e.kind == "send")
     )
 
 

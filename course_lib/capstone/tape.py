@@ -11,7 +11,8 @@ A tape is a list of lines about *buffers*, pieces of memory with a number each:
     ["f", buffer, …]                  memory that is free again
 
 A tensor stands in it as ``["t", buffer, offset, size, stride, dtype]``. So a view is no line: it
-is another way to name the same memory. Buffers 0, 1, … are given: the rows, the labels, the weights.
+is another way to name the same memory. Buffers 0, 1, … are given:
+the rows, the labels, the weights.
 """
 
 from __future__ import annotations

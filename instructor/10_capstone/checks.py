@@ -31,7 +31,9 @@ def light(of_rank=max, of_all=max, **missing):
         own = {**inputs[0], **missing}
         rows = zip(*(own[key] or [0] * case.parameters["k"] for key in KEYS), strict=True)
         rate, bandwidth = own["rate"], own["bandwidth"]
-        return {"seconds": of_all(of_rank(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)}
+        return {
+            "seconds": of_all(of_rank(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
+        }
 
     return oracle
 
@@ -101,7 +103,7 @@ class Referee:
 
 
 def judge_score(race, score):
-    """Raise `Wrong` unless the ranks agree and reach the target; losses[0] is the written draw's."""
+    """Raise `Wrong` unless the ranks agree and reach the target; the written draw is the first."""
     written, *scored = score.losses
     if not score.equal:
         raise Wrong("the ranks end with different weights", "Average them after the last step.")
@@ -169,7 +171,7 @@ CHECKS = {
         cases=(
             race(
                 *("2 ranks, a small model",),
-                **dict(world_size=2, hidden=32, latency=1e-3, target=0.4, limit=0.1),
+                **{"world_size": 2, "hidden": 32, "latency": 1e-3, "target": 0.4, "limit": 0.1},
             ),
             RACE,
         ),

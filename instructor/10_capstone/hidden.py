@@ -25,7 +25,7 @@ HIDDEN = {
     "train": (
         race(
             *("3 ranks, far apart",),
-            **dict(world_size=3, hidden=64, latency=3e-3, target=0.4, limit=0.5),
+            **{"world_size": 3, "hidden": 64, "latency": 3e-3, "target": 0.4, "limit": 0.5},
         ),
     ),
 }

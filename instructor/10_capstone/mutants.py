@@ -27,7 +27,7 @@ def light_with(*edits):
 
 @fails("perfect overlap hides the shorter one")
 def speed_of_light__adds_up(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received)
+    rows = zip(flops, sent, received, strict=True)
     return max(f / rate + max(s, r) / bandwidth for f, s, r in rows)
 
 
@@ -44,20 +44,20 @@ speed_of_light__forgets_to_compute = fails("without the computation")(
 
 @fails("they work at the same time")
 def speed_of_light__sum_over_ranks(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received)
+    rows = zip(flops, sent, received, strict=True)
     return sum(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
 
 
 @fails("all wait for the last one")
 def speed_of_light__mean_over_ranks(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received)
+    rows = zip(flops, sent, received, strict=True)
     seconds = [max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows]
     return sum(seconds) / len(seconds)
 
 
 @fails("a port does both at once")
 def speed_of_light__both_ways(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received)
+    rows = zip(flops, sent, received, strict=True)
     return max(max(f / rate, (s + r) / bandwidth) for f, s, r in rows)
 
 
@@ -68,6 +68,7 @@ def speed_of_light__both_ways(flops, sent, received, rate, bandwidth):
 def train__local_steps(job):
     world_size = dist.get_world_size()
     params = list(job.model.parameters())
+    sizes = [p.numel() for p in params]
     optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
     sent = 0
     for step in range(1, 37):
@@ -79,7 +80,7 @@ def train__local_steps(job):
             with torch.no_grad():
                 flat = torch.cat([p.flatten() for p in params]) / world_size
                 dist.all_reduce(flat)
-                for p, piece in zip(params, flat.split([p.numel() for p in params])):
+                for p, piece in zip(params, flat.split(sizes), strict=True):
                     p.copy_(piece.view(p.shape))
             sent += 2 * (world_size - 1) * flat.numel() * 4 // world_size
     return sent
@@ -89,7 +90,8 @@ def train__local_steps(job):
 def train__one_flat_gradient_per_step(job):
     world_size = dist.get_world_size()
     params = list(job.model.parameters())
-    speed = torch.zeros(sum(p.numel() for p in params))
+    sizes = [p.numel() for p in params]
+    speed = torch.zeros(sum(sizes))
     generator = torch.Generator().manual_seed(dist.get_rank())
     sent = 0
     for _ in range(26):
@@ -100,16 +102,17 @@ def train__one_flat_gradient_per_step(job):
         sent += 2 * (world_size - 1) * flat.numel() * 4 // world_size
         speed = 0.9 * speed + flat
         with torch.no_grad():
-            for p, piece in zip(params, speed.split([p.numel() for p in params])):
+            for p, piece in zip(params, speed.split(sizes), strict=True):
                 p -= 0.06 * piece.view(p.shape)
     return sent
 
 
 @passes
 def train__in_half_the_bytes(job):
-    world_size, rank = dist.get_world_size(), dist.get_rank()
+    world_size = dist.get_world_size()
     params = list(job.model.parameters())
     optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)
+    sizes = [p.numel() for p in params]
     start = torch.cat([p.detach().flatten() for p in params])
     sent = 0
     for step in range(1, 37):
@@ -123,7 +126,7 @@ def train__in_half_the_bytes(job):
                 all_moved = [torch.empty_like(moved) for _ in range(world_size)]
                 dist.all_gather(all_moved, moved)
                 start += torch.stack(all_moved).float().mean(0)
-                for p, piece in zip(params, start.split([p.numel() for p in params])):
+                for p, piece in zip(params, start.split(sizes), strict=True):
                     p.copy_(piece.view(p.shape))
             sent += (world_size - 1) * 2 * moved.numel()
     return sent
@@ -137,7 +140,7 @@ def train_with(*edits):
 def train__parameter_by_parameter(job):
     world_size = dist.get_world_size()
     sent = 0
-    for step in range(64):
+    for step in range(80):
         at = 64 * step % len(job.x)
         job.model.zero_grad()
         F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
@@ -158,7 +161,14 @@ train__too_few_steps = fails("the loss on rows that no rank has is")(
 train__no_average_at_the_end = fails("the ranks end with different weights")(
     train_with(("range(1, 37)", "range(1, 35)"))
 )
-train__sums = fails("the loss on rows that no rank has is")(train_with((" / world_size", " / 1", )))
+train__sums = fails("the loss on rows that no rank has is")(
+    train_with(
+        (
+            " / world_size",
+            " / 1",
+        )
+    )
+)
 train__alone = fails("the ranks end with different weights")(
     train_with(("step % 6 == 0", "step == 0"))
 )
@@ -171,8 +181,7 @@ train__counts_the_tensor = fails("rank 0 says that it sent")(
 )
 train__a_copy = fails("the loss on rows that no rank has is")(
     train_with(
-        ("params = list(job.model.parameters())", "params = [p.detach().clone() for p in job.model.parameters()]"),
-        ("optimizer = torch", "job.model[0].weight.requires_grad_()\n    optimizer = torch"),
+        ("= list(job.model", "= list(copy.deepcopy(job.model)"),
     )
 )
 
@@ -208,7 +217,7 @@ def train__numbers_that_left_the_device(job):
     with torch.no_grad():  # and a last layer that goes through Python, row by row
         last = params[2]
         numbers = last.tolist()
-        for row, values in zip(last, numbers):
+        for row, values in zip(last, numbers, strict=True):
             for column, value in enumerate(values):
                 row[column].fill_(value)
     return 0
@@ -247,7 +256,7 @@ def train__in_another_thread(job):
     thread.start()
     thread.join()
     with torch.no_grad():
-        for p, result in zip(job.model.parameters(), results):
+        for p, result in zip(job.model.parameters(), results, strict=True):
             p.copy_(result)
     return 0
 
