@@ -25,7 +25,9 @@ table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; color: var(--soft); padding-bottom: .5rem; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
   text-align: left; overflow-wrap: anywhere; }
-th { font-weight: 600; } .name { min-width: 12rem; } .n { text-align: right; font-variant-numeric: tabular-nums;
+th { font-weight: 600; }
+.name { min-width: 12rem; }
+.n { text-align: right; font-variant-numeric: tabular-nums;
   white-space: nowrap; }
 tr.out td { color: var(--soft); }
 .bar { height: .5rem; background: var(--bar); margin-top: .3rem; }
