@@ -14,6 +14,11 @@ COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
     "leaderboard": "time the submissions of the capstone, write the board",
     "release": "make assignments/, which students get, from instructor/",
+    "collect": "take submissions from the exchange, a folder, or Moodle's or Canvas's zip",
+    "feedback": "write what each student reads about their submission",
+    "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
+    "similar": "list solutions that look alike, side by side",
+    "inquiries": "students' questions about their grades, and the answers",
 }
 """What `autograder --help` says of each command. The module of that name in `autograder.commands`
 has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""

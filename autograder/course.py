@@ -58,3 +58,9 @@ def find_sources(root: Path) -> Path:
             "the course leaves out; lectures, assignments and checks work without it: make lab"
         )
     return folder
+
+
+def data_folder(root: Path, config: Config | None = None) -> Path:
+    """Return the folder of submissions, verdicts and grades: ``grading/``."""
+    config = config or load_config(root)
+    return root / Path(str(config.CourseDirectory.submitted_directory)).parent
