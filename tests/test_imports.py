@@ -96,6 +96,7 @@ RULES = {
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        "course_lib.desk.notebooks",
     },
     # What comes in, and what goes out, as files: no student's code runs for either.
     "autograder.collection": {

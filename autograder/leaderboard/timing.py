@@ -16,12 +16,12 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.leaderboard.entries import DISQUALIFIED, FAILED, TIMED, UNFINISHED, Entry
-from autograder.passes.examine import EXPLORE
 from autograder.passes.rebuild import rebuild
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Race, Score, TapeError, draw, referee
 from course_lib.checking import Case, Check
 from course_lib.checking.judges import form_of
+from course_lib.desk.notebooks import EXPLORE
 from course_lib.ranks import RanksError, RankTimeout
 
 _MAX_FILE = 50 * 2**20

@@ -20,7 +20,7 @@ from tests.course_lib.capstone.test_referee import burners
 from tests.helpers import ROOT
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 
-pytestmark = [pytest.mark.timeout(300), needs_sources]
+pytestmark = [pytest.mark.timeout(900), needs_sources]
 
 # Three clever ones: our own, half the bytes, local steps; and one that nobody tuned.
 HONEST = {
