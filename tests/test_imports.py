@@ -106,11 +106,20 @@ RULES = {
     "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
     "autograder.similarity": {"numpy", "autograder.collection"},
     "autograder.inquiries": {"nbformat", "autograder.collection"},
+    "autograder.pool": {
+        *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
+        *("autograder.course", "autograder.passes", "autograder.examination"),
+        "autograder.sandbox",
+    },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
-        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
+<<<<<<< HEAD
         *("autograder.inquiries", "autograder.leaderboard"),
+=======
+        *("autograder.inquiries", "course_lib.ranks"),
+>>>>>>> main
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -135,8 +144,13 @@ PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
     for room in (
+<<<<<<< HEAD
         *("", ".course", ".sandbox", ".examination", ".passes", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
+=======
+        *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
+        *(".collection", ".exporting", ".similarity", ".inquiries"),
+>>>>>>> main
     )
 }
 
