@@ -18,11 +18,14 @@ from types import FrameType
 import torch
 
 _RANKS = Path(__file__).parents[1]
-_COURSE = tuple(str(path) + os.sep for path in (_RANKS, _RANKS.with_name("checking")))
+_COURSE = tuple(
+    str(path) + os.sep
+    for path in (_RANKS, _RANKS.with_name("checking"), _RANKS.with_name("capstone"))
+)
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """PyTorch's folder."""
 OURS = (*_COURSE, TORCH)
-"""Folders whose lines are never the user's: ranks, all of it, checks, and PyTorch."""
+"""Folders whose lines are never the user's: ranks, all of it, checks, the race, and PyTorch."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (
     *OURS,
