@@ -89,6 +89,15 @@ def make_course(root: Path, stock: bool, count: int) -> None:
         nbformat.write(handed_in, folder / FILE)
 
 
+def check_peer(root: Path) -> None:
+    """Raise if the peer did not find right what is right: then it did not do the same work."""
+    path = root / "grading/autograded/student000" / ASSIGNMENT / FILE
+    for cell in nbformat.read(path, as_version=4).cells:
+        errors = [o for o in cell.get("outputs", ()) if o.output_type == "error"]
+        if errors and is_grade(cell) and not is_solution(cell):
+            raise RuntimeError(f"stock nbgrader: {errors[0].ename}: {errors[0].evalue}")
+
+
 def fresh(root: Path) -> None:
     """Forget what was graded; the gradebook stays."""
     for name in ("graded", "verdicts", "autograded"):
@@ -174,6 +183,7 @@ def main() -> None:
         make_course(folder / "stock", True, options.stock_size)
         for _ in range(options.rounds):
             took = nbgrader(folder / "stock", "autograde", ASSIGNMENT, "--force")
+            check_peer(folder / "stock")
             stock.append(took / options.stock_size)
             fresh(folder / "ours")
             command = (sys.executable, "-m", "autograder", "grade", ASSIGNMENT)

@@ -33,7 +33,7 @@ from tests.helpers.whole_class import (
 
 pytestmark = [
     needs_sources,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore"),  # nbgrader's, and what it stands on
 ]
 
