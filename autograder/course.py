@@ -94,3 +94,8 @@ class Folders:
     def notebooks(self, assignment: str) -> list[str]:
         """Return the names of the notebooks that students were given, without ``.ipynb``."""
         return sorted(path.stem for path in (self.release / assignment).glob("*.ipynb"))
+
+
+def data_folder(root: Path, config: Config | None = None) -> Path:
+    """Return the folder of submissions, verdicts and grades: ``grading/``."""
+    return Folders.of(root, config or load_config(root)).data

@@ -42,9 +42,7 @@ from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.local import load_checks, load_module
-
-EXPLORE = "explore"
-"""Tag of released cells that are there to play with: the grader does not run them."""
+from course_lib.desk.notebooks import EXPLORE
 
 
 class Examine(NbGraderPreprocessor):
