@@ -16,7 +16,7 @@ import numpy as np
 from autograder.similarity.fingerprints import joined, passages, winnow
 from autograder.similarity.normalise import normalise
 
-_FEW = 6
+_FEW = 4
 """Fingerprints below which a solution says too little to be compared."""
 
 
