@@ -115,11 +115,7 @@ RULES = {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
-<<<<<<< HEAD
-        *("autograder.inquiries", "autograder.leaderboard"),
-=======
-        *("autograder.inquiries", "course_lib.ranks"),
->>>>>>> main
+        *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -144,13 +140,8 @@ PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
     for room in (
-<<<<<<< HEAD
-        *("", ".course", ".sandbox", ".examination", ".passes", ".commands"),
-        *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
-=======
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
-        *(".collection", ".exporting", ".similarity", ".inquiries"),
->>>>>>> main
+        *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
     )
 }
 
