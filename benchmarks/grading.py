@@ -20,6 +20,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,63 @@ def cells_of_a_submission() -> int:
     return 1 + sum(case.world_size for case in cases)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the table says besides the series: of both classes, the examination, the machine."""
+
+    count: int
+    size: int
+    seconds: float
+    others: str
+
+
+def report(
+    told: Told,
+    ours: list[float],
+    stock: list[float],
+    booked: list[float],
+    in_cells: list[float],
+    forks: list[float],
+    *,
+    write: bool,
+) -> None:
+    """Print the table and the series; write them if asked to."""
+    cells = cells_of_a_submission()
+    ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
+    cell, bare = statistics.median(in_cells), statistics.median(forks)
+    share = cells * max(0.0, cell - bare) / told.seconds
+    mine, theirs = statistics.median(ours), statistics.median(stock)
+    markdown = f"""# Grading a class, beside stock nbgrader
+
+{sentence("python benchmarks/grading.py --write")} {told.others}
+
+| | submissions per minute | seconds each |
+|---|---|---|
+| `autograder grade`, one per core, booking included | {60 / mine:.1f} | {mine:.2f} |
+| stock nbgrader, `mp.spawn` in each test cell | {60 / theirs:.2f} | {theirs:.1f} |
+
+Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). A class of {told.count};
+stock nbgrader graded {told.size} of them in a round. Assignment {ASSIGNMENT}.
+
+Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
+
+Sandbox: a cell stands after {1000 * cell:.0f} ms, a fork of the same server outside after
+{1000 * bare:.0f} ms. A submission has {cells} cells and takes {told.seconds:.2f} s in its worker:
+*derived*, as if cells started one after the other, the sandbox costs **{100 * share:.0f} %** of it
+(target at most {100 * SANDBOX:g} %).
+"""
+    series = {
+        "a submission, autograder grade (s)": ours,
+        "a submission, stock nbgrader with mp.spawn (s)": stock,
+        "stock nbgrader / autograder grade (ratio)": ratios,
+        "booking of a submission (s)": booked,
+        "a cell of the sandbox stands (ms)": [1000 * each for each in in_cells],
+        "a fork of the same server stands outside (ms)": [1000 * each for each in forks],
+        "sandbox, share of a submission (ratio)": [share],
+    }
+    publish("grading", markdown, series, write)
+
+
 def main() -> None:
     """Measure, print, and write if asked to."""
     parser = arguments(__doc__, rounds=2)
@@ -207,40 +265,8 @@ def main() -> None:
         seconds = statistics.median(verdict.seconds for verdict in verdicts)
         in_cells, forks = process_seconds()
         others = f"Others used {100 * busy.share():.0f} % of the machine meanwhile."
-    cells, size = cells_of_a_submission(), options.stock_size
-    ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
-    cell, bare = statistics.median(in_cells), statistics.median(forks)
-    share = cells * max(0.0, cell - bare) / seconds
-    mine, theirs = statistics.median(ours), statistics.median(stock)
-    markdown = f"""# Grading a class, beside stock nbgrader
-
-{sentence("python benchmarks/grading.py --write")} {others}
-
-| | submissions per minute | seconds each |
-|---|---|---|
-| `autograder grade`, one per core, booking included | {60 / mine:.1f} | {mine:.2f} |
-| stock nbgrader, `mp.spawn` in each test cell | {60 / theirs:.2f} | {theirs:.1f} |
-
-Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). A class of {count};
-stock nbgrader graded {size} of them in a round. Assignment {ASSIGNMENT}.
-
-Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
-
-Sandbox: a cell stands after {1000 * cell:.0f} ms, a fork of the same server outside after
-{1000 * bare:.0f} ms. A submission has {cells} cells and takes {seconds:.2f} s in its worker:
-*derived*, as if cells started one after the other, the sandbox costs **{100 * share:.0f} %** of it
-(target at most {100 * SANDBOX:g} %).
-"""
-    series = {
-        "a submission, autograder grade (s)": ours,
-        "a submission, stock nbgrader with mp.spawn (s)": stock,
-        "stock nbgrader / autograder grade (ratio)": ratios,
-        "booking of a submission (s)": booked,
-        "a cell of the sandbox stands (ms)": [1000 * each for each in in_cells],
-        "a fork of the same server stands outside (ms)": [1000 * each for each in forks],
-        "sandbox, share of a submission (ratio)": [share],
-    }
-    publish("grading", markdown, series, options.write)
+    told = Told(count, options.stock_size, seconds, others)
+    report(told, ours, stock, booked, in_cells, forks, write=options.write)
 
 
 if __name__ == "__main__":

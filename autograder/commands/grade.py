@@ -108,7 +108,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
             standing(folders, assignment, student, settings, books)
             for student in students(folders, assignment, only)
         ]
-        stale = [s.student for s in all_ if s.notebooks and not s.complete and not s.failed]
+        stale = [s.student for s in all_ if s.outdated and not s.failed]
         if stale:
             print(
                 f"{', '.join(stale)}: code or checks are not those that were graded, but newer: "
