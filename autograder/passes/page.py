@@ -25,7 +25,7 @@ POLICY = (
 
 _STYLE = (
     "<style>td, th { padding: .15em 1em .15em 0; vertical-align: top } "
-    ".rendered_html { overflow-wrap: anywhere }</style>"
+    ".rendered_html { overflow-wrap: break-word }</style>"
 )
 
 
