@@ -54,7 +54,7 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 
 bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about 45 minutes)
 	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
-	  all_reduce training_step step_profile memory sampler simulation compression sharding; do \
+	  all_reduce training_step step_profile memory sampler simulation compression sharding grading; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 gpu: .venv/ready  ## all that needs an NVIDIA GPU: tests and benchmarks, at most 9 minutes

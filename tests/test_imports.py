@@ -106,11 +106,16 @@ RULES = {
     "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
     "autograder.similarity": {"numpy", "autograder.collection"},
     "autograder.inquiries": {"nbformat", "autograder.collection"},
+    "autograder.pool": {
+        *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
+        *("autograder.course", "autograder.passes", "autograder.examination"),
+        "autograder.sandbox",
+    },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
-        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
-        *("autograder.inquiries", "autograder.leaderboard"),
+        *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -135,7 +140,7 @@ PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
     for room in (
-        *("", ".course", ".sandbox", ".examination", ".passes", ".commands"),
+        *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
     )
 }
