@@ -52,7 +52,7 @@ def check(
     diary.keep(diary.CHECKS, {"checked": name, "fraction": report.fraction, "all": report.passed})
     if not report.passed:
         if report.trace is not None:
-            _show_timeline(report.trace)
+            _show_timeline(report.trace, report.traced)
         raise CheckFailed(report)
     return report
 
@@ -76,13 +76,13 @@ def examine(
     return report if report.passed else replace(report, places=places[-1:])
 
 
-def _show_timeline(trace: Trace) -> None:
+def _show_timeline(trace: Trace, case: str) -> None:
     """Show the student's own run in a notebook; a terminal shows no figures."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if trace.operations and getattr(shell, "kernel", None) is not None:
         from IPython.display import display
 
-        display(trace.plot(title="What your ranks did in the first case that failed"))
+        display(trace.plot(title=f"What your ranks did in the case ‘{case}’"))
 
 
 def find_assignment(name: str) -> Path:

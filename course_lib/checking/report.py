@@ -38,6 +38,7 @@ class CheckReport:
         worth: part → its share of the points; empty: all or nothing.
         places: where all cases ran, for example ``simulated ranks``.
         trace: of the first case that failed and took time: one rank alone communicates in none.
+        traced: that case's name.
 
     """
 
@@ -46,6 +47,7 @@ class CheckReport:
     worth: Mapping[str, float] = field(default_factory=dict)
     places: tuple[str, ...] = ()
     trace: Trace | None = field(default=None, compare=False, repr=False)
+    traced: str = field(default="", compare=False, repr=False)
 
     @property
     def passed(self) -> bool:

@@ -56,6 +56,7 @@ def run_check(
     """
     results: list[CaseResult] = []
     first: Trace | None = None
+    traced = ""
     timeouts = 0
     cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
     for case, is_hidden in cases:
@@ -68,10 +69,10 @@ def run_check(
             timeouts += examination.timed_out
             shows = examination.trace is not None and examination.trace.makespan > 0
             if not result.passed and first is None and shows and not is_hidden:
-                first = examination.trace
+                first, traced = examination.trace, case.name
         results.append(result)
         progress(result)
-    return CheckReport(name, tuple(results), check.worth, trace=first)
+    return CheckReport(name, tuple(results), check.worth, trace=first, traced=traced)
 
 
 class _Examination:

@@ -90,6 +90,16 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("attack", ANSWERS.values(), ids=ANSWERS.keys())
+# One of each kind by default; the whole table takes a minute.
+ALWAYS = {"nested without end", "a tensor that lies", "a frame of its own", "prints without end"}
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(attack, id=name, marks=() if name in ALWAYS else pytest.mark.large)
+        for name, attack in ANSWERS.items()
+    ],
+)
 def test_an_answer_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:
     costs_what_it_breaks(assignment_place, attack)
