@@ -46,9 +46,9 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
         compute(10e-6)
         for param, goal in zip(params, mine["goals"], strict=True):
             if mine["inner"] == "to":
-                param += 0.25 * (goal - param)
+                param.add_(0.25 * (goal - param))
             else:
-                param += len(calls) * goal / 8
+                param.add_(len(calls) * goal / 8)
 
     options = [mine[key] for key in ("every", "outer_lr", "momentum")]
     others = [torch.nn.Parameter(torch.ones(3))]  # another model, which is not trained meanwhile
