@@ -88,6 +88,7 @@ def handed_out(name: str) -> Codec:
         seen.add(numbers)
         return encode(x, rounded)
 
+    encode_once.__qualname__ = encode.__qualname__  # which of them it is
     return encode_once, decode
 
 

@@ -43,6 +43,7 @@ def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         seen.add(numbers)
         return compress(p)
 
+    compress_once.__qualname__ = compress.__qualname__  # which of them it is
     return compress_once
 
 
