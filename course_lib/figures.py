@@ -20,7 +20,6 @@ Design", 2008.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -117,13 +116,14 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
 
     `spans` are tuples `(rank, lane, start, stop, label)`, with times in `unit`. Within a row every
     lane has a strip of its own, so that work which overlaps in time (computation and communication)
-    does not hide each other; a lane has one colour and one hatch, named in the legend above. The
-    label is written into its span if it fits.
+    does not hide each other; spans of one lane that overlap share it out among several strips. A
+    lane has one colour and one hatch, named in the legend above. The label is written into its span
+    if it fits.
 
     Raises ValueError if there are no spans, or one stops before it starts.
     """
     spans = _checked(spans)
-    lanes = _lanes_of(spans)
+    lanes = _lanes_of([spans])
     _draw_spans(ax, spans, lanes)
     ax.set_xlabel(f"time ({unit})")
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
@@ -143,9 +143,10 @@ def timelines(panels: Mapping[str, Iterable[Span]], *, unit: str = "s") -> Figur
     if not panels:
         raise ValueError("no timelines to draw: give at least one, by its title")
     checked = {title: _checked(spans) for title, spans in panels.items()}
-    lanes = _lanes_of([span for spans in checked.values() for span in spans])
+    lanes = _lanes_of(checked.values())
+    strips = sum(lanes.values())
     rows = [len({span[0] for span in spans}) for spans in checked.values()]
-    heights = [0.45 + 0.21 * len(lanes) * each for each in rows]
+    heights = [0.45 + 0.21 * strips * each for each in rows]
     figure, axes = plt.subplots(
         len(panels), 1, sharex=True, squeeze=False, layout="constrained",
         figsize=(9.6, 0.7 + sum(heights)), height_ratios=heights,
@@ -195,64 +196,39 @@ def _checked(spans: Iterable[Span]) -> list[Span]:
     return spans
 
 
-def _lanes_of(spans: Sequence[Span]) -> list[str]:
-    return list(dict.fromkeys(span[1] for span in spans))  # in order of appearance
+def _lanes_of(panels: Iterable[Sequence[Span]]) -> dict[str, int]:
+    """Return the lanes, in order of appearance, with the strips that each needs at most."""
+    lanes: dict[str, int] = {}
+    for spans in panels:
+        lanes |= {lane: lanes.get(lane, 1) for _, lane, *_ in spans}
+        for (_, lane, *_), strip in _placed(spans):
+            lanes[lane] = max(lanes[lane], strip + 1)
+    return lanes
 
 
-def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Sequence[str]) -> None:
+def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
+    """Return each span with its strip in its lane: 0, but for those that overlap in time."""
+    free: dict[tuple[int, str], list[float]] = {}
+    unseen = max(abs(span[3]) for span in spans) / 2000
+    placed = []
+    for span in sorted(spans, key=lambda span: span[2]):
+        rank, lane, start, stop, _ = span
+        ends = free.setdefault((rank, lane), [])
+        strip = next((i for i, end in enumerate(ends) if end <= start + unseen), len(ends))
+        ends[strip : strip + 1] = [stop]
+        placed.append((span, strip))
+    return placed
+
+
+def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Mapping[str, int]) -> None:
+    first = dict(zip(lanes, itertools.accumulate(lanes.values(), initial=0), strict=False))
     bars = [
-        Bar(rank, lanes.index(lane), lane, start, stop, label)
-        for rank, lane, start, stop, label in spans
+        Bar(rank, first[lane] + strip, lane, start, stop, label)
+        for (rank, lane, start, stop, label), strip in _placed(spans)
     ]
     ranks = sorted({span[0] for span in spans})
-    draw_bars(ax, bars, styles_of(lanes), ranks=ranks, strips=len(lanes))
+    draw_bars(ax, bars, styles_of(list(lanes)), ranks=ranks, strips=sum(lanes.values()))
     ax.grid(visible=False, axis="y")
-
-
-def winner_map(ax: Axes, xs: Sequence[float], winners: Mapping[int, Sequence[str]]) -> None:
-    """Draw who wins where: `winners[y][i]` is the name of the winner at `xs[i]` and the integer y.
-
-    `xs` rise, and are drawn on a logarithmic axis. Each name has a colour and a hatch of its own,
-    and is written where its area has most room.
-
-    Raises ValueError if a row has not one winner for each x.
-    """
-    styles = styles_of([name for row in winners.values() for name in row])
-    edges = [xs[0], *(math.sqrt(a * b) for a, b in itertools.pairwise(xs)), xs[-1]]
-    areas: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in styles}
-    for y, row in winners.items():
-        if len(row) != len(xs):
-            raise ValueError(f"row {y} has {len(row)} winners for {len(xs)} places")
-        start = 0
-        for name, group in itertools.groupby(row):
-            stop = start + len(list(group))
-            areas[name].setdefault(y, []).append((edges[start], edges[stop]))
-            start = stop
-    for name, area in areas.items():
-        color, hatch = styles[name]
-        for y, runs in area.items():
-            ax.broken_barh(
-                [(left, right - left) for left, right in runs], (y - 0.5, 1),
-                facecolor=color, hatch=hatch, edgecolor="black", linewidth=0, alpha=0.7,
-            )  # fmt: skip
-        _, _, x, y = max(_room(area, y, *run) for y, runs in area.items() for run in runs)
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
-        ax.text(x, y, name, ha="center", va="center", bbox=box)
-    ax.set(xscale="log", xlim=(xs[0], xs[-1]), ylim=(min(winners) - 0.5, max(winners) + 0.5))
-    ax.grid(visible=False)
-
-
-def _room(
-    area: Mapping[int, Sequence[tuple[float, float]]], y: int, left: float, right: float
-) -> tuple[float, float, float, int]:
-    """Return how wide an area is around a run of row y, how wide the run is, and its middle."""
-    width, a, b = right / left, left, right
-    for near in (y - 1, y + 1, y - 2, y + 2):
-        shared = [(max(a, c), min(b, d)) for c, d in area.get(near, ())]
-        a, b = max(shared, key=lambda run: run[1] / run[0], default=(1.0, 0.0))
-        if b <= a:
-            return 1.0, width, math.sqrt(left * right), y
-    return b / a, width, math.sqrt(a * b), y
 
 
 def error_curves(

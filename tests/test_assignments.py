@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 from course_lib.checking import CheckReport, run_check
-from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.mutants import Mutant, mutants_of
+from course_lib.checking.mutants import Mutant
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner, Place
 from course_lib.checking.variation import unvaried
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
+from tests.helpers.solutions import (
+    EVERY,
+    checks_of,
+    code_cells,
+    hidden_of,
+    mutants_in,
+    solution_of,
+)
 
 ASSIGNMENTS = assignments(SOURCES)
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
-
-
-def parts(folder: Path) -> tuple[dict[str, Any], Any, list[Mutant]]:
-    return (
-        load_checks(folder / "checks.py"),
-        load_module(folder / "hidden.py"),
-        mutants_of(load_module(folder / "mutants.py")),
-    )
-
-
-def code_cells(folder: Path) -> Iterator[Any]:
-    notebook = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
-    return (cell for cell in notebook.cells if cell.cell_type == "code")
 
 
 POOLS: dict[Place, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}
@@ -50,11 +42,6 @@ def pools() -> Iterator[None]:
         pool.clear()
 
 
-@cache
-def parts_once(folder: Path) -> tuple[dict[str, Any], Any, list[Mutant]]:
-    return parts(folder)
-
-
 class Enough(Exception):
     """What is looked for has been found: the report so far."""
 
@@ -67,8 +54,7 @@ def run(
     until: Callable[[CheckReport], bool] = lambda _: False,
 ) -> CheckReport:
     """Return the report of all cases, or of those until the report is as `until` wants it."""
-    checks, hidden, _ = parts_once(folder)
-    name, check, results = f"{folder.name}/{task}", checks[task], list[CaseResult]()
+    name, check, results = f"{folder.name}/{task}", checks_of(folder)[task], list[CaseResult]()
 
     def progress(result: CaseResult) -> None:
         results.append(result)
@@ -76,7 +62,7 @@ def run(
             raise Enough(so_far)
 
     with LocalRunner(function, on, quiet=True, ranks=POOLS[on]) as runner:
-        cases = hidden.HIDDEN.get(task, ()) if on == "simulated" else ()
+        cases = hidden_of(folder).HIDDEN.get(task, ()) if on == "simulated" else ()
         try:
             return run_check(name, check, runner, seed="tests", hidden=cases, progress=progress)
         except Enough as enough:
@@ -84,22 +70,8 @@ def run(
             return report
 
 
-def reference(folder: Path, task: str) -> Any:
-    """Return the notebook's own solution of a task."""
-    namespace: dict[str, Any] = {}
-    function = parts(folder)[0][task].function
-    for cell in code_cells(folder):
-        role = cell.metadata.get("nbgrader", {})
-        if role.get("solution") or "import" in cell.source.partition("\n")[0]:
-            exec(compile(cell.source, f"<{folder.name}>", "exec"), namespace)
-    return namespace[function]
-
-
-EVERY = 18
-"""Of so many mutants one runs on CPU ranks by default; ``make test-all`` runs all of them there."""
-
-TASKS = [(folder, task) for folder in ASSIGNMENTS for task in parts(folder)[0]]
-MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in parts(folder)[2]]
+TASKS = [(folder, task) for folder in ASSIGNMENTS for task in checks_of(folder)]
+MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in mutants_in(folder)]
 FAILING = [
     pytest.param(
         *(folder, mutant, place),
@@ -123,7 +95,7 @@ PLACES: tuple[Place, ...] = ("simulated", "cpu")
 @pytest.mark.parametrize("on", PLACES)
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
 def test_the_solution_passes_every_case(folder: Path, task: str, on: Place) -> None:
-    report = run(folder, task, reference(folder, task), on)
+    report = run(folder, task, solution_of(folder, task), on)
     assert report.passed, str(report)
 
 
@@ -156,7 +128,7 @@ def test_mutant(folder: Path, mutant: Mutant, on: Place) -> None:
 
 @pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
 def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folder: Path) -> None:
-    checks, hidden, mutants = parts(folder)
+    checks, hidden, mutants = checks_of(folder), hidden_of(folder), mutants_in(folder)
     graded = {
         cell.metadata.nbgrader.grade_id
         for cell in code_cells(folder)
@@ -171,13 +143,13 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
 def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
     """What no case varies, a wrong solution may ignore."""
-    check = parts(folder)[0][task]
-    assert unvaried(f"{folder.name}/{task}", check, reference(folder, task)) == []
+    check = checks_of(folder)[task]
+    assert unvaried(f"{folder.name}/{task}", check, solution_of(folder, task)) == []
 
 
 @pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
 def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
-    checks, hidden, _ = parts(folder)
+    checks, hidden = checks_of(folder), hidden_of(folder)
     for task, check in checks.items():
         public = [(case.world_size, case.parameters) for case in check.cases]
         for case in hidden.HIDDEN[task]:

@@ -61,6 +61,7 @@ RULES = {
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
+    "course_lib.winner_map": {"matplotlib", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     # A check and a prediction are noted on the desk, where one works on a desk.
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.desk.diary"},

@@ -2,9 +2,6 @@
 
 from math import ceil, prod
 
-import torch
-from torch import nn
-
 from course_lib.checking import (
     Case,
     Expectation,
@@ -13,11 +10,16 @@ from course_lib.checking import (
     equals,
     in_many_forms,
     only_calls,
-    same_on_all_ranks,
     sends_at_most,
     task,
 )
-from course_lib.checking.answers import ANYTHING, WHOLE, ListOf, sees
+from course_lib.checking.optimizer_shards import (
+    OPTIMIZERS,
+    equals_one_optimizer,
+    optimizer_inputs,
+    optimizer_program,
+    same_weights_on_all_ranks,
+)
 from course_lib.checking.parallel_layers import (
     layer_bytes,
     layer_inputs,
@@ -60,95 +62,6 @@ LAYERS = (
 )
 
 # --- task 3: a sharded optimizer ------------------------------------------------------------------
-
-OPTIMIZERS = {
-    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, 1),
-    "adamw": (torch.optim.AdamW, {"lr": 0.1}, 2),
-    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}, 1),
-    "sgd": (torch.optim.SGD, {"lr": 0.5}, 0),
-}
-"""Class, options, and how many numbers of state it keeps for each number that it updates."""
-
-
-def optimizer_inputs(case, generator):
-    p = case.parameters
-
-    def randn():
-        return [torch.randn(shape, generator=generator) for shape in p["shapes"]]
-
-    found, frozen = [None] * case.world_size, p.get("frozen", ())
-    for members in case.groups:
-        weights = randn()
-        for me, rank in enumerate(members):
-            missing = {*frozen, *(p.get("unused", ()) if me == 0 else ())}
-            grads = [
-                [None if i in missing else g for i, g in enumerate(randn())]
-                for _ in range(p["steps"])
-            ]
-            mine = {"weights": weights, "gradients": grads, "frozen": frozen}
-            mine |= {"again": p.get("again", ()), "before": p.get("before", False)}
-            found[rank] = {**mine, "optimizer": p["optimizer"]}
-    return found
-
-
-def optimizer_program(sharded_optimizer, mine, given):
-    params = [
-        nn.Parameter(w.clone(), requires_grad=i not in mine["frozen"])
-        for i, w in enumerate(mine["weights"])
-    ]
-    cls, options, _ = OPTIMIZERS[mine["optimizer"]]
-    for param in params if mine["before"] else ():
-        param.grad = torch.ones_like(param)  # of nothing that the steps below are about
-    made = []
-
-    def make_optimizer(tensors):
-        made.append(cls(tensors, **options))
-        return made[-1]
-
-    make_optimizer.__qualname__ = mine["optimizer"]
-    tied = given.iterable([*params, *(params[i] for i in mine["again"])])
-    step = sharded_optimizer(tied, make_optimizer, group=given.group)
-    if not callable(step):
-        raise TypeError(f"what comes back is {type(step).__name__}, expected a function step()")
-    for grads in mine["gradients"]:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = None if grad is None else grad.clone()
-        step()
-    updated = [t for each in made for group in each.param_groups for t in group["params"]]
-    state = [v for each in made for per in each.state.values() for v in per.values()]
-    return {
-        "parameter {}": [param.detach().clone() for param in params],
-        "updates": sum(t.numel() for t in updated),
-        "state": sum(v.numel() for v in state if isinstance(v, torch.Tensor) and v.dim()),
-    }
-
-
-def one_process(scale=lambda k: 1 / k, mine=False):
-    """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer."""
-
-    def oracle(case, inputs, me):
-        cls, options, _ = OPTIMIZERS[case.parameters["optimizer"]]
-        params = [nn.Parameter(w.double().clone()) for w in inputs[0]["weights"]]
-        trained = [p for i, p in enumerate(params) if i not in inputs[0]["frozen"]]
-        optimizer = cls(trained, **options)
-        for step in range(case.parameters["steps"]):
-            for i, param in enumerate(params):
-                terms = [each["gradients"][step][i] for each in ([inputs[me]] if mine else inputs)]
-                grads = [torch.zeros_like(param) if g is None else g.double() for g in terms]
-                param.grad = sum(grads) * scale(len(inputs))
-            optimizer.step()
-        dtype = inputs[0]["weights"][0].dtype
-        return {"parameter {}": [param.detach().to(dtype) for param in params]}
-
-    return oracle
-
-
-def weights_only(inner):
-    @sees({"parameter {}": ListOf(ANYTHING), "updates": WHOLE, "state": WHOLE})
-    def judge(case, inputs, values):
-        inner(case, inputs, [{"parameter {}": v["parameter {}"]} for v in values])
-
-    return judge
 
 
 def trained_numbers(case):
@@ -224,9 +137,10 @@ CHECKS = {
         ],
         expects=[
             only_calls("all_reduce"),
-            calls_at_most("Forward sends one sum, backward nothing.", all_reduce=1),
+            calls_at_most("Forward sends one sum, backward nothing.", all_reduce=2),
             sends_at_most(
-                lambda case, rank: layer_bytes(case, "out"), hint="What is summed is the output."
+                lambda case, rank: 2 * layer_bytes(case, "out"),
+                hint="What is summed is the output, in each of two forwards.",
             ),
         ],
         worth={"values": 3, "communication": 1},
@@ -237,23 +151,8 @@ CHECKS = {
         inputs=optimizer_inputs,
         program=optimizer_program,
         judges=[
-            weights_only(
-                equals(
-                    one_process(),
-                    {
-                        "the weights of a step with the sum over the ranks, not the mean": (
-                            one_process(lambda k: 1)
-                        ),
-                        "the weights of a step with this rank's own gradients": (
-                            one_process(lambda k: 1, mine=True)
-                        ),
-                        "the mean divided by the number of ranks once more": (
-                            one_process(lambda k: 1 / k**2)
-                        ),
-                    },
-                )
-            ),
-            weights_only(same_on_all_ranks),
+            equals_one_optimizer,
+            same_weights_on_all_ranks,
         ],
         expects=[
             Expectation(its_share, part="memory"),
@@ -270,6 +169,7 @@ CHECKS = {
             Case("2 ranks, frozen", 2, training("rmsprop", (3, 3), (4,), (1,), frozen=[1])),
             Case("3 ranks, tied", 3, training("adamw", (3, 2), (7,), again=[0, 1])),
             Case("3 ranks, fewer than one each", 3, training("momentum", (2,))),
+            Case("2 ranks, one without gradients", 2, training("adamw", (3, 2), unused=[0])),
             Case(
                 "2 ranks, frozen, tied, one unused on a rank",
                 2,

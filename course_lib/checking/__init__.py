@@ -14,7 +14,7 @@ order:
 - `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
   programs and judges that several assignments need
 - `rings`: what collectives made of messages may send
-- `forbidden`: classes of PyTorch that do what a task asks for
+- `forbidden`: classes and functions of PyTorch that do what a task asks for
 - `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
 - `evaluation`, `checkpoints`, `letters`: what else stands around a training loop, and questions
 - `chain`, `chain_programs`: a chain of layers whose backward takes time, and what is called on it

@@ -5,6 +5,7 @@ of this length, and ``None`` for None; in place of values stand:
 
     a tensor                 a tensor of its shape and dtype
     NUMBER, WHOLE, TEXT      any number, any integer, any text
+    NAMED                    a dict whose keys are text, whatever is in it
     VECTOR                   a vector of integers (int64)
     ListOf(form)             a list of any length, up to 1000
     ANYTHING                 anything: for a judge that compares what ranks have
@@ -67,6 +68,10 @@ WHOLE = Kind("a whole number", _is_whole, "whole numbers")
 TEXT = Kind("text", lambda value: isinstance(value, str), "texts")
 VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole numbers")
 ANYTHING = Kind("anything", lambda value: True)
+NAMED = Kind(
+    "a dict of results",
+    lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value),
+)
 _TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
 J = TypeVar("J", bound=Callable[..., Any])

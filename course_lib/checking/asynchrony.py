@@ -17,7 +17,7 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe
 from course_lib.checking.given import Given
-from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.judges import Oracle
 from course_lib.ranks import compute
 
 Events = Sequence[Sequence[Any]]
@@ -41,30 +41,44 @@ def ages(events: Events, before: int = 0) -> list[int]:
     return found
 
 
-def judge_ages(mistakes: dict[str, Callable[[Events], list[int]]]) -> Judge:
-    """Return the judge of a list of staleness; `mistakes` give what people answer instead."""
+def _since_the_last_push(events: Events) -> list[int]:
+    """Count from a worker's last push: a worker that pulls late has newer weights."""
+    last: dict[int, int] = {}
+    found: list[int] = []
+    for kind, worker in events:
+        if kind == "push":
+            found.append(len(found) - last.get(worker, 0))
+            last[worker] = len(found)
+    return found
 
-    @sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
-    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        events, got = case.parameters["events"], values[0]
-        right = ages(events)
-        pushed = [worker for kind, worker in events if kind == "push"]
-        if not isinstance(got, list) or not all(type(each) is int for each in got):
-            raise Wrong(f"the answer is {describe(got)}, expected a list of {len(right)} ints")
-        if got != right:
-            hint = next(
-                (f"This equals {m}." for m, of in mistakes.items() if of(events) == got), ""
-            )
-            if len(got) != len(right):
-                what = f"the list has {len(got)} numbers, expected {len(right)}, one for each push"
-                raise Wrong(what, hint)
-            n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
-            raise Wrong(
-                f"push {n}, of worker {pushed[n]}: expected staleness {right[n]}, got {got[n]}",
-                hint,
-            )
 
-    return judge
+AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
+    "the right list plus 1: a push does not make its own gradient older": lambda e: ages(e, 1),
+    "the version that was pulled, not how old it is": lambda e: [
+        n - age for n, age in enumerate(ages(e))
+    ],
+    "what it is if each worker pulls right after its push: it may pull later": _since_the_last_push,
+}
+
+
+@sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
+def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge a list of staleness, one for each push of the case's ``events``."""
+    events, got = case.parameters["events"], values[0]
+    right = ages(events)
+    pushed = [worker for kind, worker in events if kind == "push"]
+    if not isinstance(got, list) or not all(type(each) is int for each in got):
+        raise Wrong(f"the answer is {describe(got)}, expected a list of {len(right)} ints")
+    if got == right:
+        return
+    same = (f"This equals {name}." for name, of in AGE_MISTAKES.items() if of(events) == got)
+    hint = next(same, "")
+    if len(got) != len(right):
+        what = f"the list has {len(got)} numbers, expected {len(right)}, one for each push"
+        raise Wrong(what, hint)
+    n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
+    what = f"push {n}, of worker {pushed[n]}: expected staleness {right[n]}, got {got[n]}"
+    raise Wrong(what, hint)
 
 
 def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -72,20 +86,27 @@ def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
     own, shapes = dict(case.parameters), case.parameters["shapes"]
 
     def draw() -> list[Tensor]:
-        return [torch.randn(shape, generator=generator) for shape in shapes]
+        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
 
     pushes = sum(kind == "push" for kind, _ in own["events"])
     return [{**own, "params": draw(), "gradients": [draw() for _ in range(pushes)]}]
 
 
-def follow_script(made: Any, mine: Any, given: Given, answer: str) -> dict[str, Any]:
-    """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes."""
-    if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
-        raise TypeError(f"the server is {type(made).__name__}, expected two functions (pull, push)")
-    pull, push = made
+def follow_script(
+    make: Callable[[Any], Any], mine: Any, given: Given, answer: str
+) -> dict[str, Any]:
+    """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes.
+
+    `make(params)` asks the student's function for a server. Between two events another server of
+    its making serves the same workers: each keeps what it knows to itself.
+    """
+    pull, push = _server(make(given.iterable(mine["params"])))
+    other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
     pulled, answers, left = [], [], list(mine["gradients"])
     memory = [param.data_ptr() for param in mine["params"]]
     for kind, worker in mine["events"]:
+        other_pull(worker)
+        other_push(worker, [torch.ones_like(param) for param in mine["params"]])
         if kind == "pull":
             pulled.append(pull(worker))
         else:
@@ -96,6 +117,12 @@ def follow_script(made: Any, mine: Any, given: Given, answer: str) -> dict[str, 
         "weight {} of the server": [param.clone() for param in mine["params"]],
         "the parameters' own memory": [param.data_ptr() for param in mine["params"]] == memory,
     }
+
+
+def _server(made: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
+        raise TypeError(f"the server is {type(made).__name__}, expected two functions (pull, push)")
+    return made
 
 
 Rule = Callable[[list[Tensor], list[Tensor], int, dict[str, Any]], tuple[list[Tensor], Any, int]]
@@ -146,7 +173,7 @@ def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
     own, shapes, made = case.parameters, case.parameters["shapes"], []
 
     def draw() -> list[Tensor]:
-        return [torch.randn(shape, generator=generator) for shape in shapes]
+        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
 
     for rank in range(case.world_size):
         targets = [draw() for _ in range(own["order"].count(rank))]

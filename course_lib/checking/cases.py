@@ -113,12 +113,15 @@ class Observed:
         trace: every operation of the case; ``None`` where nothing was recorded.
         network: of the virtual clock that the trace's times are of; ``None`` on real ranks, whose
             times mean nothing to a check.
+        touched: which ranks used the buffer of an operation before its ``wait()``, a sentence each;
+            known on simulated ranks alone.
 
     """
 
     outputs: Sequence[Any]
     trace: Trace | None = None
     network: Network | None = None
+    touched: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

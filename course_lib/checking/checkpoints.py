@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.checking.answers import Kind, sees
+from course_lib.checking.answers import NAMED, Kind, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.epoch_runs import scaled_model
 from course_lib.checking.given import Given
@@ -113,8 +113,7 @@ def _has(key: str) -> Kind:
 def _is_written(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("wrote"), bool):
         return False
-    names = value.get(MODEL, {})
-    return isinstance(names, dict) and all(isinstance(name, str) for name in names)
+    return NAMED.test(value.get(MODEL, {}))
 
 
 @sees(Kind("what was written", _is_written))

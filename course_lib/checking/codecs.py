@@ -1,7 +1,8 @@
 """Codecs that a check hands to a student's function, and whose every result is exact.
 
-All scales are powers of two: with numbers that are multiples of one (`sums.exact_numbers`), nothing
-is rounded but what a codec rounds, and a sum of decoded tensors is the same in every order.
+All scales are 257 times a power of two: with numbers that are multiples of one
+(`sums.exact_numbers`), float32 rounds nothing but what a codec rounds, and a sum of decoded tensors
+is the same in every order. But bfloat16 rounds the scale itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from course_lib.checking.cases import Case
 from course_lib.checking.judges import Oracle, equals
 from course_lib.checking.sums import EXACT
 
+Rounding = Callable[[Tensor], Tensor]
+
 
 def _vector(x: Tensor) -> Tensor:
     if x.dim() != 1 or x.dtype != torch.float32:
@@ -24,7 +27,7 @@ def _vector(x: Tensor) -> Tensor:
 
 
 def _with_scale(exponent: Tensor, codes: Tensor) -> Tensor:
-    scale = torch.ldexp(torch.ones((), device=codes.device), exponent)
+    scale = torch.ldexp(torch.full((), 257.0, device=codes.device), exponent)
     return torch.cat([scale.reshape(1).view(torch.uint8), codes])
 
 
@@ -32,12 +35,13 @@ def _scale(wire: Tensor) -> Tensor:
     return wire[:4].clone().view(torch.float32)
 
 
-def encode_bytes(x: Tensor) -> Tensor:
-    """Return n + 4 bytes: a power of two, and each number by it, to the nearest."""
+def encode_bytes(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
+    """Return n + 4 bytes: a scale, and each number by it, `rounded`."""
     x = _vector(x)
     largest = x.abs().max() if x.numel() else x.sum()
-    exponent = torch.frexp(largest / 127).exponent
-    return _with_scale(exponent, torch.ldexp(x, -exponent).round().to(torch.int8).view(torch.uint8))
+    exponent = torch.frexp(largest / (127 * 257)).exponent
+    codes = rounded(torch.ldexp(x, -exponent) / 257).to(torch.int8)
+    return _with_scale(exponent, codes.view(torch.uint8))
 
 
 def decode_bytes(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -45,11 +49,11 @@ def decode_bytes(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tens
     return (wire[4:].clone().view(torch.int8) * _scale(wire)).view(shape).to(dtype)
 
 
-def encode_signs(x: Tensor) -> Tensor:
-    """Return 4 + ceil(n / 8) bytes: a power of two, and a bit for each number, 1 below zero."""
+def encode_signs(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
+    """Return 4 + ceil(n / 8) bytes: a scale, and a bit for each number, 1 below zero."""
     x = _vector(x)
     largest = x.abs().max() if x.numel() else x.sum()
-    exponent = torch.frexp(largest).exponent - 1
+    exponent = torch.frexp(largest).exponent - 9
     bits = torch.nn.functional.pad((x < 0).to(torch.uint8), (0, -x.numel() % 8)).view(-1, 8)
     powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=x.device)
     return _with_scale(exponent, (bits * powers).sum(1).to(torch.uint8))
@@ -63,11 +67,29 @@ def decode_signs(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tens
     return (signs * _scale(wire)).view(shape).to(dtype)
 
 
-Codec = tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]
+Codec = tuple[Callable[..., Tensor], Callable[..., Tensor]]
 CODECS: Mapping[str, Codec] = {
     "8 bits": (encode_bytes, decode_bytes),
     "1 bit": (encode_signs, decode_signs),
 }
+
+
+def handed_out(name: str) -> Codec:
+    """Return a codec for a student's function; a vector that comes again is rounded another way.
+
+    So does a codec that rounds at random, and then not all ranks hold the same sum.
+    """
+    encode, decode = CODECS[name]
+    seen: set[bytes] = set()
+
+    def encode_once(x: Tensor) -> Tensor:
+        numbers = _vector(x).cpu().numpy().tobytes()
+        rounded = torch.floor if numbers in seen else torch.round
+        seen.add(numbers)
+        return encode(x, rounded)
+
+    encode_once.__qualname__ = encode.__qualname__  # which of them it is
+    return encode_once, decode
 
 
 def round_trip(codec: Codec, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.checking.answers import Kind, sees
+from course_lib.checking.answers import NAMED, sees
 from course_lib.checking.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
@@ -231,15 +231,11 @@ def equals_run(*keys: str, **options: Any) -> Judge:
         some(with_epochs()), {words: some(o) for words, o in EPOCHS_MISTAKES.items()}, **options
     )
 
-    @sees(Kind("a dict of results", _has_names))
+    @sees(NAMED)
     def judge_some(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         judge(case, inputs, [_those(value, keys) for value in values])
 
     return judge_some
-
-
-def _has_names(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
 def _those(value: Any, keys: Sequence[str]) -> Any:

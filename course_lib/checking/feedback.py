@@ -29,6 +29,24 @@ def signs(p: Tensor) -> Tensor:
 COMPRESS = {"only_largest": only_largest, "signs": signs}
 
 
+def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `compress`, which refuses a tensor that comes again."""
+    seen: set[bytes] = set()
+
+    def compress_once(p: Tensor) -> Tensor:
+        numbers = p.detach().double().cpu().contiguous().numpy().tobytes()
+        if numbers in seen:
+            raise RuntimeError(
+                "compress is called twice for one tensor: if it rounds at random, what is kept "
+                "does not belong to what is returned"
+            )
+        seen.add(numbers)
+        return compress(p)
+
+    compress_once.__qualname__ = compress.__qualname__  # which of them it is
+    return compress_once
+
+
 def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw a tensor for each step and key; every second step is small beside what has gathered."""
     drawn = []
@@ -49,7 +67,7 @@ def run_feedback(
 ) -> dict[str, Tensor]:
     """Two senders take turns; what they got and what they returned is overwritten afterwards."""
     senders = {
-        name: called(with_feedback(COMPRESS[mine["compress"]]), "what with_feedback returns")
+        name: called(with_feedback(_once(COMPRESS[mine["compress"]])), "what with_feedback returns")
         for name in ("first", "second")
     }
     found = {}

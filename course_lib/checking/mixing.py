@@ -143,53 +143,15 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
 
 
 def mixed(change: Callable[[Tensor], Tensor] = lambda weights: weights) -> Oracle:
-    """Return the oracle that mixes ``tensor`` with a changed matrix: a mistake, or none."""
+    """Return the oracle that mixes two tensors with a changed matrix: a mistake, or none."""
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
         weights = change(weights_of(case.parameters["graphs"][0], len(inputs)))
-        tensors = torch.stack([each["tensor"].double().contiguous() for each in inputs])
-        value = (weights[me] @ tensors.view(len(inputs), -1)).view(tensors.shape[1:])
-        return {"tensor": value.to(inputs[me]["tensor"].dtype)}
+        found = {}
+        for name in ("tensor", "second tensor"):
+            tensors = torch.stack([each[name].double().contiguous() for each in inputs])
+            value = (weights[me] @ tensors.view(len(inputs), -1)).view(tensors.shape[1:])
+            found[name] = value.to(inputs[me][name].dtype)
+        return found
 
     return oracle
-
-
-Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Tensor]
-"""``step(W, X, γ, gradient, old)``: from all ranks' weights X, shape (K, n), to the next."""
-
-
-def stepped(step: Step) -> Oracle:
-    """Return the oracle of some steps of training; `old` is what ``.grad`` held before.
-
-    Of the inputs, ``values`` are the parameters, ``targets`` one list of tensors for each step, and
-    ``loss`` says how they make a loss: ``distance`` is half the squared distance of all parameters
-    to them, ``product`` the sum of the products. Parameter ``unused`` is left out.
-    """
-
-    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
-        graphs, mine = case.parameters["graphs"], inputs[me]
-        shapes = [value.shape for value in mine["values"]]
-        x = torch.stack([_flat(each["values"]) for each in inputs])
-        used = [torch.full((s.numel(),), float(i != mine["unused"])) for i, s in enumerate(shapes)]
-        old = torch.full_like(x, float(mine["before"]))
-        for t, graph in enumerate(graphs):
-            target = torch.stack([_flat(each["targets"][t]) for each in inputs])
-
-            def gradient(x: Tensor, target: Tensor = target) -> Tensor:
-                return torch.cat(used) * (target if mine["loss"] == "product" else x - target)
-
-            new = step(weights_of(graph, len(inputs)), x, mine["lr"], gradient, old)
-            old, x = old + gradient(x), new
-        new_weights = x[me].to(mine["values"][0].dtype)
-        pieces = torch.split(new_weights, [shape.numel() for shape in shapes])
-        return {
-            "calls of loss()": len(graphs),
-            "parameter {}": [p.view(shape) for p, shape in zip(pieces, shapes, strict=True)],
-            "the parameters' own memory": True,
-        }
-
-    return oracle
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.double().flatten() for tensor in tensors])

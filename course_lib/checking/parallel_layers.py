@@ -69,9 +69,10 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
     del linear
     x = mine["x"].clone().requires_grad_()
     # x is used as it is, too: in a model there is a residual connection around such layers.
-    y, beside = layer(x), (x * mine["dx"]).sum()
+    # And before its backward comes another forward, of other rows that need no gradient.
+    y, later, beside = layer(x), layer(2 * mine["x"]), (x * mine["dx"]).sum()
     weight, bias = _parameter(layer, "weight"), _parameter(layer, "bias")
-    found = {"output": y.detach(), "weight": weight.detach()}
+    found = {"output": y.detach(), "later output": later.detach(), "weight": weight.detach()}
     found |= {"bias": None if bias is None else bias.detach()}
     if y.shape == mine["dy"].shape:
         torch.autograd.backward([y, beside], [mine["dy"], torch.ones_like(beside)])
@@ -107,13 +108,14 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
             back = dy.tensor_split(k, -1)[me] @ part + dx
         found = {
             "output": x @ weight.t() + (k if mistake == "K biases" else 1) * bias,
+            "later output": 2 * x @ weight.t() + (k if mistake == "K biases" else 1) * bias,
             "weight": part,
             "bias": bias,
             "gradient of x": back if cut == "out" else back.tensor_split(k, -1)[me],
             "gradient of weight": _gradient(dy, x).tensor_split(k, side)[me],
             "gradient of bias": dy.flatten(0, -2).sum(0),
         }
-        for name in ("output", "bias", "gradient of bias") if cut == "out" else ():
+        for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():
             found[name] = found[name].tensor_split(k, -1)[me]
         right = {name: value.to(own["weight"].dtype) for name, value in found.items()}
         none = dict.fromkeys(("bias", "gradient of bias") if own["bias"] is None else ())

@@ -125,6 +125,12 @@ class _Examination:
         self.trace = observed.trace
         if self.trace is not None:
             _expect_all_waited_for(self.trace)
+        if observed.touched:
+            raise Wrong(
+                observed.touched[0].rstrip("."),
+                "Until .wait() returns, its tensors belong to the network: whether what you do to "
+                "them comes before or after the sum is chance.",
+            )
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
         try:

@@ -7,8 +7,9 @@ that ends its process, or never returns, costs the student a line of the report 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from os.path import basename
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.wire import Plain, decode, encode
 from course_lib.ranks import (
     Event,
+    MisuseWarning,
     Network,
     RankError,
     Ranks,
@@ -114,7 +116,9 @@ class LocalRunner:
             told = [RankState(r, doing, relabelled(at), s) for r, doing, at, s in states]
             failure = _error(kind, relabelled(summary), told, relabelled(detail))
             raise _with_trace(_of_a_case(failure, check), trace)
-        return Observed([decode(output) for output in answer["outputs"]], trace, case.network)
+        outputs = [decode(output) for output in answer["outputs"]]
+        touched = [relabelled(each) for each in answer["touched"]]
+        return Observed(outputs, trace, case.network, touched)
 
     def __enter__(self) -> LocalRunner:
         return self
@@ -141,10 +145,10 @@ def _simulated(
     seconds: float,
 ) -> dict[str, Any]:
     """Run a case on simulated ranks, in a process of its own; tell all as plain values."""
-    ranks = Ranks(len(mine), on="simulated", network=network, timeout=seconds, misuse="ignore")
+    ranks = Ranks(len(mine), on="simulated", network=network, timeout=seconds, misuse="warn")
     outputs: list[bytes] = []
     failure = None
-    with redirect_stdout(io.StringIO()) as printed:
+    with redirect_stdout(io.StringIO()) as printed, _told_of_misuse() as told:
         try:
             outputs = ranks.run(_run_program, program, function, per_rank(mine), False)
         except RanksError as error:
@@ -154,8 +158,28 @@ def _simulated(
         "outputs": outputs,
         "events": [tuple(event) for event in ranks.trace.events],
         "error": failure,
+        # Handles that nobody waits for, the events tell.
+        "touched": [line for line in told if " before its wait(): " in line],
         "printed": printed.getvalue()[:_MAX_PRINTED],
     }
+
+
+@contextmanager
+def _told_of_misuse() -> Iterator[list[str]]:
+    """Collect what is said about misused handles; other warnings are shown as ever."""
+    told: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", MisuseWarning)
+        show = warnings.showwarning
+
+        def hear(message: Any, category: type[Warning], *where: Any) -> None:
+            if category is MisuseWarning:
+                told.extend(str(message).splitlines())
+            else:
+                show(message, category, *where)
+
+        warnings.showwarning = hear  # type: ignore[assignment]
+        yield told
 
 
 def _error(kind: str, summary: str, states: Sequence[RankState], detail: str) -> RanksError:

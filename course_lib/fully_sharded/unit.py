@@ -81,6 +81,7 @@ class Unit:
         self._gathering: tuple[dist.Work | None, Tensor] | None = None
         self._reducing: list[tuple[dist.Work | None, Tensor, Tensor]] = []
         self._gradient: Bucket | None = None
+        self._missing: set[int] = set()
         self.gathered = True
         self._chunks.flat.untyped_storage().resize_(0)  # where it is not the whole itself
         self.free()
@@ -132,8 +133,10 @@ class Unit:
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def on_gradient(leaf: Tensor) -> None:
             if self._gradient is None:
-                flat = torch.zeros_like(self._whole)
+                flat = torch.empty_like(self._whole)
                 length = sum(like.numel() for like in self._like)
+                flat[length:].zero_()  # what pads it is summed up too
+                self._missing = set(range(len(self._like)))
                 self._gradient = Bucket(self._like, range(len(self._like)), flat[:length])
                 self._gradient_flat = flat
                 self._gradient.pending = self.trained
@@ -141,6 +144,7 @@ class Unit:
                 factor = 1 / place_in(self._group)[1]
                 copy_scaled(leaf.grad, factor, self._gradient.views[index])
             leaf.grad = None
+            self._missing.discard(index)
             self._gradient.pending -= 1
             if self._gradient.pending == 0:
                 self.reduce()
@@ -154,6 +158,8 @@ class Unit:
         """Begin to reduce-scatter the gradients that are there, if any; missing ones are zero."""
         if self._gradient is None:
             return
+        for index in self._missing:  # frozen, or not used this time
+            self._gradient.views[index].zero_()
         flat, self._gradient = self._gradient_flat, None
         del self._gradient_flat
         mine = flat.new_empty(self.chunk.numel())

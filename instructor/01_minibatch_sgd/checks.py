@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import nn
+from torch.optim.sgd import sgd
 
 from course_lib.checking import Case, Wrong, equals, in_many_forms, task
 from course_lib.checking.accumulation import (
@@ -45,7 +46,7 @@ def step_inputs(case, generator):
 def step_program(sgd_step, mine, given):
     params = [nn.Parameter(weight) for weight in mine["weights"]]
     in_memory = [param.detach() for param in params]
-    with refusing(torch.optim.Optimizer):
+    with refusing(torch.optim.Optimizer, sgd):
         for gradients in mine["gradients"]:
             for param, gradient in zip(params, gradients, strict=True):
                 param.grad = None if gradient is None else gradient.clone()

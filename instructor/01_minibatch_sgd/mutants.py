@@ -278,6 +278,17 @@ def sgd_step__an_optimizer(params, lr):
     torch.optim.SGD(params, lr).step()
 
 
+@fails("sgd is what this task asks you to write")
+def sgd_step__the_function_of_an_optimizer(params, lr):
+    from torch.optim.sgd import sgd
+
+    params = [param for param in params if param.grad is not None]
+    grads, none = [param.grad for param in params], [None for _ in params]
+    options = {"weight_decay": 0, "momentum": 0, "dampening": 0}
+    with torch.no_grad():
+        sgd(params, grads, none, lr=lr, nesterov=False, maximize=False, **options)
+
+
 @fails("course_lib", only=["grader"])
 def sgd_step__imports_the_reference(params, lr):
     import importlib

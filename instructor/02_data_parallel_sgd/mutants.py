@@ -150,6 +150,17 @@ def average_gradients__all_at_once(params, group=None):
         grad /= dist.get_world_size(group)
 
 
+average_gradients__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
+    edited(
+        average_gradients__all_at_once,
+        (
+            "        handle.wait()\n        grad /= dist.get_world_size(group)\n",
+            "        grad /= dist.get_world_size(group)\n        handle.wait()\n",
+        ),
+    )
+)
+
+
 @fails("view size is not compatible")
 def average_gradients__needs_contiguous_gradients(params, group=None):
     grads = [param.grad for param in params if param.grad is not None]

@@ -353,13 +353,15 @@ ring_reduce_scatter__groups_are_every_second_rank = fails("one of them alone", o
         ),
     )
 )
-ring_reduce_scatter__uses_it_before_it_is_there = fails("expected", only=VIRTUAL)(
-    scatter_with(
-        ("incoming = torch.empty_like(chunks[mine])", "incoming = torch.zeros_like(chunks[mine])"),
-        ("sending.wait()", "chunks[mine] = chunks[mine] + incoming; sending.wait()"),
-        ("\n        chunks[mine] += incoming", ""),
-    )
+TOO_EARLY = scatter_with(
+    ("incoming = torch.empty_like(chunks[mine])", "incoming = torch.zeros_like(chunks[mine])"),
+    ("sending.wait()", "chunks[mine] = chunks[mine] + incoming; sending.wait()"),
+    ("\n        chunks[mine] += incoming", ""),
 )
+ring_reduce_scatter__uses_it_before_it_is_there = fails("before its wait()", only=["simulated"])(
+    edited(TOO_EARLY)
+)
+ring_reduce_scatter__uses_what_is_not_there = fails("expected", only=["grader"])(edited(TOO_EARLY))
 ring_reduce_scatter__up_to_six_ranks = fails("hidden case", only=["simulated"])(
     scatter_with(("for step in", "k = min(k, 6); rank = rank % k\n    for step in"))
 )

@@ -830,6 +830,20 @@ def exhibit_3__all_reduce(model, loss_fn, batches, lr, group=None):
             param.data -= lr * param.grad / dist.get_world_size(group)
 
 
+exhibit_3__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
+    edited(
+        exhibit_3__all_reduce,
+        (
+            "            dist.all_reduce(param.grad, group=group)\n",
+            "            work = dist.all_reduce(param.grad, group=group, async_op=True)\n"
+            "            param.grad /= dist.get_world_size(group)\n"
+            "            work.wait()\n",
+        ),
+        ("param.grad / dist.get_world_size(group)", "param.grad"),
+    )
+)
+
+
 def exhibit_3_with(*edits):
     return edited(exhibit_3__passes_on, *edits)
 

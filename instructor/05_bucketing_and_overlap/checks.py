@@ -61,6 +61,7 @@ WIDE_BUCKETS = [[23, 22], WIDE[21:13:-1], WIDE[13:5:-1], WIDE[5::-1]]
 DEEP = {"shapes": [(64,)] * 24, "timed": True, "seconds": 50e-6, "cap": 8 * 64, "first_cap": 128}
 DEEP["fast"] = True
 PAIRS, FOUR = [[3, 2], [1, 0]], [0, 1, 2, 3]
+UNLIKE = [[3], [2, 1], [0]]
 BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
 
 CHECKS = {
@@ -142,7 +143,7 @@ CHECKS = {
             Case(
                 "3 ranks, each its own order",
                 3,
-                chain(4, [[3], [2, 1], [0]], [[(0, 1, 2, 3), (3, 2, 1, 0), (2, 1, 3, 0)]]),
+                chain(4, UNLIKE, [[(0, 1, 2, 3), (3, 2, 1, 0), (2, 1, 3, 0)]]),
             ),
             Case(
                 "4 ranks, in two groups, .grad is not empty",
@@ -214,19 +215,14 @@ CHECKS = {
                 "3 ranks, no_sync for two of three",
                 3,
                 chain(
-                    4,
-                    [[3], [2, 1], [0]],
-                    [[0, 1, 2, 3]] * 3,
-                    cap=10,
-                    first_cap=2,
-                    in_place=True,
-                    interrupted=True,
+                    *(4, UNLIKE, [FOUR] * 3),
+                    **{"cap": 10, "first_cap": 2, "in_place": True, "interrupted": True},
                 ),
             ),
             Case(
                 "4 ranks, in two groups, two steps with no_sync",
                 4,
-                chain(4, [[3], [2, 1], [0]], *[[FOUR] * 2] * 2, cap=10, first_cap=2, before=True),
+                chain(4, UNLIKE, [FOUR] * 2, [FOUR, [0, 1, 3]], cap=10, first_cap=2, before=True),
             ),
             Case(
                 "3 ranks, frozen, unused and tied",
@@ -256,7 +252,7 @@ CHECKS = {
                 3,
                 chain(
                     4,
-                    [[3], [2, 1], [0]],
+                    UNLIKE,
                     [[(0, 1, 2), (0, 1)]],
                     [[(0, 2), (0, 1), (1,)]],
                     cap=10,

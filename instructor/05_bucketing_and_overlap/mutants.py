@@ -210,6 +210,15 @@ MEAN = "mean = flat / dist.get_world_size(group)"
 GRADS = "[torch.zeros_like(p) if p.grad is None else p.grad for p in params]"
 
 send_bucket__sum = fails("the sum over the ranks, not the mean")(send_with((MEAN, "mean = flat")))
+IN_FLIGHT = send_with(
+    (START, START + "\n    flat /= dist.get_world_size(group)"), (MEAN, "mean = flat")
+)
+send_bucket__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
+    edited(IN_FLIGHT)
+)
+send_bucket__divides_what_is_overwritten = fails("the sum over the ranks", only=["grader"])(
+    edited(IN_FLIGHT)
+)
 send_bucket__divides_twice = fails("divided by the number of ranks once more")(
     send_with((MEAN, MEAN + " / dist.get_world_size(group)"))
 )
@@ -769,6 +778,15 @@ data_parallel__whole_world = fails("the mean over all 4 ranks, expected the mean
 )
 data_parallel__forgets_to_wait = fails("never waits for the handle")(
     parallel_with(("work.wait()", "pass"))
+)
+data_parallel__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
+    parallel_with(
+        (LAUNCHES, LAUNCHES + "\n        flat /= dist.get_world_size(group)"),
+        ("mean = flat / dist.get_world_size(group)", "mean = flat"),
+    )
+)
+data_parallel__loses_what_no_sync_gathered = fails("two steps with no_sync")(
+    parallel_with(("if p.grad is None else p.grad", "if p not in ready else p.grad"))
 )
 data_parallel__unused_never_leaves = fails("nothing was averaged")(
     parallel_with(

@@ -91,6 +91,11 @@ quantize__contiguous_only = fails("view size is not compatible")(
 quantize__column_order = fails("codes[")(quantize_with(("ravel()", "ravel(order='A')")))
 
 
+quantize__next_to_nothing_for_zero = fails("codes")(
+    quantize_with(("x / scale if scale else x", "x / (scale + np.float32(1e-12))"))
+)
+
+
 @fails("the function changes x")
 def quantize__in_place(x, u):
     scale = x.float().abs().max() / 127 if x.numel() else torch.zeros(())
@@ -161,6 +166,9 @@ dequantize__views_any_four_bytes = fails("divisible")(
     dequantize_with(("wire = wire.clone()", "pass"))
 )
 dequantize__float32_only = fails("has dtype torch.float32")(dequantize_with((".to(dtype)", "")))
+dequantize__in_the_dtype_of_the_result = fails("numbers")(
+    dequantize_with((".to(torch.float32)", ".to(dtype)"), ("[0]).to(dtype)", "[0].to(dtype))"))
+)
 dequantize__flat = fails("has shape")(dequantize_with(("reshape(shape)", "clone()")))
 dequantize__divides = fails("numbers")(dequantize_with(("mul_", "div_")))
 dequantize__reads_the_scale_at_the_end = fails("numbers")(
@@ -392,6 +400,18 @@ with_feedback__changes_x = fails("x afterwards")(
 with_feedback__returns_what_was_left_out = fails("expected")(
     feedback_with(("return sent.clone()", "return e.clone()"))
 )
+
+
+@fails("compress is called twice for one tensor")
+def with_feedback__compresses_twice(compress):
+    residuals = {}
+
+    def send(x, key):
+        p = x.float() + residuals.get(key, 0)
+        residuals[key] = p - compress(p)
+        return compress(p).to(x.dtype, copy=True)
+
+    return send
 
 
 @fails("that two senders share")
@@ -632,6 +652,14 @@ compressed_all_reduce__into_a_copy = fails("nothing was written into it")(
 compressed_all_reduce__mean = fails("nobody asked to divide")(
     all_reduce_with(("x.copy_(torch.cat(decoded)", "x.copy_(torch.cat(decoded).div(k)"))
 )
+compressed_all_reduce__encodes_the_sum_for_each = fails("expected")(
+    all_reduce_with(("[encode(total)] * k", "[encode(total) for _ in range(k)]"))
+)
+compressed_all_reduce__decodes_in_the_dtype_of_x = fails("expected")(
+    all_reduce_with(
+        ("decode(wire, own.shape, torch.float32)", "decode(wire, own.shape, x.dtype).float()")
+    )
+)
 compressed_all_reduce__sends_first = fails("waits in send", only=("simulated", "grader"))(
     all_reduce_with(
         ("dist.isend(", "dist.send("),
@@ -739,6 +767,15 @@ random_k_mean__neighbours = fails("each place equally often")(
         ),
         ("flat[places]", "flat[list(places)]"),
         ("result[places]", "result[list(places)]"),
+    )
+)
+random_k_mean__remembers_the_places_of_a_seed = fails("out of bounds", only=("simulated", "cpu"))(
+    random_k_with(
+        ("group=None):", "group=None, known={}):"),
+        (
+            "places = random.Random(seed).sample(range(n), k)",
+            "places = known.setdefault(seed, random.Random(seed).sample(range(n), k))",
+        ),
     )
 )
 random_k_mean__goes_on_drawing = fails("when it comes again")(

@@ -20,7 +20,6 @@ from course_lib.checking import (
     time_within,
 )
 from course_lib.checking.asynchrony import (
-    ages,
     follow_script,
     judge_ages,
     minus,
@@ -32,7 +31,7 @@ from course_lib.checking.asynchrony import (
     worker_inputs,
     worker_program,
 )
-from course_lib.ranks import compute
+from course_lib.checking.diloco import equals_diloco, rounds_inputs, rounds_program
 
 AGE, COUNTED = "staleness of push {}", "push {} counts"
 
@@ -43,27 +42,6 @@ def events_program(staleness, mine, given):
     return staleness(given.iterable([tuple(event) for event in mine["events"]]))
 
 
-def since_the_last_push(events):
-    """Count from a worker's last push: a worker that pulls late has newer weights."""
-    last, found = {}, []
-    for kind, worker in events:
-        if kind == "push":
-            found.append(len(found) - last.get(worker, 0))
-            last[worker] = len(found)
-    return found
-
-
-AGE_MISTAKES = {
-    "the right list plus 1: a push does not make its own gradient older": lambda events: ages(
-        events, 1
-    ),
-    "the version that was pulled, not how old it is": lambda events: [
-        n - age for n, age in enumerate(ages(events))
-    ],
-    "what it is if each worker pulls right after its push: it may pull later": since_the_last_push,
-}
-
-
 def of_events(name, text):
     return Case(name, 1, {"events": script(text)})
 
@@ -72,11 +50,13 @@ def of_events(name, text):
 
 
 def async_program(async_server, mine, given):
-    return follow_script(async_server(given.iterable(mine["params"]), mine["lr"]), mine, given, AGE)
+    return follow_script(lambda params: async_server(params, mine["lr"]), mine, given, AGE)
 
 
 def backup_program(backup_server, mine, given):
-    made = backup_server(given.iterable(mine["params"]), mine["lr"], mine["wait_for"])
+    def made(params):
+        return backup_server(params, mine["lr"], mine["wait_for"])
+
     return follow_script(made, mine, given, COUNTED)
 
 
@@ -141,107 +121,6 @@ def without_waiting(case, network):
 # Task 5: DiLoCo ----------------------------------------------------------------------------------
 
 
-def diloco_inputs(case, generator):
-    shapes, own = case.parameters["shapes"], dict(case.parameters)
-    start = [torch.randn(shape, generator=generator) for shape in shapes]
-    return [
-        {**own, "values": start, "goals": [torch.randn(s, generator=generator) for s in shapes]}
-        for _ in range(case.world_size)
-    ]
-
-
-def diloco_program(diloco, mine, given):
-    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
-    memory, found, calls = [param.data_ptr() for param in params], [], []
-    for param in params if mine["inner"] == "along" else ():
-        # Of the last step: an inner optimizer has used it.
-        param.grad = torch.ones(param.shape, dtype=param.dtype)
-        if param.dim() > 1 and mine["momentum"]:
-            param.grad = param.grad.mT.contiguous().mT
-
-    @torch.no_grad()
-    def to_the_goals():
-        calls.append("inner step")
-        compute(10e-6)
-        for param, goal in zip(params, mine["goals"], strict=True):
-            param += 0.25 * (goal - param)
-
-    @torch.no_grad()
-    def along_the_goals():
-        calls.append("inner step")
-        compute(10e-6)
-        for param, goal in zip(params, mine["goals"], strict=True):
-            param += len(calls) * goal / 8
-
-    inner = {"to": to_the_goals, "along": along_the_goals}[mine["inner"]]
-    options = (mine[key] for key in ("every", "outer_lr", "momentum"))
-    step = diloco(given.iterable(params), inner, *options, group=given.group)
-    if not callable(step):
-        raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
-    for n in range(mine["steps"]):
-        step()
-        if (n + 1) % mine["every"] in (0, 1):
-            found.append([param.detach().clone() for param in params])
-    return {
-        "after look {}, parameter {}": found,
-        "inner steps": len(calls),
-        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
-    }
-
-
-def joined(tensors):
-    return torch.cat([tensor.double().flatten() for tensor in tensors])
-
-
-def outer_nesterov(held, change, momentum, m):
-    m = momentum * m + change
-    return held, change + momentum * m, m
-
-
-def trained_by(outer=outer_nesterov, scale=lambda k: 1.0, after=0, rate=None):
-    """Return the oracle of DiLoCo, or with another argument that of a mistake."""
-
-    def oracle(case, inputs, me):
-        own = inputs[me]
-        shapes = [value.shape for value in own["values"]]
-        w = torch.stack([joined(each["values"]) for each in inputs])
-        goals = torch.stack([joined(each["goals"]) for each in inputs])
-        held, m, found = w[0], torch.zeros_like(w[0]), []
-        for n in range(1, own["steps"] + 1):
-            w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
-            if n % own["every"] == after % own["every"]:
-                change = scale(len(inputs)) * (held - w.mean(0))
-                held, step, m = outer(held, change, own["momentum"], m)
-                held = held - (own["outer_lr"] if rate is None else rate) * step
-                w = held.expand_as(w)
-            if n % own["every"] in (0, 1):
-                pieces = w[me].to(own["values"][0].dtype).split([s.numel() for s in shapes])
-                found.append([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
-        return {
-            "inner steps": own["steps"],
-            "after look {}, parameter {}": found,
-            "the parameters' own memory": True,
-        }
-
-    return oracle
-
-
-DILOCO_MISTAKES = {
-    "the plain mean of the weights: take an outer step towards it": trained_by(
-        lambda held, change, momentum, m: (held, change, m), rate=1.0
-    ),
-    "a step of Δ alone, or of m alone: Nesterov's looks ahead, Δ + μ m": trained_by(
-        lambda held, change, momentum, m: (held, change, momentum * m + change)
-    ),
-    "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
-        scale=lambda k: -1.0
-    ),
-    "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
-    "an outer learning rate of 1": trained_by(rate=1.0),
-    "no outer step at all": trained_by(after=0.5),
-}
-
-
 def rounds(name, k, every, steps, outer_lr, momentum, shapes, inner="to"):
     own = {"every": every, "steps": steps, "outer_lr": outer_lr, "momentum": momentum}
     return Case(name, k, {**own, "shapes": shapes, "inner": inner})
@@ -261,14 +140,15 @@ CHECKS = {
         "staleness",
         inputs=lambda case, generator: [dict(case.parameters)],
         program=events_program,
-        judges=[judge_ages(AGE_MISTAKES)],
+        judges=[judge_ages],
         expects=[only_calls()],
         cases=in_both_forms(
             of_events("one worker", "1 +1 1 +1"),
             of_events("two workers in turn", "1 2 +1 1 +2 2 +1 1 +2"),
             of_events("a straggler", "1 2 3 +1 1 +2 2 +1 1 +2 +1 +3"),
-            of_events("one pulls later", "4 7 +4 +7 7 +7 4 +4"),
+            of_events("one pulls later", "4 1007 +4 +1007 1007 +1007 4 +4"),
             of_events("one pulls twice", "1 2 +2 1 2 +2 +1"),
+            of_events("one pushes twice", "1 2 +1 +2 +1 1 +2 +2 +1"),
             of_events("nothing is pushed", "5 6"),
         ),
     ),
@@ -298,9 +178,10 @@ CHECKS = {
             serving("one worker", "1 +1 1 +1", [(3, 2)], 0.5),
             serving("two workers", "1 2 +1 1 +2 2 +1 1 2", [(2,), (3, 2)], 0.25),
             serving("a straggler", "1 2 3 +1 1 +2 2 +1 +3 3 +2", [(2, 2)], 0.4),
-            serving("others' numbers", "9 4 +4 4 +4 +9 9", [(3,), ()], 0.125),
+            serving("others' numbers", "1009 4 +4 4 +4 +1009 1009", [(3,), ()], 0.125),
             serving("one pulls twice", "1 2 +2 1 2 +2 +1 1", [(4,)], 1.0),
             serving("one pulls late", "1 2 +1 +2 2 +2 1 +1 1", [(2, 3)], 0.3),
+            serving("one pushes twice", "1 2 +1 +2 +1 1 +2 2", [(3, 2)], 0.3),
         ),
     ),
     "work": task(
@@ -374,14 +255,15 @@ CHECKS = {
                 *("1 2 3 +1 +2 1 2 +1 +2 +3 1 2 3 +3 +1 1", [(2, 3)], 0.125),
                 wait_for=2,
             ),
+            serving("one pushes twice", "1 2 3 +1 +2 +1 +3 3 1", [(2, 2)], 0.5, wait_for=3),
             serving("a step that is not full", "1 2 +1 1 2", [(3,)], 1.0, wait_for=2),
         ),
     ),
     "diloco": task(
         "diloco",
-        inputs=diloco_inputs,
-        program=diloco_program,
-        judges=[equals(trained_by(), DILOCO_MISTAKES)],
+        inputs=rounds_inputs,
+        program=rounds_program,
+        judges=[equals_diloco],
         expects=[
             only_calls("all_reduce"),
             calls_at_most(ONCE, all_reduce=at_the_end_of_a_round),

@@ -73,6 +73,32 @@ staleness__others_only_if_fresh = fails("expected staleness")(
 staleness__a_tuple = fails("expected a list of 2 ints")(
     staleness_with(("return found", "return tuple(found)"))
 )
+
+
+@fails("expected staleness")
+def staleness__of_others_only(events):
+    events, last, found = list(events), {}, []
+    for at, (kind, worker) in enumerate(events):
+        if kind == "pull":
+            last[worker] = at
+        else:
+            since = events[last[worker] : at]
+            found.append(sum(each == "push" and other != worker for each, other in since))
+    return found
+
+
+@fails("IndexError")
+def staleness__a_hundred_workers(events):
+    version, pulled, found = 0, [0] * 100, []
+    for kind, worker in events:
+        if kind == "pull":
+            pulled[worker] = version
+        else:
+            found.append(version - pulled[worker])
+            version += 1
+    return found
+
+
 staleness__one_per_event = fails("one for each push")(
     staleness_with(("age[worker] = 0", "age[worker] = 0\n            found.append(0)"))
 )
@@ -201,6 +227,26 @@ async_server__scales_the_gradient = fails("the function changes gradients")(
     server_with(("w.sub_(g, alpha=lr / (1 + age))", "w.sub_(g.mul_(lr / (1 + age)))"))
 )
 async_server__returns_nothing = fails("staleness of push 0")(server_with(("return age", "pass")))
+async_server__one_memory_for_all_servers = fails("staleness of push")(
+    server_with(
+        ("(params, lr):", "(params, lr, seen={}):"),
+        (
+            "self.updates, self.seen = list(params), 0, {}",
+            "self.updates, self.seen = list(params), 0, seen",
+        ),
+    )
+)
+async_server__counts_the_pushes_of_all_servers = fails("staleness of push")(
+    server_with(
+        ("(params, lr):", "(params, lr, count=[0]):"),
+        ("self.updates - self.seen", "count[0] - self.seen"),
+        (WHEN, "count[0] += 1\n"),
+        ("self.seen[worker] = self.updates", "self.seen[worker] = count[0]"),
+    )
+)
+async_server__through_float32 = fails("weights of pull")(
+    server_with(("w.sub_(g, alpha=", "w.sub_(g.float(), alpha="))
+)
 async_server__one_function = fails("expected two functions (pull, push)")(
     server_with(("return server.pull, server.push", "return server.push"))
 )
@@ -397,6 +443,29 @@ backup_server__weights_at_once = fails("weights of pull")(
         ("                w -= lr * each / wait_for\n", "                pass\n"),
     )
 )
+backup_server__one_gradient_of_each = fails("counts: expected False, got True")(
+    edited(
+        backup_server__by_sets,
+        ("arrived = list(params), set(), []", "arrived = list(params), set(), {}"),
+        (
+            "arrived.append([g.clone() for g in gradients])",
+            "arrived[worker] = [*map(torch.clone, gradients)]",
+        ),
+        ("zip(*arrived, strict=True)", "zip(*arrived.values(), strict=True)"),
+    )
+)
+backup_server__must_pull_again = fails("expected True, got False")(
+    backup_with(('state["count"] += 1', 'versions[worker] = -1; state["count"] += 1'))
+)
+backup_server__one_memory_for_all_servers = fails("push 1 counts: expected True")(
+    backup_with(
+        ("wait_for):", 'wait_for, versions={}, state={"version": 0, "count": 0}):'),
+        ('    state = {"version": 0, "count": 0}\n    versions = {}\n', ""),
+    )
+)
+backup_server__through_float32 = fails("weights of pull")(
+    backup_with(("each += g", "each += g.float()"))
+)
 backup_server__forgets_the_rate = fails("weights of pull")(backup_with(("lr * each", "each")))
 backup_server__returns_nothing = fails("push 0 counts")(backup_with(("return True", "return None")))
 backup_server__staleness = fails("push 0 counts: expected True, got int '0'")(
@@ -547,6 +616,18 @@ diloco__in_new_memory = fails("the parameters' own memory")(
     diloco_with(("p.data.copy_(s)", "p.data = s.clone()"))
 )
 diloco__aliases = fails("parameter 0")(diloco_with(("p.detach().clone()", "p.detach()")))
+diloco__one_momentum_for_all_models = fails("must match the size")(
+    diloco_with(
+        ("momentum, group=None):", "momentum, group=None, buffers=[]):"),
+        (
+            "buffers = [torch.zeros_like(p) for p in start]",
+            "buffers.extend(map(torch.zeros_like, start))",
+        ),
+    )
+)
+diloco__clears_the_gradients = fails("gradients are as they were")(
+    diloco_with(("p.data.copy_(s)", "p.data.copy_(s); p.grad = None"))
+)
 diloco__gathers = fails("this task allows all_reduce only")(
     diloco_with(
         (

@@ -16,9 +16,9 @@ from course_lib.checking.mixing import (
     matrices,
     mixed,
     one_message_each,
-    stepped,
     whole_numbers,
 )
+from course_lib.checking.neighbour_steps import equals_steps, steps_inputs, steps_program
 from course_lib.ranks import compute
 
 # Task 1: weights for a graph ---------------------------------------------------------------------
@@ -37,24 +37,26 @@ def graph(name, k, *links):
 
 
 def mixing_inputs(case, generator):
-    shape = case.parameters["shape"]
-    return [
-        {
-            "tensor": torch.randn(shape, generator=generator),
-            "seconds": case.parameters["seconds"],
-            **matrices(case, rank)[0],
-        }
-        for rank in range(case.world_size)
-    ]
+    def draw():
+        return torch.randn(case.parameters["shape"], generator=generator, dtype=torch.double)
+
+    made = []
+    for rank in range(case.world_size):
+        own = {"tensor": draw(), "second tensor": draw(), "seconds": case.parameters["seconds"]}
+        made.append({**own, **matrices(case, rank)[0]})
+    return made
 
 
 def mixing_program(start_mixing, mine, given):
-    weights = as_weights(mine, mine["tensor"])
-    finish = start_mixing(mine["tensor"], weights, group=given.group)
-    if not callable(finish):
-        raise TypeError(f"start_mixing returns {type(finish).__name__}, expected a function")
-    compute(mine["seconds"])
-    return {"tensor": finish()}
+    """Two tensors are under way at once: the second is begun before the first is finished."""
+    weights, finish = as_weights(mine, mine["tensor"]), {}
+    for name in ("tensor", "second tensor"):
+        finish[name] = start_mixing(mine[name], weights, group=given.group)
+        if not callable(finish[name]):
+            kind = type(finish[name]).__name__
+            raise TypeError(f"start_mixing returns {kind}, expected a function")
+        compute(mine["seconds"])
+    return {name: each() for name, each in finish.items()}
 
 
 MIXING_MISTAKES = {
@@ -72,80 +74,10 @@ MIXING_MISTAKES = {
 
 
 def mixing(name, k, graph, shape):
-    return Case(name, k, {"graphs": [graph], "shape": shape, "seconds": 100e-6})
+    return Case(name, k, {"graphs": [graph] * 2, "shape": shape, "seconds": 100e-6})
 
 
 # Task 3: a step of D-PSGD ------------------------------------------------------------------------
-
-
-def step_inputs(case, generator):
-    def draw():
-        return [torch.randn(shape, generator=generator) for shape in case.parameters["shapes"]]
-
-    made = []
-    for rank in range(case.world_size):
-        steps = matrices(case, rank)
-        options = {key: case.parameters[key] for key in ("lr", "loss", "seconds", "unused")}
-        options["before"] = case.parameters["before"]
-        targets = [draw() for _ in steps]
-        made.append({"values": draw(), "targets": targets, "matrices": steps, **options})
-    return made
-
-
-def step_program(decentralized_step, mine, given):
-    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
-    for param in params if mine["before"] else ():
-        param.grad = torch.ones_like(param)
-    memory, calls = [param.data_ptr() for param in params], []
-    for targets, matrix in zip(mine["targets"], mine["matrices"], strict=True):
-
-        def total(term, targets=targets):
-            calls.append(term)
-            compute(mine["seconds"])
-            pairs = enumerate(zip(params, targets, strict=True))
-            return sum(term(p, t) for i, (p, t) in pairs if i != mine["unused"])
-
-        def distance(total=total):
-            return total(lambda p, t: (p - t).square().sum() / 2)
-
-        def product(total=total):
-            return total(lambda p, t: (p * t).sum())
-
-        loss = {"distance": distance, "product": product}[mine["loss"]]
-        weights = as_weights(matrix, params[0])
-        decentralized_step(given.iterable(params), loss, mine["lr"], weights, group=given.group)
-    return {
-        "parameter {}": [param.detach().clone() for param in params],
-        "calls of loss()": len(calls),
-        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
-    }
-
-
-STEP_MISTAKES = {
-    "the weights as they were: write into the parameters": lambda w, x, lr, g, old: x,
-    "W(w - γ g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
-    "γ times the gradient at the mixed weights: take it before mixing": (
-        lambda w, x, lr, g, old: w @ x - lr * g(w @ x)
-    ),
-    "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
-    "mixing without a step": lambda w, x, lr, g, old: w @ x,
-    "mixed gradients and the rank's own weights": lambda w, x, lr, g, old: x - lr * w @ g(x),
-    "the mean over all ranks: hear neighbours only": lambda w, x, lr, g, old: (
-        x.mean(0, keepdim=True) - lr * g(x)
-    ),
-    "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
-    "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
-    "a step with the learning rate 1": lambda w, x, lr, g, old: w @ x - g(x),
-    "γ before the mean as well: it belongs to the gradient": lambda w, x, lr, g, old: (
-        x + lr * (w @ x - x) - lr * g(x)
-    ),
-    "a gradient that was added to an older one: clear .grad before backward": (
-        lambda w, x, lr, g, old: w @ x - lr * (g(x) + old)
-    ),
-    "mixing with a column of the matrix: row i is what rank i hears": lambda w, x, lr, g, old: (
-        w.T @ x - lr * g(x)
-    ),
-}
 
 
 def steps(name, k, graphs, shapes, lr, loss="distance", **options):
@@ -248,18 +180,14 @@ CHECKS = {
             mixing("5 ranks in a ring", 5, "ring", (4, 3)),
             mixing("4 ranks, two groups, nobody hears anybody", 4, "alone", (3,)),
             mixing("5 ranks, nothing of its own", 5, "swap", (0,)),
+            mixing("5 ranks, whom it hears weighs differently", 5, "star * one way", (3, 2)),
         ),
     ),
     "decentralized_step": task(
         "decentralized_step",
-        inputs=step_inputs,
-        program=step_program,
-        judges=[
-            equals(
-                stepped(lambda w, x, lr, g, old: w @ x - lr * g(x)),
-                {name: stepped(step) for name, step in STEP_MISTAKES.items()},
-            )
-        ],
+        inputs=steps_inputs,
+        program=steps_program,
+        judges=[equals_steps],
         expects=one_message_each(
             lambda case: sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
         ),
@@ -307,6 +235,8 @@ CHECKS = {
             choose("one that never agrees", 6, ["swap", "pairs", "ring"], 10**5, 1e-3, 1e9, 0.1),
             choose("no time for gossip", 4, ["line", "one way"], 10**7, 1e-4, 1e8, 1e-6),
             choose("hardly a mean", 6, ["complete", "ring"], 10**6, 1e-3, 1e9, 0.7),
+            choose("rows unlike columns", 4, ["line", "pairs * one way"], 10**5, 1e-3, 1e9, 0.1),
+            choose("three bytes", 4, ["line"], 3, 1e-6, 1e6, 1e-6),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
         ),
     ),

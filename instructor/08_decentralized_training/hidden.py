@@ -10,7 +10,7 @@ def graph(name, k, links):
 
 
 def mixing(name, k, graph, shape):
-    return Case(name, k, {"graphs": [graph], "shape": shape, "seconds": 50e-6})
+    return Case(name, k, {"graphs": [graph] * 2, "shape": shape, "seconds": 50e-6})
 
 
 def steps(name, k, graphs, shapes, lr, **options):

@@ -180,6 +180,15 @@ start_mixing__plain_sum = fails("the plain sum over whom it hears")(
 start_mixing__plain_mean = fails("the plain mean over whom it hears")(
     mixing_with((OWN, "total = data / (1 + len(buffers))"), (SHARE, "buffer / (1 + len(buffers))"))
 )
+start_mixing__neighbours_alike = fails("✗ 5 ranks, whom it hears weighs differently")(
+    mixing_with((SHARE, "(1 - float(weights[rank, rank])) / len(buffers) * buffer"))
+)
+start_mixing__buffers_for_all_calls = fails("buffer of recv", only=("simulated",))(
+    mixing_with(
+        ("group=None):", "group=None, kept={}):"),
+        ("{j: torch.empty_like(data) for", "{j: kept.setdefault(j, torch.empty_like(data)) for"),
+    )
+)
 start_mixing__adds_nothing = fails("nothing was mixed")(
     mixing_with((OWN, "total = data.clone()"), (SHARE, "0 * buffer"))
 )
@@ -653,6 +662,17 @@ choose_graph__one_latency_per_message = fails("seconds: expected")(
     choice_with(
         ("(latency + sends * nbytes / bandwidth)", "sends * (latency + nbytes / bandwidth)")
     )
+)
+choose_graph__rows_for_columns = fails("✗ rows unlike columns")(
+    choice_with(("(weights[:, j] != 0)", "(weights[j] != 0)"))
+)
+choose_graph__singular_values = fails("✗ rows unlike columns")(
+    choice_with(
+        ("torch.linalg.eigvals(weights.double()).abs()", "torch.linalg.svdvals(weights.double())")
+    )
+)
+choose_graph__whole_bytes = fails("✗ three bytes")(
+    choice_with(("nbytes / k / bandwidth", "nbytes // k / bandwidth"))
 )
 choose_graph__half_a_ring = fails("a ring needs K - 1 messages only")(choice_with(("2 * (k", "(k")))
 choose_graph__ring_of_whole_tensors = fails("✗ no time for gossip")(

@@ -194,6 +194,18 @@ column_parallel__sums_the_weights_gradient = fails("Forward sends nothing, backw
 column_parallel__through_float32 = fails("dtype")(
     columns_with((RUN, "return F.linear(x.float(), self.weight.float(), self.bias)"))
 )
+column_parallel__every_input_needs_a_gradient = fails("cannot register a hook")(
+    edited(
+        column_parallel__by_hook,
+        (
+            "            if x.requires_grad:\n                x.register_hook(add_up)\n",
+            "            x.register_hook(add_up)\n",
+        ),
+    )
+)
+column_parallel__remembers_its_input = fails("later output")(
+    columns_with((APPLY, "x = self.__dict__.setdefault('x', AddUp.apply(x))"))
+)
 column_parallel__no_module = fails("expected an nn.Module")(
     columns_with(("return Columns(linear)", "return Columns(linear).forward"))
 )
@@ -207,7 +219,8 @@ def column_parallel__cuts_the_layer_itself(linear, group=None):
 
     def add_up(module, inputs):
         x = inputs[0].view_as(inputs[0])
-        x.register_hook(lambda g: (g := g.contiguous(), dist.all_reduce(g, group=group))[0])
+        if x.requires_grad:
+            x.register_hook(lambda g: (g := g.contiguous(), dist.all_reduce(g, group=group))[0])
         return (x,)
 
     linear.register_forward_pre_hook(add_up)
@@ -350,9 +363,18 @@ row_parallel__sums_the_gradient_of_x = fails("gradient of x")(
     rows_with(
         (
             PRODUCT,
-            "x = x.view_as(x); x.register_hook(lambda g: "
+            "x = x.view_as(x); x.requires_grad and x.register_hook(lambda g: "
             "(g := g.contiguous(), dist.all_reduce(g, group=group))[0]); " + PRODUCT,
         )
+    )
+)
+row_parallel__one_buffer_for_all_outputs = fails("output")(
+    rows_with(
+        (
+            "total = y.clone(memory_format=torch.contiguous_format)",
+            "total = kept.setdefault('total', torch.empty(y.shape, dtype=y.dtype)).copy_(y)",
+        ),
+        ("    class Total", "    kept = {}\n\n    class Total"),
     )
 )
 row_parallel__to_the_first = fails("output")(
@@ -501,6 +523,24 @@ sharded_optimizer__sum = fails("the sum over the ranks, not the mean")(
 sharded_optimizer__half = fails("✗ 3 ranks, tied")(sharded_with((MEAN, "mine.grad = total / 2")))
 sharded_optimizer__divides_twice = fails("divided by the number of ranks once more")(
     sharded_with((MEAN, "mine.grad = total / k / k"))
+)
+sharded_optimizer__one_for_all_models = fails("parameter 0")(
+    sharded_with(
+        ("make_optimizer, group=None):", "make_optimizer, group=None, made=[]):"),
+        (
+            "optimizer = make_optimizer([mine])",
+            "made.append(make_optimizer([mine])); optimizer = made[0]",
+        ),
+    )
+)
+sharded_optimizer__goes_home_without_gradients = fails("waits in reduce_scatter")(
+    sharded_with(
+        (
+            "        grads = [",
+            "        if not any(p.grad is not None for p in params):\n            return\n"
+            "        grads = [",
+        )
+    )
 )
 sharded_optimizer__own_gradients = fails("parameter 0")(
     sharded_with((SCATTER, "total = k * padded(grads).split(chunk)[rank].clone()"))

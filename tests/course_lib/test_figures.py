@@ -1,7 +1,6 @@
 """Figures come with a description, stay small, and do not speak by colour alone."""
 
 import base64
-import itertools
 import re
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from course_lib.figures import (
     timeline,
     timelines,
     use_course_style,
-    winner_map,
 )
 from course_lib.ranks.trace.figure import described
 
@@ -211,6 +209,16 @@ def test_spans_that_overlap_in_time_do_not_hide_each_other():
     assert one[3] <= other[2]
 
 
+def test_spans_of_one_lane_that_overlap_do_not_hide_each_other_either():
+    _, ax = plt.subplots()
+    sums = [(0, "sum", 0, 2, "g1"), (0, "sum", 1, 3, "g2"), (0, "sum", 2 + 1e-6, 4, "g3")]
+    timeline(ax, [*sums, (1, "sum", 0, 4, "g1")])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["sum"]
+    bottoms = {left: bottom for left, _, bottom, top in bars_of(ax) if top < 0.5}
+    assert bottoms[0] == bottoms[2 + 1e-6] < bottoms[1]  # as few strips as will do
+    assert len({bars.get_hatch() for bars in ax.collections}) == 1
+
+
 def test_lanes_have_names_colours_and_hatches():
     _, ax = plt.subplots()
     timeline(ax, [(r, f"lane {i}", i, i + 1, "") for r in range(2) for i in range(9)])
@@ -257,36 +265,6 @@ def test_impossible_timelines_are_refused():
         timeline(ax, [])
     with pytest.raises(ValueError, match="rank 1 in 'a' stops"):
         timeline(ax, [(0, "a", 0, 1, ""), (1, "a", 2, 1, "")])
-
-
-def test_a_map_covers_every_place_once_and_names_each_winner():
-    _, ax = plt.subplots()
-    rows = {3: ["a", "a", "b", "b"], 4: ["a", "b", "b", "b"], 5: ["b", "b", "b", "c"]}
-    winner_map(ax, [1, 10, 100, 1000], rows)
-    assert sorted(text.get_text() for text in ax.texts) == ["a", "b", "c"]
-    boxes = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
-    for y in rows:
-        row = sorted((b.x0, b.x1) for b in boxes if b.y0 < y < b.y1)
-        assert (row[0][0], row[-1][1]) == (1, 1000)
-        joints = [(a[1], b[0]) for a, b in itertools.pairwise(row)]
-        assert all(right == pytest.approx(left) for right, left in joints)
-    (at,) = (text.get_position() for text in ax.texts if text.get_text() == "b")
-    assert at[1] == 5  # where it is the widest
-    assert len({bars.get_hatch() for bars in ax.collections}) == 3  # not by colour alone
-
-
-def test_the_name_stands_in_the_middle_of_its_area_not_in_a_long_thin_part():
-    _, ax = plt.subplots()
-    wide, thin = ["b", "a", "a", "a", "a", "b"], ["a"] * 6
-    winner_map(ax, [10**i for i in range(6)], {y: thin if y == 9 else wide for y in range(2, 10)})
-    (at,) = (text.get_position() for text in ax.texts if text.get_text() == "a")
-    assert 4 <= at[1] <= 7
-
-
-def test_a_map_with_a_gap_is_refused():
-    _, ax = plt.subplots()
-    with pytest.raises(ValueError, match="row 7 has 1 winners for 2 places"):
-        winner_map(ax, [1, 10], {7: ["a"]})
 
 
 # --- timelines ------------------------------------------------------------------------------------

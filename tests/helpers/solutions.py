@@ -1,4 +1,4 @@
-"""An assignment's checks and solutions, read once."""
+"""An assignment's checks, solutions and wrong solutions, read once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ from typing import Any
 import nbformat
 
 from course_lib.checking import Check
-from course_lib.checking.local import load_checks
+from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.mutants import Mutant, mutants_of
+
+EVERY = 18
+"""Of so many mutants one runs by default on real ranks and in the grader; ``make test-all`` runs
+all of them there."""
 
 
 @cache
 def checks_of(folder: Path) -> dict[str, Check]:
     """Return the assignment's checks."""
     return load_checks(folder / "checks.py")
+
+
+@cache
+def hidden_of(folder: Path) -> Any:
+    """Return the module of the assignment's hidden cases."""
+    return load_module(folder / "hidden.py")
+
+
+@cache
+def mutants_in(folder: Path) -> list[Mutant]:
+    """Return the assignment's wrong solutions, and the right ones that differ from ours."""
+    return mutants_of(load_module(folder / "mutants.py"))
 
 
 def code_cells(folder: Path) -> Iterator[Any]:

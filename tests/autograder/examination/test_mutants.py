@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from autograder.examination.check import examine
 from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.mutants import Mutant, mutants_of
+from course_lib.checking.mutants import Mutant
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
+from tests.helpers.solutions import EVERY, checks_of, code_cells, hidden_of, mutants_in
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
@@ -22,15 +21,14 @@ ASSIGNMENTS = assignments(SOURCES)
 MUTANTS = [
     (folder, mutant)
     for folder in ASSIGNMENTS
-    for mutant in mutants_of(load_module(folder / "mutants.py"))
+    for mutant in mutants_in(folder)
     if "grader" in mutant.where
 ]
-EVERY = 18
-"""Of so many mutants one runs by default, ``make test-all`` runs all; with those for here alone."""
 CASES = [
     pytest.param(
         *(folder, mutant),
         id=f"{mutant.task}__{mutant.mistake}",
+        # Those that are found here alone run always.
         marks=() if number % EVERY == 0 or len(mutant.where) == 1 else pytest.mark.large,
     )
     for number, (folder, mutant) in enumerate(MUTANTS)
@@ -40,14 +38,14 @@ CASES = [
 @pytest.fixture(scope="module")
 def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, SandboxedPlace]]:
     folder: Path = request.param
-    masked = masked_from(load_module(folder / "hidden.py").MASKED)
+    masked = masked_from(hidden_of(folder).MASKED)
     with SandboxedPlace(masked) as place:
         yield folder, place
 
 
 def setup_cell(folder: Path) -> str:
-    notebook = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
-    return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    source: str = next(code_cells(folder)).source
+    return source
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,7 @@ def setup_cell(folder: Path) -> str:
 )
 def test_mutant(graded: tuple[Path, SandboxedPlace], mutant: Mutant) -> None:
     folder, place = graded
-    check = load_checks(folder / "checks.py")[mutant.task]
-    hidden = load_module(folder / "hidden.py").HIDDEN[mutant.task]
+    check, hidden = checks_of(folder)[mutant.task], hidden_of(folder).HIDDEN[mutant.task]
     with Submission(place) as submission:
         assert not submission.run_cell(setup_cell(folder)).error
         assert not submission.run_cell(mutant.source).error
