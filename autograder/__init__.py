@@ -18,7 +18,8 @@ A class goes through the same passes in two phases: `pool` examines it in many p
 gradebook, and `passes.book` then puts what came of it in the place of step 3.
 
 Around it: `collection` takes in what was handed in, `exporting` writes grades for other systems,
-`similarity` finds solutions that look alike, `inquiries` keeps questions about grades.
+`similarity` finds solutions that look alike, `inquiries` keeps questions about grades, and
+`leaderboard` ranks the entries of the capstone by the time they take on the grader's clock.
 
 `commands` is what people type: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
 shows it all on a class of six, `release` makes what students get from what instructors write.
