@@ -13,15 +13,16 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all lab formgrader lint bench gpu help
+.PHONY: demo test test-all lab formgrader doctor site lint bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
 
-# Most tests wait for processes half of their time. A file is one worker's; ARGS=-n0 runs all in one
-# process, which a debugger needs.
+# Most tests wait for processes half of their time. A worker that has nothing left takes half of
+# another's tests, still in order, so that ranks that a file's tests share are seldom started twice.
+# ARGS=-n0 runs all in one process, which a debugger needs.
 WORKERS ?= 3
-PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
@@ -37,6 +38,15 @@ lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lecture
 formgrader: .venv/ready  ## JupyterLab for instructors, with nbgrader's panels
 	@.venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/instructor $(ARGS)
 
+doctor: .venv/ready  ## whether this machine has what the course needs, and what to do if not
+	@.venv/bin/python -m course_lib.learner doctor $(ARGS)
+
+# Built from committed outputs: nothing runs, and nothing is fetched once Sphinx is there.
+site: .venv/ready  ## the course as web pages, in _site/html
+	@.venv/bin/python -c 'import myst_nb, sphinx_book_theme' 2>/dev/null || \
+	  { echo "installing Sphinx ..."; $(PIP) -qq --editable '.[site]'; }
+	@.venv/bin/python docs/site/build.py $(ARGS)
+
 lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff check .
 	@.venv/bin/python -m ruff format --check .
@@ -44,7 +54,7 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 
 bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about 45 minutes)
 	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
-	  all_reduce training_step step_profile memory sampler simulation compression sharding; do \
+	  all_reduce training_step step_profile memory sampler simulation compression sharding grading; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 gpu: .venv/ready  ## all that needs an NVIDIA GPU: tests and benchmarks, at most 9 minutes

@@ -59,5 +59,7 @@ c.Autograde.autograde_preprocessors = [
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\nraise NotImplementedError"}
-# Nothing that a student wrote may run in the instructor's browser.
+# Nothing that a student wrote may run in the instructor's browser, nor in a student's.
 c.HTMLExporter.sanitize_html = True
+c.HTMLExporter.filters = {"markdown2html": "autograder.passes.safe_markdown.markdown2html"}
+c.GenerateFeedback.exporter_class = "autograder.passes.page.FeedbackPage"

@@ -14,6 +14,13 @@ The path of one submission through ``nbgrader autograde``:
 
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 
-`commands` is what people type: `demo` shows it all on a class of six, `release` makes what students
-get from what instructors write. `course` finds the course folder and reads its configuration.
+A class goes through the same passes in two phases: `pool` examines it in many processes, without a
+gradebook, and `passes.book` then puts what came of it in the place of step 3.
+
+Around it: `collection` takes in what was handed in, `exporting` writes grades for other systems,
+`similarity` finds solutions that look alike, `inquiries` keeps questions about grades.
+
+`commands` is what people type: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
+shows it all on a class of six, `release` makes what students get from what instructors write.
+`course` finds the course folder and reads its configuration.
 """

@@ -13,6 +13,15 @@ from autograder.course import CourseNotFound, SourcesMissing, find_course
 COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
     "release": "make assignments/, which students get, from instructor/",
+    "collect": "take submissions from the exchange, a folder, or Moodle's or Canvas's zip",
+    "grade": "grade all that was handed in, several at a time, and book it",
+    "status": "what is handed in, graded, outdated, failed, booked",
+    "regrade": "after a check was mended: old and new points side by side, before booking",
+    "replay": "examine one submission again from its verdict, explained, with a timeline",
+    "feedback": "write what each student reads about their submission",
+    "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
+    "similar": "list solutions that look alike, side by side",
+    "inquiries": "students' questions about their grades, and the answers",
 }
 """What `autograder --help` says of each command. The module of that name in `autograder.commands`
 has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""

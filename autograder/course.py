@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from traitlets.config import Config
@@ -58,3 +59,43 @@ def find_sources(root: Path) -> Path:
             "the course leaves out; lectures, assignments and checks work without it: make lab"
         )
     return folder
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where the configuration has the course keep what; all paths are absolute.
+
+    Attributes:
+        source: the assignments as instructors write them.
+        release: as students get them.
+        submitted: what was handed in: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
+        autograded: what nbgrader made of it.
+        data: the folder of the gradebook, and of all that the grader keeps.
+
+    """
+
+    source: Path
+    release: Path
+    submitted: Path
+    autograded: Path
+    data: Path
+
+    @classmethod
+    def of(cls, root: Path, config: Config) -> Folders:
+        """Return the folders of the course in `root`."""
+        names = ("source", "release", "submitted", "autograded")
+        paths = {name: root / config.CourseDirectory[f"{name}_directory"] for name in names}
+        return cls(**paths, data=paths["autograded"].parent)
+
+    def graded(self, assignment: str, student: str = "") -> Path:
+        """Return where the verdicts lie by their content, and the graded notebooks beside them."""
+        return self.data / "graded" / assignment / student
+
+    def notebooks(self, assignment: str) -> list[str]:
+        """Return the names of the notebooks that students were given, without ``.ipynb``."""
+        return sorted(path.stem for path in (self.release / assignment).glob("*.ipynb"))
+
+
+def data_folder(root: Path, config: Config | None = None) -> Path:
+    """Return the folder of submissions, verdicts and grades: ``grading/``."""
+    return Folders.of(root, config or load_config(root)).data

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
+from course_lib.checking import check
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import Device, Network, Ranks
 from course_lib.ranks.trace.figure import DescribedFigure, png_of
@@ -47,7 +51,84 @@ def four_ranks() -> DescribedFigure:
     return figure
 
 
-PICTURES: dict[str, Callable[[], DescribedFigure]] = {"four_ranks.png": four_ranks}
+PASS_ON = """\
+def pass_on(x):
+    rank, k = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(x)
+    dist.recv(received, src=(rank - 1) % k)
+    dist.send(x, dst=(rank + 1) % k)
+    return received
+
+
+Ranks(3, on="simulated").run(pass_on, torch.ones(1000))"""
+
+RING = """\
+def ring_all_reduce(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+
+
+check("03_collectives/ring_all_reduce", ring_all_reduce)"""
+
+
+def deadlock() -> DescribedFigure:
+    """Show what a deadlock is told, under the function that has it."""
+    _, error = run_as_cell(PASS_ON)
+    told = f"{type(error).__name__}: {error}".rstrip().splitlines()
+    figure = text_figure([*PASS_ON.splitlines(), "", *told])
+    figure.alt = (
+        "A function in which three ranks each receive from the left before they send to the right, "
+        f"and what running it says: {told[0]} {told[-1]}"
+    )
+    return figure
+
+
+def graded() -> DescribedFigure:
+    """Show the report of a check that grants a part of the points."""
+    printed, _ = run_as_cell(RING)
+    lines = printed.rstrip().splitlines()
+    figure = text_figure([*RING.splitlines(), "", *lines[:7], "  …", lines[-1]])
+    figure.alt = (
+        "A function named ring_all_reduce that calls dist.all_reduce, and the report of its check: "
+        f"{lines[0].partition(': ')[2]}; {' '.join(' '.join(lines[2:4]).split())}; "
+        f"{lines[-1].strip()}."
+    )
+    return figure
+
+
+def run_as_cell(source: str) -> tuple[str, BaseException]:
+    """Run a cell as a notebook would; return what it printed, and the error that it ended with."""
+    shell = InteractiveShell.instance()
+    shell.showtraceback = lambda *_args, **_more: None
+    shell.push({"torch": torch, "dist": dist, "Ranks": Ranks, "check": check})
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        done = shell.run_cell(source)
+    assert done.error_in_exec is not None, "it was to fail"
+    return printed.getvalue(), done.error_in_exec
+
+
+def text_figure(lines: list[str]) -> DescribedFigure:
+    """Return lines of text as a picture: dark on light, whatever the page's colours."""
+    height, width = 0.21, 0.093  # of a line and of a character, in inches
+    size = (width * max(map(len, lines)) + 0.5, height * len(lines) + 0.4)
+    figure = DescribedFigure(figsize=size, facecolor="#f6f8fa")
+    for number, line in enumerate(lines):
+        mark = line.strip()[:1]
+        colour = {"✓": "#116329", "✗": "#a40e26"}.get(mark, "#1f2328")
+        bold = "bold" if line.startswith(("DeadlockError", "  0 %", "  50 %")) else "normal"
+        y = 1 - (0.2 + height * (number + 0.5)) / size[1]
+        figure.text(
+            *(0.25 / size[0], y, line.replace("$", r"\$")),
+            **{"family": "DejaVu Sans Mono", "size": 11, "color": colour, "weight": bold},
+            va="center",
+        )
+    return figure
+
+
+PICTURES: dict[str, Callable[[], DescribedFigure]] = {
+    "four_ranks.png": four_ranks,
+    "deadlock.png": deadlock,
+    "graded.png": graded,
+}
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ settings.register_profile(
 settings.load_profile("course")
 
 LONG = (
+    "test_class.py",
     "test_lectures.py",
     "test_assignments.py",
     "test_mutants.py",

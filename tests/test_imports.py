@@ -65,12 +65,22 @@ RULES = {
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
-    "course_lib.checking": {"torch", "numpy", "course_lib.ranks"},
+    # A check and a prediction are noted on the desk, where one works on a desk.
+    "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.desk.diary"},
     "course_lib.desk": {"nbformat", "jupyter_core"},
+    "course_lib.learner": {"nbformat", "course_lib.desk"},
+    # Runs a student's cells in a process of their own.
+    "course_lib.learner.notebook_process": {"IPython", "traitlets"},
+    # It tries out what the course stands on, each with its own means.
+    "course_lib.learner.doctor": {
+        *("torch", "jupyter_core", "jupyter_client", "course_lib.desk", "course_lib.ranks"),
+        "autograder.sandbox",
+    },
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
         *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
+        "course_lib.desk.diary",
     },
     # Our own program, on its way to where a student's code runs.
     "course_lib.checking.program": {"cloudpickle"},
@@ -83,10 +93,27 @@ RULES = {
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
+        *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
+        "course_lib.desk.notebooks",
+    },
+    # What comes in, and what goes out, as files: no student's code runs for either.
+    "autograder.collection": {
+        *("nbgrader", "nbformat", "traitlets", "dateutil"),
+        *("autograder.course", "autograder.passes"),
+    },
+    "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
+    "autograder.similarity": {"numpy", "autograder.collection"},
+    "autograder.inquiries": {"nbformat", "autograder.collection"},
+    "autograder.pool": {
+        *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
+        *("autograder.course", "autograder.passes", "autograder.examination"),
+        "autograder.sandbox",
     },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
-        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
+        *("autograder.collection", "autograder.exporting", "autograder.similarity"),
+        *("autograder.inquiries", "course_lib.ranks"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -109,7 +136,10 @@ RULES = {
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NEVER = {
     f"autograder{room}": PICKLES
-    for room in ("", ".course", ".sandbox", ".examination", ".passes", ".commands")
+    for room in (
+        *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
+        *(".collection", ".exporting", ".similarity", ".inquiries"),
+    )
 }
 
 

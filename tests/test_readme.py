@@ -1,15 +1,19 @@
-"""What README.md shows is what happens: its first check and its pictures."""
+"""What README.md shows is what happens: its first check and its pictures; and who maintains it."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+from course_lib.learner.__main__ import COMMANDS
 from tests.helpers import ROOT
+from tests.helpers.notebook_rules import broken_links, without_code
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -40,3 +44,37 @@ def test_pictures_are_described_as_they_are_drawn(tmp_path: Path) -> None:
         assert Path(path).read_bytes().startswith(b"\x89PNG")
         assert (ROOT / "docs" / Path(path).name).is_file()
         assert f"![{alt}](docs/{Path(path).name})" in README
+
+
+def test_the_drawing_of_the_architecture_is_that_of_the_code(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, ROOT / "docs" / "floors.py", "--to", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    ).stdout.strip()
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert f"![{told}](architecture.png)" in page, "python docs/floors.py draws it anew"
+    assert (tmp_path / "architecture.png").is_file()
+
+
+PAGES = ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "docs/architecture.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_pages_for_maintainers_name_what_there_is(name: str) -> None:
+    page = ROOT / name
+    text = page.read_text(encoding="utf-8")
+    assert not (missing := list(broken_links(without_code(text), page.parent))), missing
+    commands = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert commands <= targets, f"no make target: {commands - targets}"
+    assert set(re.findall(r"`?course ([a-z]+)(?= [\d`A-Z]|`)", text)) <= {*COMMANDS}
+
+
+def test_the_citation_names_what_the_package_says() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited["version"] == project["version"]
+    assert project["license"] in cited["license"]

@@ -11,6 +11,7 @@ from autograder.examination.budget import OutOfTime
 from autograder.examination.case import SubmissionError
 from autograder.examination.node import On
 from autograder.examination.submission import Submission
+from autograder.sandbox.place import OVER_MEMORY
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
@@ -26,6 +27,8 @@ from course_lib.ranks.explain.errors import (
 from course_lib.ranks.processes.fork_client import ForkServerError
 
 CARRIED = "the grader's network"
+TIME, MEMORY = "time", "memory"
+"""With which word a limit that was met begins."""
 _UNEXPECTED = "The answer does not have the form that this check asks for."
 
 _OF_HIDDEN = (
@@ -48,12 +51,14 @@ class Examined:
         report: all of it, for the instructor.
         told: what the student may read: hidden cases say what kind of failure it was.
         notes: for the author of the check: what failed in it.
+        limits: of time and memory that it met, in words.
 
     """
 
     report: CheckReport
     told: CheckReport
     notes: list[str]
+    limits: list[str]
 
 
 def examine(
@@ -95,7 +100,8 @@ def examine(
     for result in report.results:
         if result.trouble:
             guard.note(f"case {result.name!r}", result.trouble)
-    return Examined(report, _for_the_student(report, guard.kinds), guard.notes)
+    told = _for_the_student(report, guard.kinds)
+    return Examined(report, told, guard.notes, guard.limits)
 
 
 class AuthorError(RuntimeError):
@@ -108,6 +114,7 @@ class _Guard:
     def __init__(self, name: str, check: Check, submission: Submission) -> None:
         self.notes: list[str] = []
         self.kinds: dict[str, str] = {}
+        self.limits: list[str] = []
         self._name = name
         self._check = check
         self._submission = submission
@@ -138,6 +145,8 @@ class _Guard:
         except RanksError as error:
             words = next(words for kinds, words in _OF_HIDDEN if isinstance(error, kinds))
             self.kinds[case.name] = words or error.summary
+            if limit := _limit(error):
+                self.limits.append(f"{limit}: {self._name}, {case.name}")
             raise
         except _NOT_THE_STUDENTS:
             raise
@@ -153,6 +162,12 @@ class _Guard:
 
 
 _NOT_THE_STUDENTS = (ForkServerError, SandboxUnavailable, AuthorError)
+
+
+def _limit(error: RanksError) -> str:
+    if isinstance(error, (OutOfTime, RankTimeout)):
+        return TIME
+    return MEMORY if OVER_MEMORY in error.summary else ""
 
 
 def _for_the_student(report: CheckReport, kinds: dict[str, str]) -> CheckReport:

@@ -11,23 +11,32 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # it imports torch, which is not needed to read a verdict
+if TYPE_CHECKING:  # they import torch, which is not needed to read a verdict
     from course_lib.checking import CheckReport
+    from course_lib.ranks import Trace
 
 
-SCHEMA = 2
-"""Version of the files. 1: had no number, no notes. `Verdict.read` reads all up to this one."""
+SCHEMA = 3
+"""Version of the files. 1: had no number, no notes. 2: no digest of the checks, no limits, traces
+and timings, and so no `key`. `Verdict.read` reads all up to this one."""
 
 
 @dataclass(frozen=True)
 class CheckVerdict:
-    """One graded check."""
+    """One graded check.
+
+    Attributes:
+        trace: what the ranks of the first public case that failed had sent, in numbers; empty if
+            none failed.
+
+    """
 
     name: str
     score: float
     max_score: float
     reason: str
     cases: list[dict[str, Any]]
+    trace: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:
@@ -38,6 +47,7 @@ class CheckVerdict:
             points,
             report.reason,
             [asdict(result) for result in report.results],
+            {} if report.trace is None else trace_summary(report.trace),
         )
 
 
@@ -48,7 +58,13 @@ class Verdict:
     Attributes:
         seed: every input of every case was drawn from it; grade with the same seed to replay.
         source_sha256: of the code that was examined, cell by cell.
+        seconds: that the examination took, on the wall clock.
         notes: what else happened that somebody should know: time used up, a judge that failed.
+        checks_sha256: of all that decides besides: checks, hidden cases, the released notebook,
+            the course's version.
+        settings: the limits that were in force, and the real ranks if any.
+        limits: those of them that the submission met, in words.
+        timings: seconds for its cells, and for each check.
         schema: version of the file's format.
 
     """
@@ -62,7 +78,17 @@ class Verdict:
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    checks_sha256: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
+
+    @property
+    def key(self) -> str:
+        """The address of this verdict: the same code, checks, seed and limits have the same."""
+        content = (self.notebook, self.source_sha256, self.checks_sha256, self.seed, self.settings)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
     def score(self) -> float:
@@ -86,7 +112,10 @@ class Verdict:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}.part")
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=str)
-        draft.write_text(f"{text}\n", encoding="utf-8", errors="replace")
+        with draft.open("w", encoding="utf-8", errors="replace") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())  # else a name without content may outlive a loss of power
         draft.replace(path)
 
     @classmethod
@@ -108,9 +137,41 @@ class Verdict:
             raise ValueError(f"{path} is not a verdict that can be read: {error}") from error
 
 
+def trace_summary(trace: Trace) -> dict[str, Any]:
+    """Return a trace in numbers: seconds on the virtual clock, and what each rank sent."""
+    ranks = range(trace.world_size)
+    return {
+        "world_size": trace.world_size,
+        "operations": len(trace.operations),
+        "makespan": trace.makespan,
+        "bytes_sent": [trace.bytes_sent(rank) for rank in ranks],
+        "calls": [dict(trace.calls(rank)) for rank in ranks],
+    }
+
+
 def source_digest(sources: list[str]) -> str:
     """Return the SHA-256 of the cells' sources and of their order."""
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+
+
+def checks_digest(source: Path, released: Path) -> str:
+    """Return the SHA-256 of what decides about a submission besides its own code.
+
+    Args:
+        source: the assignment's folder under ``instructor/``.
+        released: the notebook that students were given.
+
+    """
+    judges = Path(__file__).parents[2] / "course_lib" / "checking"
+    content = hashlib.sha256(version("sgd-to-ddp").encode())
+    for path in (
+        source / "checks.py",
+        source / "hidden.py",
+        released,
+        *sorted(judges.glob("*.py")),
+    ):
+        content.update(f"{path.name} {path.stat().st_size}\0".encode() + path.read_bytes())
+    return content.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -8,9 +8,10 @@ nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as alw
 
 from __future__ import annotations
 
-import secrets
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +23,48 @@ from nbgrader.utils import is_grade, is_solution
 from traitlets import Enum, Float, Unicode
 
 from autograder.examination.budget import Limits
-from autograder.examination.check import Examined, examine
+from autograder.examination.check import MEMORY, TIME, Examined, examine
 from autograder.examination.gpus import gpu_mounts
+from autograder.examination.seed import assignment_secret, submission_seed
 from autograder.examination.submission import CellOutcome, Submission
 from autograder.examination.verdict import (
     CheckVerdict,
     Verdict,
+    checks_digest,
     source_digest,
     verdict_path,
     versions,
 )
 from autograder.passes import vet
+from autograder.passes.settings import Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.local import load_checks, load_module
-
-EXPLORE = "explore"
-"""Tag of released cells that are there to play with: the grader does not run them."""
+from course_lib.desk.notebooks import EXPLORE
 
 
 class Examine(NbGraderPreprocessor):
     """Grades one notebook, each process of its student's in a cell of the sandbox."""
 
-    cell_seconds = Float(30.0, help="Time limit of one code cell, in seconds.").tag(config=True)
-    case_seconds = Float(10.0, help="Time limit of one case of a check, in seconds.").tag(
-        config=True
-    )
+    cell_seconds = Float(
+        Settings.cell_seconds, help="Time limit of one code cell, in seconds."
+    ).tag(config=True)
+    case_seconds = Float(
+        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
+    ).tag(config=True)
     submission_seconds = Float(
-        60.0, help="Time limit of all that one submission's code does, in seconds."
+        Settings.submission_seconds,
+        help="Time limit of all that one submission's code does, in seconds.",
     ).tag(config=True)
     memory_gib = Float(
-        3.0, help="Memory that a submission's processes may hold together, in GiB."
+        Settings.memory_gib,
+        help="Memory that a submission's processes may hold together, in GiB.",
     ).tag(config=True)
     on = Enum(
         ("", "cpu", "gpu"),
-        "",
+        Settings.on,
         help="Run what is right on the grader's network once more on real ranks: 'cpu' (gloo) or "
         "'gpu'. The verdict is the same unless they fail. Default: do not.",
     ).tag(config=True)
@@ -71,96 +77,178 @@ class Examine(NbGraderPreprocessor):
         self, nb: NotebookNode, resources: ResourcesDict
     ) -> tuple[NotebookNode, ResourcesDict]:
         """Run the notebook's cells and checks; write outputs into it and a verdict beside it."""
-        start = time.monotonic()
         coursedir = self.parent.parent.coursedir
         names = resources["nbgrader"]
         assignment, student, notebook = (
             names[key] for key in ("assignment", "student", "notebook")
         )
         source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
-        checks = load_checks(source / "checks.py")
-        hidden = load_module(source / "hidden.py")
-        verdict = Verdict(
-            assignment,
-            student,
-            notebook,
-            self.seed or secrets.token_hex(8),
-            source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"]),
-            versions=versions(),
-            notes=[*vet.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
-        )
-        limits = Limits(
-            cell=self.cell_seconds, case=self.case_seconds, submission=self.submission_seconds
-        )
-        place = warm_place(hidden.MASKED, int(self.memory_gib * 2**30), gpus=self.on == "gpu")
-        with Submission(place, limits) as submission:
-            self._examine_cells(nb, checks, hidden.HIDDEN, submission, verdict)
-        if submission.budget.left <= 0:
-            verdict.notes.append(f"the submission used up its {self.submission_seconds:g} s")
-        verdict.seconds = time.monotonic() - start
-        path = verdict_path(
-            Path(coursedir.root) / Path(coursedir.autograded_directory).parent,
+        released = coursedir.format_path(coursedir.release_directory, ".", assignment)
+        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
+        verdict = blank_verdict(
+            *(nb, source, Path(released, f"{notebook}.ipynb"), data),
             *(assignment, student, notebook),
+            Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
+            self.seed,
         )
+        examine_notebook(nb, source, verdict, self.log)
+        path = verdict_path(data, assignment, student, notebook)
         verdict.write(path)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
         return nb, resources
 
-    def _examine_cells(
-        self,
-        nb: NotebookNode,
-        checks: dict[str, Check],
-        hidden: dict[str, Any],
-        submission: Submission,
-        verdict: Verdict,
-    ) -> None:
-        count = 0
-        for cell in nb.cells:
-            if cell.cell_type != "code":
-                continue
-            count += 1
-            cell.execution_count = count
-            if is_grade(cell) and not is_solution(cell):
-                short = cell.metadata.nbgrader.grade_id
-                if short not in checks:
-                    raise LookupError(
-                        f"the test cell '{short}' has no check of that name in checks.py; "
-                        f"there are: {', '.join(checks)}"
-                    )
-                examined = self._examine(short, checks, hidden, submission, verdict)
-                points = float(cell.metadata.nbgrader.points)
-                verdict.checks.append(CheckVerdict.of(examined.report, points))
-                cell.outputs = graded_outputs(examined.told, verdict.checks[-1].score, count)
-            elif EXPLORE in cell.metadata.get("tags", ()):
-                cell.outputs = []
-            else:
-                cell.outputs = cell_outputs(submission.run_cell(cell.source, count))
 
-    def _examine(
-        self,
-        short: str,
-        checks: dict[str, Check],
-        hidden: dict[str, Any],
-        submission: Submission,
-        verdict: Verdict,
-    ) -> Examined:
-        name = f"{verdict.assignment}/{short}"
-        self.log.info("Examining %s", name)
-        examined = examine(
-            name,
-            checks[short],
-            submission,
-            seed=verdict.seed,
-            hidden=hidden.get(short, ()),
-            on=self.on or None,  # type: ignore[arg-type]
-            progress=lambda result: self.log.debug(
-                "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
-            ),
-        )
-        for note in examined.notes:
-            self.log.error("%s", note)
-            verdict.notes.append(note)
-        return examined
+def blank_verdict(
+    nb: NotebookNode,
+    source: Path,
+    released: Path,
+    data: Path,
+    assignment: str,
+    student: str,
+    notebook: str,
+    settings: Settings,
+    seed: str = "",
+) -> Verdict:
+    """Return the verdict on a rebuilt notebook, before anything of it was run.
+
+    Args:
+        nb: the rebuilt notebook.
+        source: the assignment's folder under ``instructor/``.
+        released: the notebook that students were given.
+        data: the folder of the gradebook, where the assignment's secret is.
+        assignment: its name.
+        student: who handed it in.
+        notebook: its name, without ``.ipynb``.
+        settings: how it is to be examined.
+        seed: of the inputs; default: the one that belongs to this code of this student.
+
+    """
+    digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
+    if not seed:
+        seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
+    return Verdict(
+        *(assignment, student, notebook, seed, digest),
+        versions=versions(),
+        notes=[*vet.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
+        checks_sha256=checks_digest(source, released),
+        settings=asdict(settings),
+    )
+
+
+Runs = Callable[[SandboxedPlace, Limits], Submission]
+
+
+def examine_notebook(
+    nb: NotebookNode,
+    source: Path,
+    verdict: Verdict,
+    log: logging.Logger | logging.LoggerAdapter[Any],
+    runs: Runs = Submission,
+) -> None:
+    """Run a rebuilt notebook's cells and checks; write outputs into it, and fill its verdict.
+
+    Args:
+        nb: the rebuilt notebook.
+        source: the assignment's folder under ``instructor/``.
+        verdict: a blank one, whose seed and settings are used.
+        log: is told what happens.
+        runs: makes what runs the code.
+
+    Raises:
+        ForkServerError: the sandbox cannot be started, or ended: nobody is graded.
+        SandboxUnavailable: there is none.
+        AuthorError: a check is broken.
+        LookupError: a test cell has no check.
+
+    """
+    start = time.monotonic()
+    settings = Settings(**verdict.settings)
+    checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+    limits = Limits(
+        cell=settings.cell_seconds,
+        case=settings.case_seconds,
+        submission=settings.submission_seconds,
+    )
+    place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+    place.warm()  # on our time, not on the submission's
+    with runs(place, limits) as submission:
+        examine_cells(nb, checks, hidden.HIDDEN, submission, verdict, log)
+    if submission.budget.left <= 0:
+        verdict.notes.append(f"the submission used up its {settings.submission_seconds:g} s")
+    verdict.seconds = time.monotonic() - start
+
+
+def examine_cells(
+    nb: NotebookNode,
+    checks: dict[str, Check],
+    hidden: dict[str, Any],
+    submission: Submission,
+    verdict: Verdict,
+    log: logging.Logger | logging.LoggerAdapter[Any],
+) -> None:
+    """Run cell by cell; each test cell gets the report of its check, and its points."""
+    count = 0
+    for cell in nb.cells:
+        if cell.cell_type != "code":
+            continue
+        count += 1
+        cell.execution_count = count
+        start, what = time.monotonic(), "cells"
+        if is_grade(cell) and not is_solution(cell):
+            what = cell.metadata.nbgrader.grade_id
+            if what not in checks:
+                raise LookupError(
+                    f"the test cell '{what}' has no check of that name in checks.py; "
+                    f"there are: {', '.join(checks)}"
+                )
+            examined = _examine(what, checks, hidden, submission, verdict, log)
+            points = float(cell.metadata.nbgrader.points)
+            verdict.checks.append(CheckVerdict.of(examined.report, points))
+            cell.outputs = graded_outputs(examined.told, verdict.checks[-1].score, count)
+        elif EXPLORE in cell.metadata.get("tags", ()):
+            cell.outputs = []
+        else:
+            outcome = submission.run_cell(cell.source, count)
+            if limit := _limit(outcome):
+                verdict.limits.append(f"{limit}: cell {count}")
+            cell.outputs = cell_outputs(outcome)
+        verdict.timings[what] = verdict.timings.get(what, 0.0) + time.monotonic() - start
+
+
+def _limit(outcome: CellOutcome) -> str:
+    if not outcome.error or outcome.trace:  # what the cell raised may use any words
+        return ""
+    if OVER_MEMORY in outcome.error:
+        return MEMORY
+    return TIME if "took longer than" in outcome.error or "used up" in outcome.error else ""
+
+
+def _examine(
+    short: str,
+    checks: dict[str, Check],
+    hidden: dict[str, Any],
+    submission: Submission,
+    verdict: Verdict,
+    log: logging.Logger | logging.LoggerAdapter[Any],
+) -> Examined:
+    name = f"{verdict.assignment}/{short}"
+    log.info("Examining %s", name)
+    examined = examine(
+        name,
+        checks[short],
+        submission,
+        seed=verdict.seed,
+        hidden=hidden.get(short, ()),
+        on=verdict.settings.get("on") or None,
+        progress=lambda result: log.debug(
+            "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
+        ),
+    )
+    for note in examined.notes:
+        log.error("%s", note)
+        verdict.notes.append(note)
+    verdict.limits += examined.limits
+    return examined
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}

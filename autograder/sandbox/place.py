@@ -42,6 +42,7 @@ _ENVIRONMENT = {
 }
 _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
+OVER_MEMORY = "submission's processes took more than"
 STOPPED = -signal.SIGSYS
 """Exit status of a process that killed or stopped itself, or called the kernel in another ABI."""
 
@@ -214,7 +215,7 @@ class SandboxedPlace:
             own = (private_memory(pid) - self._ours for pid in below)
             over = sum(bytes_ for bytes_ in own if bytes_ > 0) > self._limits.memory
         limit = self._limits.memory / 2**30
-        return f"the submission's processes took more than {limit:g} GiB of memory" * over
+        return f"the {OVER_MEMORY} {limit:g} GiB of memory" * over
 
     def close(self) -> None:
         """End the sandbox and everything in it."""

@@ -10,7 +10,8 @@ If bubblewrap is there but may not start, allow user namespaces:
   sysctl -w user.max_user_namespaces=10000                   (where it is 0)
   docker run --privileged ...                                (in a container)
 AppArmor's profile for the system's bubblewrap (Ubuntu 25.04 and later) is not enough: ranks get
-namespaces of their own inside the sandbox."""
+namespaces of their own inside the sandbox.
+`course doctor --grading` looks at all that grading needs of this machine."""
 
 
 class SandboxUnavailable(RuntimeError):

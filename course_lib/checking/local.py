@@ -16,6 +16,7 @@ from course_lib.checking.cases import Check
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
 from course_lib.checking.runners import LocalRunner
+from course_lib.desk import diary
 from course_lib.ranks import Trace
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
@@ -47,7 +48,8 @@ def check(
     if short not in checks:
         raise LookupError(f"{assignment} has no check '{short}'; it has {', '.join(checks)}")
     report = examine(name, checks[short], function, on=on)
-    print(report)
+    print(report, flush=True)
+    diary.keep(diary.CHECKS, {"checked": name, "fraction": report.fraction, "all": report.passed})
     if not report.passed:
         if report.trace is not None:
             _show_timeline(report.trace)

@@ -11,14 +11,13 @@ On the student's desk each prediction and its score is one line of ``predictions
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
-FILE = "predictions.jsonl"
-_DESK = ".desk"
+from course_lib.desk import diary
+
+FILE = diary.PREDICTIONS
 _locked: dict[str, Prediction] = {}
 
 
@@ -48,7 +47,7 @@ class Prediction:
         self.actual = _plain(actual)
         self._within = within
         if self.guess is not None:
-            _keep({"scored": self.question, "actual": self.actual, "right": self.right})
+            diary.keep(FILE, {"scored": self.question, "actual": self.actual, "right": self.right})
         return self
 
     @property
@@ -98,7 +97,7 @@ def predict(question: str, guess: float | str | None) -> Prediction:
         made = Prediction(question, guess)
         if guess is not None:
             _locked[question] = made
-            _keep({"predicted": question, "guess": guess})
+            diary.keep(FILE, {"predicted": question, "guess": guess})
         return made
     if guess is not None and guess != earlier.guess:
         print(f"Your first prediction counts: {_shown(earlier.guess)}.")
@@ -107,34 +106,8 @@ def predict(question: str, guess: float | str | None) -> Prediction:
 
 def record() -> list[dict[str, Any]]:
     """Return what the file beside the desk's records holds; empty without a desk."""
-    path = _path()
-    if path is None or not path.is_file():
-        return []
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:  # cut by a full disk, or edited
-            continue
-    return lines
-
-
-def _path() -> Path | None:
-    """Return the file on the desk that this notebook lies on, or ``None`` if it lies on none."""
-    here = Path.cwd()
-    return next((f / _DESK / FILE for f in (here, *here.parents) if (f / _DESK).is_dir()), None)
-
-
-def _keep(entry: dict[str, Any]) -> None:
-    path = _path()
-    if path is None:
-        return
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **entry}
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    except OSError:  # a full or read-only disk: no reason to stop a lecture
-        return
+    desk = diary.find_desk(Path.cwd())
+    return [] if desk is None else diary.kept(FILE, desk)
 
 
 def _plain(value: Any) -> float | str:

@@ -7,4 +7,5 @@ work.
 
 Read `notebooks` first (what of a notebook is the student's), then `handouts` (what the desk gets),
 `records` (what it got so far) and `refresh` (what happens to each file); `lab` starts JupyterLab.
+`places` finds the course and the desk; `diary` keeps what a student did there.
 """

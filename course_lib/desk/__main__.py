@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from course_lib.desk.lab import NoHome, open_lab
+from course_lib.desk.places import default_desk, find_course
 from course_lib.desk.refresh import refresh
 
-COURSE = Path(__file__).resolve().parents[2]
+COURSE = find_course()
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -21,7 +22,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "What you changed stays, and new versions are laid beside it.",
     )
     parser.add_argument(
-        "--desk", type=Path, default=COURSE / "work", help="the folder (default: the course's work)"
+        "--desk", type=Path, help="the folder (default: the one around here, or the course's work)"
     )
     parser.add_argument(
         "--lab",
@@ -30,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help="then open JupyterLab on it; all that follows are JupyterLab's options",
     )
     arguments = parser.parse_args(words)
-    desk = arguments.desk.resolve()
+    desk = (arguments.desk or default_desk(COURSE)).resolve()
     if not (COURSE / "lectures").is_dir():
         print(
             f"desk: there are no lectures in {COURSE}; install the course from the folder that "

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from course_lib.desk.notebooks import cleared
+from course_lib.desk.places import PACKAGE
 
 WORKED_IN = ("lectures", "assignments")
 READ_ONLY = ("course_lib", "docs", "benchmarks")
@@ -36,9 +37,15 @@ def handouts(course: Path) -> dict[str, bytes | None]:
         if name.endswith(".ipynb") and content:
             for link in links(content):
                 target = _normal(PurePosixPath(name).parent / link)
-                if target.split("/")[0] in READ_ONLY and (course / target).is_file():
-                    linked[target] = (course / target).read_bytes()
+                if target.split("/")[0] in READ_ONLY and (place := _place_of(course, target)):
+                    linked[target] = place.read_bytes()
     return found | linked
+
+
+def _place_of(course: Path, target: str) -> Path | None:
+    """Return the file that a link is to; the modules of an installed course are not beside it."""
+    places = (course / target, PACKAGE.parent / target)
+    return next((place for place in places if place.is_file()), None)
 
 
 def is_read_only(path: str) -> bool:

@@ -33,7 +33,7 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
     if not os.access(folder, os.W_OK):
         raise NoHome(
             f"JupyterLab needs to write to {folder} and may not. Give it another home: "
-            "make lab HOME=/a/folder/of/yours"
+            "make lab HOME=/a/folder/of/yours; `course doctor` looks at the rest"
         )
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
     command += ["--LabApp.default_url=/lab/tree/lectures", *options]

@@ -13,6 +13,8 @@ from typing import Any
 import nbformat
 
 Cell = dict[str, Any]
+EXPLORE = "explore"
+"""Tag of cells that are there to play with: neither the grader nor ``course check`` runs them."""
 
 
 def digest(content: bytes) -> str:

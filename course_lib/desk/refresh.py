@@ -63,6 +63,13 @@ def refresh(course: Path, desk: Path) -> list[str]:
     return notes
 
 
+def put_aside(desk: Path, path: str) -> str:
+    """Rename a file of the desk to a free name.old, so that it is handed out anew; return it."""
+    old = next(p for p in _beside(desk / path, "old") if not os.path.lexists(p))
+    (desk / path).rename(old)
+    return old.name
+
+
 def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str]:
     """Put one file on the desk, or beside what is there; return what is to be said about it."""
     target, notes = desk / path, []
@@ -82,9 +89,8 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
         notes = [f"{path} is changed by you: it stays, the new version is beside it as {name}"]
     else:
         if has_outputs(path, theirs):
-            old = next(p for p in _beside(target, "old") if not os.path.lexists(p))
-            target.rename(old)
-            notes = [f"{path} has a new version: yours, with its outputs, is now {old.name}"]
+            name = put_aside(desk, path)
+            notes = [f"{path} has a new version: yours, with its outputs, is now {name}"]
         put(desk, target, content, is_read_only(path))
     record.given = digest(content)
     return notes

@@ -9,9 +9,10 @@ import pytest
 
 from autograder.examination.check import examine
 from autograder.examination.submission import Submission
-from autograder.passes.examine import EXPLORE, masked_from
+from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
+from course_lib.desk.notebooks import EXPLORE
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 
 pytestmark = [pytest.mark.timeout(240), needs_sources]

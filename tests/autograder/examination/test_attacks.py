@@ -6,6 +6,7 @@ function in a task's place. What one does costs what it breaks, and nothing else
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict
-from autograder.passes.examine import Examine, masked_from
+from autograder.passes.examine import examine_cells, masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
@@ -194,13 +195,10 @@ def assignment_place() -> Iterator[SandboxedPlace]:
         yield place
 
 
-def graded(
-    place: SandboxedPlace, attack: Attack, seed: str = "seed"
-) -> tuple[Verdict, Any, Submission]:
-    """Grade the submission as the pass does; return the verdict and the notebook."""
-    source = SOURCES / ASSIGNMENT
+def notebook_of(attack: Attack) -> Any:
+    """Return what is handed in."""
     released = nbformat.read(RELEASED / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
-    solution = nbformat.read(source / f"{ASSIGNMENT}.ipynb", as_version=4)
+    solution = nbformat.read(SOURCES / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     notebook = nbformat.reads(nbformat.writes(replace_tasks(released, solution, [])), as_version=4)
     at = 1 + next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
     for cell in notebook.cells:
@@ -209,11 +207,19 @@ def graded(
             cell.source = attack.tasks[task]
     notebook.cells[at:at] = [nbformat.v4.new_code_cell(cell) for cell in attack.cells]
     notebook.cells.append(nbformat.v4.new_code_cell(attack.last))
+    return notebook
+
+
+def graded(
+    place: SandboxedPlace, attack: Attack, seed: str = "seed"
+) -> tuple[Verdict, Any, Submission]:
+    """Grade the submission as the pass does; return the verdict and the notebook."""
+    source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
     checks = load_checks(source / "checks.py")
     hidden = load_module(source / "hidden.py").HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:
-        Examine()._examine_cells(notebook, checks, hidden, submission, verdict)
+        examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())
     return verdict, notebook, submission
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,29 @@ def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text(json.dumps(OLD))
     verdict = Verdict.read(tmp_path / "v.json")
     assert (verdict.score, verdict.seed, verdict.notes) == (3.0, "5eed", [])
+
+
+def test_a_file_of_the_second_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text(json.dumps({**OLD, "notes": ["late"], "schema": 2}))
+    verdict = Verdict.read(tmp_path / "v.json")
+    assert (verdict.score, verdict.notes, verdict.limits) == (3.0, ["late"], [])
+    assert verdict.checks[0].trace == {}
+
+
+def test_the_key_is_that_of_the_content() -> None:
+    def key(**changes: Any) -> str:
+        given = {"source_sha256": "0", "seed": "5eed", "checks_sha256": "1", **changes}
+        return Verdict("02", "ada", "02", **given).key
+
+    others = {
+        key(),
+        key(source_sha256="2"),
+        key(seed="dee5"),
+        key(checks_sha256="2"),
+        key(settings={"on": "cpu"}),
+    }
+    assert len(others) == 5
+    assert key() == key(seconds=3.0, notes=["slow"])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99, "checks": []}', '{"checks": 1}'])

@@ -1,0 +1,221 @@
+"""Collecting an assignment: from a source to ``submitted/``, and a row for each submission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from traitlets.config import Config
+
+from autograder.collection.deadlines import gradebook_due
+from autograder.collection.formats import Gathered, HandIn, Refused, gather
+from autograder.collection.listing import Entry, SourceError, list_source
+from autograder.collection.placing import Places, Record, digest_of, keep_aside, place
+from autograder.collection.roster import Roster, read_roster, student_id_of
+from autograder.collection.times import days_late, local
+from autograder.collection.vetting import Vetted, vet_hand_in
+from autograder.course import data_folder, load_config
+
+EXCHANGE = "/usr/local/share/nbgrader/exchange"
+"""Where nbgrader has it, unless it is configured."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of what was taken."""
+
+    student: str
+    name: str
+    what: str
+    when: datetime | None
+    late: int
+    notes: str
+
+    def cells(self) -> tuple[object, ...]:
+        """Return the line as it is printed."""
+        return self.student, self.what, local(self.when), self.late or "", self.notes
+
+
+@dataclass
+class Collected:
+    """What `collect` did: a row for each submission, what was refused, who is missing."""
+
+    rows: list[Row]
+    refused: list[Refused]
+    missing: list[str]
+    format: str
+
+
+def collect(
+    root: Path,
+    assignment: str,
+    source: str,
+    *,
+    format: str = "",
+    roster: Path | None = None,
+    due: datetime | None = None,
+    file_times: bool = False,
+    write: bool = True,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Collected:
+    """Collect an assignment's submissions.
+
+    Args:
+        root: the course folder.
+        assignment: its name.
+        source: ``exchange``, a folder, or a zip.
+        format: one of `FORMATS`; by default it is recognised.
+        roster: a class list, which is then kept for later commands; by default the one kept.
+        due: the deadline; by default the gradebook's.
+        file_times: believe the files' times of change where nothing else says a time.
+        write: False to say what would be done, and change nothing.
+        progress: is told how many submissions were read, of how many.
+
+    Raises:
+        SourceError: nothing can be collected from there.
+
+    """
+    config = load_config(root)
+    notebooks = notebooks_of(root, config, assignment)
+    data = data_folder(root, config)
+    kept = data / "roster.csv"
+    students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
+    gathered = _gather(config, source, assignment, format)
+    due = due or gradebook_due(config, assignment)
+    if write and roster:
+        students.write(kept)
+    places = Places(data, assignment)
+    collected = Collected([], list(gathered.refused), [], gathered.format)
+    ours = gathered.format in ("exchange", "folder")
+    by_student = _by_student(gathered, students, collected)
+    record = Record(places.record)
+    for done, (student, hand_ins) in enumerate(sorted(by_student.items()), 1):
+        vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
+        for hand_in, each in vetted:
+            each.notes += _time(hand_in, students.students.get(student), due, file_times)
+        collected.rows += _take(places, record, student, vetted, due, collected, write)
+        progress(done, len(by_student))
+    there = {row.student for row in collected.rows}
+    collected.missing = [name for name in students.students if name not in there]
+    return collected
+
+
+def hand_ins_by_student(
+    root: Path, assignment: str, source: str, *, roster: Path | None = None, format: str = ""
+) -> tuple[dict[str, list[HandIn]], list[Refused]]:
+    """Return a source's files by our students' ids, unread, and what is nobody's."""
+    config = load_config(root)
+    kept = data_folder(root, config) / "roster.csv"
+    students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
+    gathered = _gather(config, source, assignment, format)
+    collected = Collected([], list(gathered.refused), [], gathered.format)
+    return _by_student(gathered, students, collected), collected.refused
+
+
+def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:
+    path = Path(source).expanduser()
+    if source == "exchange" or format == "exchange":
+        top = Path(str(config.Exchange.get("root", EXCHANGE))) if source == "exchange" else path
+        course = str(config.CourseDirectory.course_id)
+        places = (top / course / "inbound", top / "inbound", top)
+        found = [f for f in places if f.name == "inbound" and f.is_dir()]
+        if not found:
+            raise SourceError(
+                f"no exchange in {top}: students have handed nothing in with nbgrader submit, or "
+                "it lies elsewhere: give its path, with --from exchange"
+            )
+        path, format = found[0], "exchange"
+    entries: Sequence[Entry] = list_source(path)
+    if path.name == "inbound":
+        entries = [replace(entry, path=f"inbound/{entry.path}") for entry in entries]
+    if not entries:
+        raise SourceError(f"{path} is empty")
+    return gather(entries, assignment, format)
+
+
+def _by_student(
+    gathered: Gathered, students: Roster, collected: Collected
+) -> dict[str, list[HandIn]]:
+    found: dict[str, list[HandIn]] = {}
+    for hand_in in gathered.hand_ins:
+        known = students.find(hand_in.system_id, hand_in.name)
+        who = hand_in.name or hand_in.system_id
+        if students and known is None:
+            collected.refused.append(Refused(who, "", "is not in the class list: --roster"))
+            continue
+        student = known.student_id if known else student_id_of(hand_in.system_id, hand_in.name)
+        if not student:
+            collected.refused.append(Refused(who, "", "has a name that cannot be a student id"))
+            continue
+        found.setdefault(student, []).append(hand_in)
+    return found
+
+
+def _time(hand_in: HandIn, student: object, due: datetime | None, file_times: bool) -> list[str]:
+    """Set when it was handed in, as far as anything says; return what is to be said of it."""
+    when = getattr(student, "when", None)
+    if hand_in.when is None and when is not None:
+        hand_in.when = when
+    if hand_in.when is None and file_times:
+        changed = max((entry.modified for entry in hand_in.files.values()), default=0.0)
+        hand_in.when = datetime.fromtimestamp(changed, UTC) if changed else None
+    if hand_in.when is None and hand_in.late:
+        if due is None:
+            return ["LATE, and no deadline is known: give --due"]
+        hand_in.when = due + timedelta(seconds=1)
+        return ["LATE; Canvas does not say by how much: counted as one second"]
+    return []
+
+
+def _take(
+    places: Places,
+    record: Record,
+    student: str,
+    vetted: list[tuple[HandIn, Vetted]],
+    due: datetime | None,
+    collected: Collected,
+    write: bool,
+) -> list[Row]:
+    """Place the last hand-in that has a notebook, keep the others; return their rows."""
+    never = datetime.min.replace(tzinfo=UTC)
+    vetted.sort(key=lambda pair: (pair[0].when or never, pair[0].order))
+    for hand_in, each in vetted:
+        who = hand_in.name or student
+        collected.refused += [Refused(who, path, why) for path, why in each.refused]
+    good = [pair for pair in vetted if any(n.endswith(".ipynb") for n in pair[1].files)]
+    if not good:
+        hand_in, each = vetted[-1]
+        collected.refused.append(Refused(hand_in.name or student, "", "holds no notebook"))
+        return []
+    rows = []
+    for hand_in, each in good:
+        if hand_in.when is None and record.digest(student) == digest_of(each.files):
+            hand_in.when = places.time(student)  # as another source said before
+        late = days_late(hand_in.when, due)
+        is_last = each is good[-1][1]
+        what = "would be taken" if is_last else "earlier: kept aside"
+        if write and is_last:
+            what = place(places, record, student, each.files, hand_in.when, late)
+        elif write:
+            keep_aside(places, student, each.files, hand_in.when)
+        elif is_last and record.digest(student) == digest_of(each.files):
+            what = "unchanged"
+        rows.append(Row(student, hand_in.name, what, hand_in.when, late, "; ".join(each.notes)))
+    return rows
+
+
+def notebooks_of(root: Path, config: Config, assignment: str) -> list[str]:
+    """Return the names of an assignment's notebooks.
+
+    Raises:
+        SourceError: there is no such assignment.
+
+    """
+    directories = [str(config.CourseDirectory.source_directory), "assignments"]
+    for directory in directories:
+        if found := sorted(path.stem for path in (root / directory / assignment).glob("*.ipynb")):
+            return found
+    known = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
+    raise SourceError(f"no assignment {assignment!r}; there are: {', '.join(known) or 'none'}")

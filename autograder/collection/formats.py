@@ -1,0 +1,214 @@
+r"""How the systems name what they hand over, and whose each file is.
+
+===========  =========================================================================
+Moodle       ``Ada Lovelace_12345_assignsubmission_file/hw.ipynb``, in older versions
+             ``…_file_/hw.ipynb``, without folders ``…_file_hw.ipynb``. The number is the
+             *Identifier* of the grading worksheet (``mod/assign/classes/downloader.php``).
+Canvas       ``lovelaceada_LATE_340934_208490284_hw-1.ipynb``: the sortable name without
+             punctuation, a mark if late, the user's number, the file's, its name, numbered
+             where it was handed in again (``lib/content_zipper.rb``). Anonymous: ``anon_x1y2z``.
+exchange     nbgrader's ``inbound/ada+02_data_parallel_sgd+2026-11-20 10:00:00 UTC+random/``
+folder       ``ada/hw.ipynb``, ``ada/02_data_parallel_sgd/hw.ipynb`` or ``ada.ipynb``
+===========  =========================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from autograder.collection.listing import Entry, SourceError
+from autograder.collection.times import read_stamp
+
+FORMATS = ("moodle", "canvas", "exchange", "folder")
+
+_MOODLE = re.compile(
+    r"(?P<name>[^/]*)_(?P<id>\d+)_assignsubmission_(?P<kind>[a-z]+)(?:_?/|_)(?P<file>.+)"
+)
+_CANVAS = re.compile(
+    r"(?:(?P<name>[^/]*?)_)??(?P<late>LATE_)?(?P<id>\d+|anon_[^_/]+)_"
+    r"(?:(?P<number>\d+)_(?P<file>[^/]+)|(?P<typed>text|link)\.html)"
+)
+_EXCHANGE = re.compile(
+    r"(?:.*/)?inbound/(?P<id>[^/]+)\+(?P<assignment>[^/+]+)\+(?P<time>[^/+]+ UTC)(?:\+[^/]*)?/"
+    r"(?P<file>.+)"
+)
+
+
+@dataclass
+class HandIn:
+    """What one student handed in at one time.
+
+    Attributes:
+        system_id: what the system calls the student.
+        name: their name, as the system writes it.
+        files: path → file.
+        when: the time, if the source says it.
+        late: the system says that it is late, and perhaps not by how much.
+        order: of two without a time, the greater one is the later.
+
+    """
+
+    system_id: str
+    name: str = ""
+    files: dict[str, Entry] = field(default_factory=dict)
+    when: datetime | None = None
+    late: bool = False
+    order: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Something that was not taken: whose, what, why."""
+
+    who: str
+    path: str
+    why: str
+
+
+@dataclass
+class Gathered:
+    """What a source holds: hand-ins, and files that are nobody's or not to be read."""
+
+    format: str
+    hand_ins: list[HandIn]
+    refused: list[Refused]
+
+
+def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathered:
+    """Sort a source's files by student.
+
+    Args:
+        entries: the files.
+        assignment: whose submissions are looked for.
+        format: one of `FORMATS`; by default what most names look like.
+
+    Raises:
+        SourceError: nothing in it has names of that format.
+
+    """
+    entries = _without_common_folder(entries)
+    format = format or recognise(entries)
+    gathered = Gathered(format, [], [])
+    _READERS[format](entries, assignment, gathered)
+    if not gathered.hand_ins and not gathered.refused:
+        raise SourceError(f"nothing of {assignment} in it, read as {format}: see --from")
+    return gathered
+
+
+def recognise(entries: Sequence[Entry]) -> str:
+    """Return the format that most names have."""
+    patterns = {"moodle": _MOODLE, "canvas": _CANVAS, "exchange": _EXCHANGE}
+    count = {
+        name: sum(pattern.fullmatch(entry.path) is not None for entry in entries)
+        for name, pattern in patterns.items()
+    }
+    best = max(count, key=lambda name: count[name])
+    return best if 2 * count[best] > len(entries) else "folder"
+
+
+def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
+    """Leave out the one folder that a system, or who unpacked its zip, put around all.
+
+    A folder ``ada/`` alone is a student's, so it is left out only where what is in it has names
+    that a system gives, or there are folders in it and no file.
+    """
+    tops = {entry.path.partition("/")[0] for entry in entries}
+    inside = [entry.path.partition("/")[2] for entry in entries]
+    if len(tops) != 1 or not all(inside) or next(iter(tops)) == "inbound":
+        return list(entries)
+    patterns = (_MOODLE, _CANVAS)
+    if not any(p.fullmatch(path) for p in patterns for path in inside):
+        return list(entries)
+    return [replace(e, path=path) for e, path in zip(entries, inside, strict=True)]
+
+
+def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+    found: dict[str, HandIn] = {}
+    for entry in entries:
+        match = _MOODLE.fullmatch(entry.path)
+        if match is None:
+            into.refused.append(Refused("", entry.path, "is named like no file from Moodle"))
+            continue
+        who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
+        if match["kind"] != "file":
+            into.refused.append(Refused(who.name, entry.path, "is text typed into Moodle, no file"))
+            continue
+        who.files[match["file"]] = replace(entry, path=match["file"])
+    into.hand_ins += found.values()
+
+
+def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+    found: dict[str, HandIn] = {}
+    numbers: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        match = _CANVAS.fullmatch(entry.path)
+        if match is None:
+            into.refused.append(Refused("", entry.path, "is named like no file from Canvas"))
+            continue
+        who = found.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
+        who.late = who.late or match["late"] is not None
+        if match["typed"]:
+            into.refused.append(Refused(who.name, entry.path, "is typed into Canvas, no file"))
+            continue
+        file, number = match["file"], int(match["number"])
+        if number < numbers.get((who.system_id, file), -1):
+            continue
+        numbers[who.system_id, file] = number  # the file's number grows with time
+        who.files[file] = replace(entry, path=file, modified=0.0)
+        who.order = max(who.order, number)
+    into.hand_ins += found.values()
+
+
+def _exchange(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+    found: dict[str, HandIn] = {}
+    for entry in entries:
+        match = _EXCHANGE.fullmatch(entry.path)
+        if match is None or match["assignment"] != assignment:
+            continue
+        key = entry.path[: match.start("file")]
+        who = found.setdefault(
+            key, HandIn(match["id"], match["id"], when=read_stamp(match["time"]))
+        )
+        who.files[match["file"]] = replace(entry, path=match["file"])
+    into.hand_ins += found.values()
+
+
+def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+    found: dict[str, HandIn] = {}
+    for entry in entries:
+        who, _, file = entry.path.partition("/")
+        if not file:
+            if not who.endswith((".ipynb", ".zip")):
+                into.refused.append(Refused("", who, "is beside the students' folders"))
+                continue
+            file, who = who, re.sub(r"\.(ipynb|zip)$", "", who)
+            who = who.removesuffix(f"_{assignment}").removeprefix(f"{assignment}_")
+        key = f"{who}/" if "/" in entry.path else who
+        hand_in = found.setdefault(key, HandIn(who, who))
+        hand_in.files[file] = replace(entry, path=file)
+    for hand_in in found.values():
+        # nbgrader's own layout: other assignments of theirs lie beside this one.
+        if nested := {p: e for p, e in hand_in.files.items() if p.startswith(f"{assignment}/")}:
+            hand_in.files = {
+                (rest := path.partition("/")[2]): replace(entry, path=rest)
+                for path, entry in nested.items()
+            }
+        hand_in.order = int(max(entry.modified for entry in hand_in.files.values()))
+        stamp = hand_in.files.get("timestamp.txt")
+        if stamp is not None and not stamp.refusal:
+            hand_in.when = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
+            if hand_in.when is None:
+                hand_in.notes.append("timestamp.txt holds no time: counts as handed in without")
+    into.hand_ins += found.values()
+
+
+_READERS: dict[str, Callable[[Sequence[Entry], str, Gathered], None]] = {
+    "moodle": _moodle,
+    "canvas": _canvas,
+    "exchange": _exchange,
+    "folder": _folder,
+}

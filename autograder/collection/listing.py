@@ -1,0 +1,210 @@
+"""A folder or a zip as a list of files that nobody has opened yet: names made safe, links refused.
+
+An archive may lie about everything: sizes, names, encodings. Names are decoded here, once. Nothing
+is ever unpacked to where a name says; bytes are read up to a limit, and never more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import stat
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+MAX_ENTRIES = 50_000
+"""Files in one archive or folder: three hundred students with all they may hand in."""
+_JUNK = {"__MACOSX", ".DS_Store", "Thumbs.db", ".ipynb_checkpoints", "__pycache__", "desktop.ini"}
+_UTF8 = 0x800
+_ENCRYPTED = 0x1
+_NOT_READ = (
+    *(zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError),
+    *(RuntimeError, NotImplementedError),  # encrypted; a compression that Python lacks
+)
+_HANZI = re.compile("[\u3400-\u9fff]{2}")
+_TURNS = set("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Marks that turn the direction of writing: a name would be shown as another."""
+
+
+class SourceError(ValueError):
+    """Nothing can be collected from there; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file.
+
+    Attributes:
+        path: its name, relative, with ``/``; of a refused one as far as it can be told.
+        refusal: why it is not to be read, or empty.
+        read: returns at most so many bytes of it, and one more if there are more.
+        modified: when it was last changed, in seconds since 1970; 0 where nobody knows.
+
+    """
+
+    path: str
+    refusal: str
+    read: Callable[[int], bytes]
+    modified: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def is_zip(self) -> bool:
+        """Whether it says that it is a zip."""
+        return self.name.lower().endswith(".zip")
+
+
+def list_source(source: Path) -> list[Entry]:
+    """Return the files of a folder, or of a zip, by name; what no system shows is left out.
+
+    Raises:
+        SourceError: it is neither, or cannot be read.
+
+    """
+    if source.is_dir():
+        entries = list(_of_folder(source))
+    elif source.is_file():
+        entries = list_zip(lambda: source.open("rb"), source.name)
+    else:
+        raise SourceError(f"there is no {source}")
+    return entries
+
+
+def list_zip(opened: Callable[[], IO[bytes]], name: str) -> list[Entry]:
+    """Return the files in a zip.
+
+    Args:
+        opened: opens it for reading; called again for every file that is read.
+        name: for messages.
+
+    Raises:
+        SourceError: it is no zip, or has too many entries.
+
+    """
+    try:
+        with opened() as stream, zipfile.ZipFile(stream) as archive:
+            infos = archive.infolist()
+    except _NOT_READ as error:
+        raise SourceError(f"{name} is no zip that can be read: {error}") from error
+    if len(infos) > MAX_ENTRIES:
+        raise SourceError(f"{name} has {len(infos)} entries, more than {MAX_ENTRIES}")
+    return [
+        _of_member(opened, info)
+        for info in infos
+        if not info.is_dir() and not _is_junk(_decoded(info))
+    ]
+
+
+def inner_zip(entry: Entry, limit: int) -> list[Entry]:
+    """Return the files in a zip that lies in a folder or in another zip.
+
+    Raises:
+        SourceError: it is larger than `limit` bytes, or no zip.
+
+    """
+    data = entry.read(limit)
+    if len(data) > limit:
+        raise SourceError(f"{entry.name} is larger than {limit // 2**20} MiB")
+    return list_zip(lambda: io.BytesIO(data), entry.name)
+
+
+def _of_folder(folder: Path) -> Iterator[Entry]:
+    seen = 0
+    for top, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(top, name).is_symlink()]
+        folders[:] = sorted(set(folders) - set(links))
+        for name in sorted((*names, *links)):
+            path = Path(top, name)
+            relative = path.relative_to(folder).as_posix()
+            if _is_junk(relative):
+                continue
+            if (seen := seen + 1) > MAX_ENTRIES:
+                raise SourceError(f"{folder} has more than {MAX_ENTRIES} files")
+            info = os.lstat(path)
+            refusal = _name_refusal(relative)
+            if stat.S_ISLNK(info.st_mode):
+                refusal = "is a link"
+            elif not stat.S_ISREG(info.st_mode):
+                refusal = "is not an ordinary file"
+            shown = relative.encode("utf-8", "replace").decode("utf-8")
+            yield Entry(shown, refusal, _file_reader(path), info.st_mtime)
+
+
+def _file_reader(path: Path) -> Callable[[int], bytes]:
+    def read(limit: int) -> bytes:
+        # A file may have become a link or a pipe since it was listed.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            return stream.read(limit + 1)
+
+    return read
+
+
+def _of_member(opened: Callable[[], IO[bytes]], info: zipfile.ZipInfo) -> Entry:
+    path = _decoded(info)
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    refusal = _name_refusal(path)
+    if kind == stat.S_IFLNK:
+        refusal = "is a link"
+    elif kind not in (0, stat.S_IFREG):
+        refusal = "is not an ordinary file"
+    elif info.flag_bits & _ENCRYPTED:
+        refusal = "is encrypted"
+
+    def read(limit: int) -> bytes:
+        try:
+            with opened() as stream, zipfile.ZipFile(stream) as archive, archive.open(info) as file:
+                return file.read(limit + 1)
+        except _NOT_READ as error:
+            raise OSError(f"cannot be unpacked: {error}") from error
+
+    return Entry(path, refusal, read)
+
+
+def _decoded(info: zipfile.ZipInfo) -> str:
+    """Return a member's name. Without the mark for UTF-8, Python took it for code page 437.
+
+    Many systems write UTF-8 unmarked, and Windows in Chinese GBK. A single letter with an accent
+    looks like GBK too, so that it is believed only of two characters side by side.
+    """
+    name = info.orig_filename
+    if not info.flag_bits & _UTF8:
+        raw = name.encode("cp437", "replace")
+        for encoding in ("utf-8", "gbk"):
+            with contextlib.suppress(UnicodeDecodeError):
+                guess = raw.decode(encoding)
+                if encoding == "utf-8" or _HANZI.search(guess):
+                    name = guess
+                    break
+    name = unicodedata.normalize("NFC", name.replace("\\", "/"))
+    return str(PurePosixPath(name)).removeprefix("./")
+
+
+def _name_refusal(path: str) -> str:
+    """Return why a name is refused, or an empty string."""
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts or (len(path) > 1 and path[1] == ":"):
+        return "has a path that leads outside"
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNS for c in path):
+        return "has a name with control characters"
+    if len(path.encode("utf-8", "replace")) > 1000 or any(
+        len(part.encode("utf-8", "replace")) > 200 for part in parts
+    ):
+        return "has a name that is too long"
+    return ""
+
+
+def _is_junk(path: str) -> bool:
+    parts = path.split("/")
+    return bool(_JUNK & set(parts)) or parts[-1].startswith("._")

@@ -1,0 +1,171 @@
+"""Hand-ins to ``submitted/``: the latest counts, and nothing that was there is lost.
+
+``collected/ASSIGNMENT.json`` remembers what was taken from where, as a digest, because grading may
+repair a notebook in ``submitted/``: the same source again is then still the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from autograder.collection.times import read_stamp, stamp
+
+NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "older: kept aside"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are in a class's folder."""
+
+    data: Path
+    assignment: str
+
+    def submitted(self, student: str) -> Path:
+        """Where nbgrader looks for a submission."""
+        return self.data / "submitted" / student / self.assignment
+
+    def earlier(self, student: str) -> Path:
+        """Where submissions lie that no longer count."""
+        return self.data / "earlier" / student / self.assignment
+
+    def time(self, student: str) -> datetime | None:
+        """Return when the submission that counts was handed in, if it says so."""
+        return _time_of(self.submitted(student))
+
+    @property
+    def record(self) -> Path:
+        """What was taken: student → digest and time."""
+        return self.data / "collected" / f"{self.assignment}.json"
+
+    def was_graded(self, student: str) -> bool:
+        """Tell whether a submission of theirs was graded."""
+        return (self.data / "autograded" / student / self.assignment).is_dir() or (
+            self.data / "verdicts" / self.assignment / student
+        ).is_dir()
+
+
+class Record:
+    """What was collected of one assignment, kept after every hand-in: Ctrl-C loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken: dict[str, dict[str, Any]] = {}
+        if path.is_file():
+            self._taken = json.loads(path.read_text(encoding="utf-8"))
+
+    def digest(self, student: str) -> str:
+        """Return the digest of what counts as theirs, or an empty string."""
+        return str(self._taken.get(student, {}).get("sha256", ""))
+
+    def keep(self, student: str, sha256: str, late: int) -> None:
+        """Remember what counts now."""
+        entry = {"sha256": sha256, "days_late": late}
+        if self._taken.get(student) == entry:
+            return
+        self._taken[student] = entry
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+        text = json.dumps(dict(sorted(self._taken.items())), indent=1, ensure_ascii=False)
+        draft.write_text(f"{text}\n", encoding="utf-8")
+        draft.replace(self._path)
+
+
+def digest_of(files: dict[str, bytes]) -> str:
+    """Return the SHA-256 of files and their names."""
+    parts = [
+        f"{name}\0{hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(files.items())
+    ]
+    return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def place(
+    places: Places, record: Record, student: str, files: dict[str, bytes], when: datetime | None,
+    late: int,
+) -> str:  # fmt: skip
+    """Put a hand-in where nbgrader looks for it, or aside; return what was done.
+
+    Args:
+        places: the class's folder and the assignment.
+        record: what was taken before.
+        student: whose it is.
+        files: name → content, without ``timestamp.txt``.
+        when: the time, or None where it is not known: then it counts as the latest.
+        late: days late, to remember.
+
+    """
+    target, sha256 = places.submitted(student), digest_of(files)
+    known = (record.digest(student) or digest_of(_read(target))) if target.is_dir() else ""
+    if known == sha256:
+        before = _time_of(target)
+        if when is not None and before != when:
+            (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
+        record.keep(student, sha256, late)
+        return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but its time"
+    if known:
+        before = _time_of(target)
+        is_older = before is not None and when is not None and when < before
+        if is_older or (places.earlier(student) / sha256[:12]).is_dir():
+            keep_aside(places, student, files, when)
+            return OLDER
+        kept = places.earlier(student) / known[:12]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        if kept.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.rename(kept)
+        _write(target, files, when)
+        record.keep(student, sha256, late)
+        told = f"{REPLACED}; the earlier one is in {kept.relative_to(places.data.parent)}"
+        return told + ("; it was GRADED: grade again" if places.was_graded(student) else "")
+    _write(target, files, when)
+    record.keep(student, sha256, late)
+    return NEW
+
+
+def keep_aside(
+    places: Places, student: str, files: dict[str, bytes], when: datetime | None
+) -> None:
+    """Keep a hand-in that does not count, if it is not kept already."""
+    if not (folder := places.earlier(student) / digest_of(files)[:12]).is_dir():
+        _write(folder, files, when)
+
+
+def _write(target: Path, files: dict[str, bytes], when: datetime | None) -> None:
+    """Write a folder, whole or not at all."""
+    draft = target.parents[2] / "collecting" / uuid.uuid4().hex
+    try:
+        draft.mkdir(parents=True)
+        for name, data in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft / name).write_bytes(data)
+        if when is not None:
+            (draft / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if draft.parent.is_dir() and not any(draft.parent.iterdir()):
+            draft.parent.rmdir()
+
+
+def _time_of(folder: Path) -> datetime | None:
+    try:
+        return read_stamp((folder / "timestamp.txt").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.name != "timestamp.txt"
+    }

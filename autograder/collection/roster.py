@@ -1,0 +1,187 @@
+"""The class list: what a learning system calls a student, and what the course calls them.
+
+Read are the lists that the systems write themselves, and plain ones:
+
+- Canvas, *Grades → Export*: ``Student, ID, SIS User ID, SIS Login ID, Section, …``
+- Moodle, *Download grading worksheet*: ``Identifier, Full name, ID number, Email address, …``
+- plain: ``student_id``, and of ``system_id, name, first_name, last_name, email, section,
+  submitted_at`` those that you have.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+
+from autograder.collection.listing import SourceError
+from autograder.collection.times import read_time
+
+_STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
+"""What may be a student's id: it becomes a folder's name, and stands on nbgrader's pages."""
+
+_COLUMNS = {
+    "student_id": ("student_id", "student id", "username", "sis login id", "id number"),
+    "system_id": ("system_id", "identifier", "id"),
+    "name": ("name", "full name", "student"),
+    "first_name": ("first_name", "first name", "firstname"),
+    "last_name": ("last_name", "last name", "surname", "lastname"),
+    "email": ("email", "email address"),
+    "section": ("section",),
+    "submitted_at": ("submitted_at", "last modified (submission)"),
+}
+
+
+@dataclass(frozen=True)
+class Student:
+    """One line of the list; what it does not have is empty."""
+
+    student_id: str
+    system_id: str = ""
+    name: str = ""
+    first_name: str = ""
+    last_name: str = ""
+    email: str = ""
+    section: str = ""
+    submitted_at: str = ""
+
+    @property
+    def when(self) -> datetime | None:
+        """When they handed in, if the list says so."""
+        return read_time(self.submitted_at) if self.submitted_at.strip(" -") else None
+
+
+class Roster:
+    """The students by their id, in the order of the list."""
+
+    def __init__(self, students: Iterable[Student] = ()) -> None:
+        self.students = {student.student_id: student for student in students}
+        self._systems = {s.system_id: s for s in self.students.values() if s.system_id}
+        self._names: dict[str, list[Student]] = {}
+        for student in self.students.values():
+            for name in {student.name, f"{student.first_name} {student.last_name}"}:
+                if plain := plain_name(name):
+                    self._names.setdefault(plain, []).append(student)
+
+    def __bool__(self) -> bool:
+        return bool(self.students)
+
+    def find(self, system_id: str, name: str) -> Student | None:
+        """Return whom a system means: by its number, by their own id, or by a name only one has."""
+        if found := self._systems.get(system_id) or self.students.get(system_id):
+            return found
+        named = self._names.get(plain_name(name), [])
+        return named[0] if len(named) == 1 else None
+
+    def write(self, path: Path) -> None:
+        """Keep the list, for later commands; without the times, which are one assignment's."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        columns = [field.name for field in fields(Student) if field.name != "submitted_at"]
+        text = io.StringIO()
+        rows = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(asdict(student) for student in self.students.values())
+        if not path.is_file() or path.read_text(encoding="utf-8") != text.getvalue():
+            path.write_text(text.getvalue(), encoding="utf-8")
+
+
+def plain_name(name: str) -> str:
+    """Return a name in which order, case and punctuation do not count: ``Lovelace, Ada``."""
+    words = re.findall(r"\w+", name.replace("_", " ").casefold())
+    return "".join(sorted("".join(words)))
+
+
+def read_roster(path: Path) -> Roster:
+    """Read a class list.
+
+    Raises:
+        SourceError: it cannot be read, names no student ids, or names one twice.
+
+    """
+    header, rows = read_table(path)
+    places = {
+        key: next((header.index(name) for name in names if name in header), None)
+        for key, names in _COLUMNS.items()
+    }
+    if places["student_id"] is None and places["email"] is None:
+        raise SourceError(
+            f"{path} has no column of student ids: call it student_id. Its first line is: "
+            f"{', '.join(header)}"
+        )
+    students: dict[str, Student] = {}
+    for number, row in rows:
+        found = {
+            key: row[place].strip() if place is not None and place < len(row) else ""
+            for key, place in places.items()
+        }
+        if "points possible" in found["name"].lower() or not any(found.values()):
+            continue  # Canvas's second line
+        student = _student(found)
+        if not _STUDENT.fullmatch(student.student_id):
+            raise SourceError(
+                f"{path}, line {number}: {student.student_id!r} cannot be a student id: letters, "
+                "digits and . _ - @ + only"
+            )
+        if student.student_id in students:
+            raise SourceError(f"{path}, line {number}: {student.student_id} is there twice")
+        students[student.student_id] = student
+    if not students:
+        raise SourceError(f"{path} has no students")
+    return Roster(students.values())
+
+
+def _student(found: Mapping[str, str]) -> Student:
+    student_id = found["student_id"] or found["email"].partition("@")[0]
+    # Canvas's test student has an id, and no login; Moodle numbers "Participant 123".
+    student_id = student_id or found["system_id"]
+    system_id = re.sub(r"^\D+(?=\d+$)", "", found["system_id"])
+    name = found["name"] or f"{found['first_name']} {found['last_name']}".strip()
+    return Student(**{**found, "student_id": student_id, "system_id": system_id, "name": name})
+
+
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return a CSV's header in lower case, and its other lines with their numbers.
+
+    Raises:
+        SourceError: it cannot be read.
+
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    text = decode(data)
+    first = text.partition("\n")[0]
+    delimiter = ";" if first.count(";") > first.count(",") else ","
+    try:
+        lines = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise SourceError(f"{path} is no CSV that can be read: {error}") from error
+    if not lines:
+        raise SourceError(f"{path} is empty")
+    header = [name.strip().lower() for name in lines[0]]
+    return header, [(number, row) for number, row in enumerate(lines[1:], 2) if any(row)]
+
+
+def decode(data: bytes) -> str:
+    """Return a text in UTF-8, with or without its mark, in UTF-16 with it, else in GB 18030."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("gb18030", "replace")
+
+
+def student_id_of(system_id: str, name: str) -> str:
+    """Return an id for a student of whom no class list says one; empty if none can be made.
+
+    Of a folder it is its name; of a system the name and the number, because names are not unique.
+    """
+    plain = "".join(re.findall(r"\w+", name))
+    made = system_id if name == system_id else f"{plain}-{system_id}".removeprefix("-")
+    return made if _STUDENT.fullmatch(made) else ""

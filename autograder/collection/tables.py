@@ -1,0 +1,59 @@
+"""Tables for people and for spreadsheets; what students are called runs in neither."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_STARTS_A_FORMULA = ("=", "+", "-", "@")
+
+
+def safe_cell(value: object) -> str:
+    """Return a CSV cell in which a spreadsheet finds no formula; numbers stay numbers."""
+    if isinstance(value, (int, float)):
+        return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+    text = "" if value is None else str(value)
+    kinds = {"Cc": " ", "Cs": "?", "Zl": " ", "Zp": " "}  # one line stays one; files hold it
+    text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
+    if text == "-":
+        return text  # how Moodle writes that there is none
+    return f"'{text}" if text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA) else text
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a CSV; every cell but the header's is made safe."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([safe_cell(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def write_whole(path: Path, text: str, encoding: str = "utf-8") -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.part")
+    draft.write_text(text, encoding=encoding, newline="")
+    draft.replace(path)
+
+
+def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for a terminal; a 中 is two columns wide, control characters are shown."""
+    lines = [list(header), *([_shown(cell) for cell in row] for row in rows)]
+    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _shown(cell: object) -> str:
+    text = "" if cell is None else str(cell)
+    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in text)
+
+
+def _width(text: str) -> int:
+    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

@@ -1,0 +1,165 @@
+"""What of a hand-in is taken: the notebook, and little else; each file that is not, with a reason.
+
+What is taken lies in the grader's folders, and formgrader serves it from the instructor's own
+address: no page, picture format or program that could run there is among it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+from autograder.collection.formats import HandIn
+from autograder.collection.listing import Entry, SourceError, inner_zip
+from autograder.passes.vet import MAX_ALL, MAX_FILE, MAX_FILES, MAX_NOTEBOOK
+
+KINDS = {".ipynb", ".py", ".txt", ".md", ".csv", ".json", ".png", ".jpg", ".jpeg", ".pdf"}
+"""Files that may lie beside a notebook."""
+_ARCHIVES = {".zip", ".gz", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"}
+_AGAIN = re.compile(r"(?: ?\(\d+\)|-\d+|_\d+| - Copy| copy)+$")
+"""What browsers and systems add to the name of a file that was there already."""
+
+
+@dataclass
+class Vetted:
+    """What is taken of a hand-in, and what is not, with the reason: (path, why)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def vet_hand_in(hand_in: HandIn, notebooks: Sequence[str], *, own_stamp: bool) -> Vetted:
+    """Read what may be taken of a hand-in.
+
+    Args:
+        hand_in: the files.
+        notebooks: the names of the assignment's notebooks, without ``.ipynb``.
+        own_stamp: a ``timestamp.txt`` among them is the source's, not the student's.
+
+    """
+    vetted = Vetted(notes=list(hand_in.notes))
+    entries = _unpacked(list(hand_in.files.values()), vetted)
+    names = _notebook_names(entries, notebooks, vetted)
+    room = MAX_ALL
+    for entry in sorted(entries, key=lambda e: (e.path not in names, e.path)):
+        target = names.get(entry.path, entry.path)
+        if entry.path == "timestamp.txt":
+            if not own_stamp:
+                vetted.refused.append((entry.path, "is the student's own: the time is not theirs"))
+            continue
+        limit = MAX_NOTEBOOK if entry.path in names else MAX_FILE
+        if why := _refusal(entry, target, vetted):
+            vetted.refused.append((entry.path, why))
+            continue
+        try:
+            data = entry.read(limit)
+        except OSError as error:
+            vetted.refused.append((entry.path, str(error)))
+            continue
+        if len(data) > min(limit, room if entry.path not in names else limit):
+            vetted.refused.append((entry.path, f"is too large, or a bomb: over {limit >> 20} MiB"))
+            continue
+        room -= len(data) if entry.path not in names else 0
+        vetted.files[target] = _as_utf8(target, data, vetted) if entry.path in names else data
+    return vetted
+
+
+def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
+    suffix = PurePosixPath(target).suffix.lower()
+    if entry.refusal:
+        return entry.refusal
+    if suffix in _ARCHIVES:
+        return "is an archive inside an archive" if "/" in entry.path else "is an archive"
+    if suffix not in KINDS:
+        return f"is of a kind that is not needed ({suffix or 'no suffix'})"
+    if target in vetted.files:
+        return "is there twice"
+    above = {str(path) for path in PurePosixPath(target).parents}
+    if above & set(vetted.files) or any(name.startswith(f"{target}/") for name in vetted.files):
+        return "has the name of a folder"
+    if len(vetted.files) >= MAX_FILES:
+        return f"comes after {MAX_FILES} files"
+    return ""
+
+
+def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
+    """Return the files, those of a student's one zip among them; a zip in it stays one."""
+    found = []
+    for entry in entries:
+        if not entry.is_zip or entry.refusal or "/" in entry.path:
+            found.append(entry)
+            continue
+        try:
+            inside = inner_zip(entry, MAX_ALL)
+        except (SourceError, OSError) as error:
+            vetted.refused.append((entry.path, str(error)))
+            continue
+        tops = {each.path.partition("/")[0] for each in inside}
+        if len(tops) == 1 and all(
+            "/" in each.path for each in inside
+        ):  # the folder that was zipped
+            inside = [replace(e, path=e.path.partition("/")[2]) for e in inside]
+        found += inside[: 10 * MAX_FILES]
+        vetted.notes.append(f"unpacked {entry.name}")
+    return found
+
+
+def _notebook_names(
+    entries: Sequence[Entry], notebooks: Sequence[str], vetted: Vetted
+) -> dict[str, str]:
+    """Return path → name of the notebooks that count: of several copies, the one handed in last."""
+    found: dict[str, list[Entry]] = {}
+    others = []
+    for entry in entries:
+        path = PurePosixPath(entry.path)
+        if path.suffix.lower() != ".ipynb" or entry.refusal:
+            continue
+        stem = path.name[: -len(".ipynb")]
+        name = stem if stem in notebooks else _AGAIN.sub("", stem)
+        if name in notebooks:
+            found.setdefault(name, []).append(entry)
+        else:
+            others.append(entry)
+    said = ""
+    missing = [name for name in notebooks if name not in found]
+    if len(missing) == 1 and len(others) == 1:
+        found[missing[0]] = others
+        missing, said = [], others[0].path
+        vetted.notes.append(f"{others[0].name!r} taken as the notebook")
+    for name in missing:
+        vetted.notes.append(f"no {name}.ipynb")
+    counts = {}
+    for name, copies in found.items():
+        latest = max(copies, key=lambda e: (e.modified, _number(e.name), e.path.count("/") == 0))
+        counts[latest.path] = f"{name}.ipynb"
+        if len(copies) > 1:
+            vetted.notes.append(f"of {len(copies)} copies {latest.path!r} counts")
+        elif latest.name != f"{name}.ipynb" and latest.path != said:
+            vetted.notes.append(f"was called {latest.name!r}")
+    return counts
+
+
+def _number(name: str) -> int:
+    """Return the number that a name was given because it was there already, else 0."""
+    found = re.search(r"[-( _](\d+)\)?\.\w+$", name)
+    return int(found[1]) if found else 0
+
+
+def _as_utf8(name: str, data: bytes, vetted: Vetted) -> bytes:
+    """Return a notebook in UTF-8 without a mark, which is what nbgrader reads."""
+    try:
+        text = data.decode(json.detect_encoding(data))
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        vetted.notes.append(f"{name} is damaged: grading reads what can be read of it")
+        return data
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        vetted.notes.append(f"{name} has no cells: grading reads what can be read of it")
+    plain = text.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
+    if plain != data:
+        vetted.notes.append(f"{name} was not in plain UTF-8")
+    return plain

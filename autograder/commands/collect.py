@@ -1,0 +1,144 @@
+"""``autograder collect``: from the exchange, a folder or a learning system's zip to the grader.
+
+What is taken lies in ``grading/submitted/STUDENT/ASSIGNMENT`` with nbgrader's ``timestamp.txt``;
+what no longer counts in ``grading/earlier``. Nothing is unpacked to where its name says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from autograder.collection.collecting import Collected, Row, collect
+from autograder.collection.deadlines import book_due
+from autograder.collection.formats import FORMATS
+from autograder.collection.listing import SourceError
+from autograder.collection.tables import csv_text, format_rows, write_whole
+from autograder.collection.times import local, read_time
+from autograder.course import data_folder, load_config
+
+DESCRIPTION = """\
+Take submissions from nbgrader's exchange, a folder (of one folder or notebook per student), or the
+zip that Moodle or Canvas makes of all submissions, to grading/submitted. Nothing unsafe is taken;
+a table says what was refused and why, and who is late. Run it as often as you like: the latest
+submission counts, and earlier ones are kept in grading/earlier."""
+EXAMPLES = """\
+examples:
+  autograder collect 02_data_parallel_sgd exchange
+  autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
+  autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \\
+      --due "2026-11-20 23:59 +0800"
+  autograder collect 02_data_parallel_sgd handed_in/ --dry-run --all"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("assignment", help="its name, as in 02_data_parallel_sgd")
+    parser.add_argument("source", help="exchange, or the path of a folder or a zip")
+    parser.add_argument(
+        "--from",
+        dest="format",
+        choices=FORMATS,
+        default="",
+        help="what the source is (default: recognised by the names in it)",
+    )
+    parser.add_argument(
+        "--roster",
+        type=Path,
+        metavar="CSV",
+        help="class list: Canvas's grade export, Moodle's grading worksheet, or your own with a "
+        "column student_id; kept in grading/roster.csv for next time",
+    )
+    parser.add_argument(
+        "--due",
+        metavar="TIME",
+        help='deadline, as "2026-11-20 23:59 +0800"; written into the gradebook (default: the '
+        "gradebook's)",
+    )
+    parser.add_argument(
+        "--file-times",
+        action="store_true",
+        help="where nothing else says when it was handed in, believe the files' times of change",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="change nothing, say what would be")
+    parser.add_argument("--all", action="store_true", help="print ordinary submissions too")
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
+    write = not arguments.dry_run
+    try:
+        due = read_time(arguments.due) if arguments.due else None
+        collected = collect(
+            root,
+            arguments.assignment,
+            arguments.source,
+            format=arguments.format,
+            roster=arguments.roster,
+            due=due,
+            file_times=arguments.file_times,
+            write=write,
+            progress=_progress,
+        )
+    except SourceError as error:
+        print(f"autograder collect: {error}", file=sys.stderr)
+        return 2
+    if due and write:
+        book_due(load_config(root), arguments.assignment, due)
+    _report(root, arguments.assignment, collected, write, arguments.all)
+    return int(any(not each.path for each in collected.refused))
+
+
+def _progress(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        told = f"reading {done} of {of} …" if done < of else ""
+        print(f"\r{told:30}\r", end="", file=sys.stderr, flush=True)
+
+
+def _report(root: Path, assignment: str, collected: Collected, write: bool, all: bool) -> None:
+    rows = sorted(collected.rows, key=lambda row: row.student)
+    told = [row for row in rows if all or row.notes or row.late or row.what not in _ORDINARY]
+    if told:
+        header = ("student", "what", "handed in", "days late", "notes")
+        print(format_rows(header, [row.cells() for row in told]) + "\n")
+    if collected.refused:
+        cells = [(each.who, each.path, each.why) for each in collected.refused]
+        print(format_rows(("refused from", "file", "because it …"), cells) + "\n")
+    print(_summary(collected))
+    if collected.missing and (all or len(collected.missing) <= 20):
+        print(f"nothing from: {', '.join(collected.missing)}")
+    if not write:
+        print("nothing was changed (--dry-run)")
+        return
+    path = data_folder(root, load_config(root)) / "collected" / f"{assignment}.csv"
+    _write_table(path, rows, collected)
+    print(f"all of it: {path.relative_to(root)}; next: autograder grade {assignment}")
+
+
+def _summary(collected: Collected) -> str:
+    counts: dict[str, int] = {}
+    for row in collected.rows:
+        what = row.what.partition(";")[0]
+        counts[what] = counts.get(what, 0) + 1
+    told = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
+    late = sum(row.late > 0 for row in collected.rows)
+    parts = [f"{collected.format}: {told}", f"{late} late", f"{len(collected.refused)} refusals"]
+    if collected.missing:
+        parts.append(f"{len(collected.missing)} of the class handed in nothing")
+    return "; ".join(parts)
+
+
+def _write_table(path: Path, rows: list[Row], collected: Collected) -> None:
+    kept: list[tuple[object, ...]] = [
+        (r.student, r.name, r.what, local(r.when), r.late, r.notes) for r in rows
+    ]
+    kept += [(e.who, "", f"refused: {e.why}", "", "", e.path) for e in collected.refused]
+    kept += [(name, "", "nothing handed in", "", "", "") for name in collected.missing]
+    header = ("student", "name", "what", "handed in", "days late", "notes")
+    write_whole(path, csv_text(header, kept), "utf-8-sig")
+
+
+_ORDINARY = {"taken", "unchanged", "would be taken"}

@@ -1,0 +1,130 @@
+"""``autograder export``: the gradebook as CSV, in the columns of Canvas, Moodle or spreadsheets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from autograder.collection.listing import SourceError
+from autograder.collection.roster import Roster, read_roster
+from autograder.collection.tables import write_whole
+from autograder.course import data_folder, load_config
+from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
+from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksheet
+
+DESCRIPTION = """\
+Write grades from nbgrader's gradebook as CSV. The points are those that count: less the late
+penalty. With --fill, the file that Canvas or Moodle exported is filled in, which keeps its numbers
+of students and assignments. Cells that a spreadsheet would take for a formula are quoted."""
+EXAMPLES = """\
+examples:
+  autograder export
+  autograder export 02_data_parallel_sgd --for canvas --fill canvas_grades.csv
+  autograder export 02_data_parallel_sgd --for canvas --title "Homework 2 (77)"
+  autograder export 02_data_parallel_sgd --for moodle --fill worksheet.csv --zero
+  autograder export --for moodle --to term.csv"""
+
+
+def export(
+    root: Path,
+    assignments: tuple[str, ...] = (),
+    *,
+    system: str = "plain",
+    fill: Path | None = None,
+    title: str = "",
+    roster: Path | None = None,
+    zero: bool = False,
+) -> tuple[str, list[Grade]]:
+    """Return the CSV of some assignments, by default all, and the grades in it.
+
+    Raises:
+        ExportError: there is nothing to export, or `fill` is another file.
+        SourceError: the class list cannot be read.
+
+    """
+    config = load_config(root)
+    data = data_folder(root, config)
+    kept = roster or data / "roster.csv"
+    students = read_roster(kept) if roster or kept.is_file() else Roster()
+    grades = read_grades(config, data, students, assignments)
+    if not grades:
+        raise ExportError("the gradebook has no students yet: autograder grade …")
+    titles = {assignments[0]: title} if title else {}
+    if system == "canvas":
+        return canvas(grades, zero, titles, fill), grades
+    if system == "moodle":
+        if len(assignments) == 1:
+            return worksheet(grades, zero, fill), grades
+        return moodle_gradebook(grades, zero, titles), grades
+    return plain(grades, zero), grades
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("assignment", nargs="?", help="its name (default: all)")
+    parser.add_argument(
+        "--for",
+        dest="system",
+        choices=("plain", "canvas", "moodle"),
+        default="plain",
+        help="whose columns; for moodle, one assignment gives its grading worksheet, all of them a "
+        "file for Grades > Import (default: plain)",
+    )
+    parser.add_argument(
+        "--fill", type=Path, metavar="CSV", help="the system's own file, to fill in"
+    )
+    parser.add_argument("--title", default="", help="title of the assignment's column there")
+    parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
+    parser.add_argument(
+        "--zero", action="store_true", help="0 for who handed in nothing (default: empty)"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="CSV", help="where to (default: grading/grades_SYSTEM.csv)"
+    )
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Export for the command line; return the exit status."""
+    names = (arguments.assignment,) if arguments.assignment else ()
+    if (arguments.title or (arguments.fill and arguments.system == "moodle")) and not names:
+        print("autograder export: --title and Moodle's --fill need an ASSIGNMENT", file=sys.stderr)
+        return 2
+    if arguments.fill and arguments.system == "plain":
+        print("autograder export: --fill is for canvas and moodle: add --for", file=sys.stderr)
+        return 2
+    try:
+        text, grades = export(
+            root,
+            names,
+            system=arguments.system,
+            fill=arguments.fill,
+            title=arguments.title,
+            roster=arguments.roster,
+            zero=arguments.zero,
+        )
+    except (ExportError, SourceError) as error:
+        print(f"autograder export: {error}", file=sys.stderr)
+        return 2
+    to = arguments.to or data_folder(root) / f"grades_{arguments.system}.csv"
+    # Spreadsheets need the mark to show 中文; Canvas and Moodle need none.
+    write_whole(to, text, "utf-8-sig" if arguments.system == "plain" else "utf-8")
+    _report(grades, to)
+    return 0
+
+
+def _report(grades: list[Grade], to: Path) -> None:
+    for name in dict.fromkeys(grade.assignment for grade in grades):
+        those = [grade for grade in grades if grade.assignment == name]
+        counts = Counter(grade.status for grade in those)
+        late = sum(grade.late_penalty > 0 for grade in those)
+        told = ", ".join(f"{n} {status}" for status, n in counts.items())
+        print(f"{name}: {told}; late penalty on {late}")
+        if counts[BY_HAND]:
+            print("  to be read: written questions have no points yet; make formgrader")
+        if counts[NOT_GRADED]:
+            print(f"  not graded: autograder grade {name}")
+    print(f"written: {to}")

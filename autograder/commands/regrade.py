@@ -1,0 +1,135 @@
+"""``autograder regrade``: a check was mended: who gains and who loses, before it is booked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autograder.commands import grade
+from autograder.course import Folders, load_config
+from autograder.examination.verdict import Verdict
+from autograder.pool import slurm
+from autograder.pool.book import current
+from autograder.pool.one import Outcome
+
+DESCRIPTION = (
+    "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
+    "before you say so. Inputs are drawn from the same seeds as before. Only submissions with a "
+    "booked verdict appear as changed; others are graded for the first time."
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One student's points, before and after.
+
+    Attributes:
+        student: who.
+        before: points that are booked; None: none yet.
+        after: points by the checks as they are now.
+        tasks: those whose points differ.
+
+    """
+
+    student: str
+    before: float | None
+    after: float
+    tasks: tuple[str, ...]
+
+
+def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> list[Change]:
+    """Compare what was graded now with what was booked last, student by student."""
+    new: dict[str, dict[str, Verdict]] = {}
+    for outcome in outcomes:
+        if outcome.verdict:
+            verdict = Verdict.read(Path(outcome.verdict))
+            new.setdefault(verdict.student, {})[verdict.notebook] = verdict
+    found = []
+    for student, verdicts in new.items():
+        old = current(folders, assignment, student)
+        before, after = _points(old), _points(verdicts)
+        tasks = (task for task in after if before.get(task) != after[task])
+        found.append(
+            Change(
+                student,
+                sum(before.values()) if old else None,
+                sum(after.values()),
+                tuple(tasks) if old else (),
+            )
+        )
+    return found
+
+
+def _points(verdicts: dict[str, Verdict]) -> dict[str, float]:
+    return {
+        check.name.rpartition("/")[2]: check.score
+        for verdict in verdicts.values()
+        for check in verdict.checks
+    }
+
+
+def table(found: Sequence[Change]) -> str:
+    """Return the changes as text: those who lose first, and a line that counts."""
+    known = [each for each in found if each.before is not None]
+    moved = sorted(
+        (each for each in known if each.tasks), key=lambda each: each.after - (each.before or 0)
+    )
+    width = max((len(each.student) for each in moved), default=7)
+    lines = [f"{'student':{width}}     old     new  change  tasks"] if moved else []
+    for each in moved:
+        before = each.before or 0.0
+        lines.append(
+            f"{each.student:{width}}  {before:6g}  {each.after:6g}  {each.after - before:+6g}  "
+            f"{', '.join(each.tasks)}"
+        )
+    gain = sum(each.after > (each.before or 0) for each in moved)
+    lose = sum(each.after < (each.before or 0) for each in moved)
+    lines.append(
+        f"{gain} gain, {lose} lose, {len(known) - gain - lose} have as many points as before, "
+        f"{len(found) - len(known)} were not booked before"
+    )
+    return "\n".join(lines)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("assignment", nargs="?", help="default: the only one that was handed in")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--all", action="store_true", help="examine every submission again")
+    which.add_argument(
+        "--changed", action="store_true", help="only where code or checks are not what was graded"
+    )
+    parser.add_argument("--book", action="store_true", help="book the new points without asking")
+    grade.add_choices(parser)
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Regrade for the command line; return the exit status."""
+    try:
+        assignment, settings, jobs = grade.choices(root, arguments)
+        outcomes = grade.grade_class(
+            *(root, assignment, arguments.student, settings),
+            jobs=jobs,
+            again=arguments.all,
+            cluster=slurm.cluster(arguments, jobs),
+        )
+        status = grade.report(outcomes)
+        folders = Folders.of(root, load_config(root))
+        print(f"\n{table(changes(folders, assignment, outcomes))}\n")
+        if not (arguments.book or _agreed()):
+            print(f"Nothing was booked. To book: autograder grade {assignment}")
+            return status
+        unbooked = grade.book_class(root, assignment, arguments.student, settings)
+    except grade.ERRORS as error:
+        print(f"autograder regrade: {error}", file=sys.stderr)
+        return 2
+    return 1 if unbooked else status
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return input("Book the new points? [y/N] ").strip().lower() in ("y", "yes")

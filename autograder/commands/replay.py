@@ -1,0 +1,203 @@
+"""``autograder replay``: a submission again from its verdict: same inputs, explained, drawn."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from autograder.course import Folders, find_sources, load_config
+from autograder.examination.check import AuthorError
+from autograder.examination.node import On
+from autograder.examination.submission import Submission
+from autograder.examination.verdict import Verdict, checks_digest, source_digest
+from autograder.passes.examine import examine_notebook
+from autograder.passes.settings import Settings
+from autograder.pool.one import rebuilt
+from autograder.sandbox.unavailable import SandboxUnavailable
+from course_lib.checking import Case, Check, Observed
+from course_lib.checking.run_check import Runner
+from course_lib.checking.wire import Plain
+from course_lib.ranks import Trace
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.processes.fork_client import ForkServerError
+
+DESCRIPTION = (
+    "Examine a submission again with the inputs that its verdict was made from. Prints every case, "
+    "hidden ones in full: for instructors. The timeline of the first case that failed, or of "
+    "--case, is drawn to a PNG. Books nothing."
+)
+
+
+class ReplayError(RuntimeError):
+    """A verdict cannot be replayed; the message says why."""
+
+
+class Watched(Submission):
+    """A submission whose traces are kept.
+
+    Attributes:
+        traces: case's name → what its ranks did, of the cases that ran, in order.
+
+    """
+
+    traces: dict[str, Trace]
+
+    def runner(self, on: On | None = None) -> Runner:
+        """Return what runs the cases, and keeps what their ranks did."""
+        run = super().runner(on)
+
+        def watched(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
+            name = f"{check.function}: {case.name}"
+            try:
+                observed = run(check, case, inputs)
+            except RanksError as error:
+                self._keep(name, getattr(error, "trace", None))
+                raise
+            assert isinstance(observed, Observed)
+            self._keep(name, observed.trace)
+            return observed
+
+        return watched
+
+    def _keep(self, name: str, trace: Trace | None) -> None:
+        if trace is not None and trace.operations:
+            self.traces.setdefault(name, trace)
+
+
+def replay(root: Path, path: Path) -> tuple[Verdict, Verdict, dict[str, Trace]]:
+    """Return the verdict at `path`, the one of a new examination, and the traces of its cases.
+
+    Raises:
+        ReplayError: the code that it is about is not here any more.
+
+    """
+    old = Verdict.read(path)
+    folders = Folders.of(root, load_config(root))
+    source = find_sources(root) / old.assignment
+    notebook = _notebook(folders, old, path)
+    new = replace(
+        *(old,),
+        **{"checks": [], "notes": [], "limits": [], "timings": {}, "seconds": 0.0},
+        settings=old.settings or Settings.of(load_config(root)).__dict__,
+        checks_sha256=checks_digest(
+            source, folders.release / old.assignment / f"{old.notebook}.ipynb"
+        ),
+    )
+    traces: dict[str, Trace] = {}
+
+    def runs(*given: object) -> Watched:
+        submission = Watched(*given)  # type: ignore[arg-type]
+        submission.traces = traces
+        return submission
+
+    examine_notebook(notebook, source, new, logging.getLogger(__name__), runs)
+    return old, new, traces
+
+
+def _notebook(folders: Folders, old: Verdict, path: Path) -> Any:
+    """Return the notebook with the code that the verdict is about."""
+    graded = folders.graded(old.assignment, old.student) / f"{old.key}.ipynb"
+    for candidate in (path.with_suffix(".ipynb"), graded):
+        if candidate.is_file():
+            notebook = nbformat.read(candidate, as_version=4)
+            if _digest(notebook) == old.source_sha256:
+                return notebook
+    submitted = folders.submitted / old.student / old.assignment / f"{old.notebook}.ipynb"
+    if (
+        submitted.is_file()
+        and _digest(notebook := rebuilt(folders, submitted)) == old.source_sha256
+    ):
+        return notebook
+    raise ReplayError(
+        f"the code that {path} is about is neither beside it nor at {submitted}: "
+        "it was handed in again since, or moved"
+    )
+
+
+def _digest(notebook: nbformat.NotebookNode) -> str:
+    return source_digest([cell.source for cell in notebook.cells if cell.cell_type == "code"])
+
+
+def explained(old: Verdict, new: Verdict) -> str:
+    """Return every case of the new examination, and what differs from the old one."""
+    lines = [f"{old.student}, {old.notebook}: {new.score:g} of {new.max_score:g} points"]
+    for check in new.checks:
+        lines.append(f"\n{check.name}: {check.score:g} of {check.max_score:g}")
+        for case in check.cases:
+            hidden = " (hidden)" if case["hidden"] else ""
+            mark = "✓" if case["passed"] else "✗"
+            lines.append(f"  {mark} {case['name']}{hidden}  {case['seconds']:.2f} s")
+            told = "\n".join(part for part in (case["reason"], case["detail"]) if part)
+            lines += [f"      {line}" for line in told.splitlines()]
+    lines += [f"\nlimit met: {limit}" for limit in new.limits]
+    before = {check.name: check.score for check in old.checks}
+    moved = [c for c in new.checks if before.get(c.name) != c.score]
+    if old.checks_sha256 not in ("", new.checks_sha256):
+        lines.append("\nThe checks are not those of the verdict.")
+    if moved:
+        lines.append("Other points than in the verdict:")
+        lines += [f"  {c.name}: {before.get(c.name, 0):g} → {c.score:g}" for c in moved]
+    else:
+        lines.append("\nThe same points as in the verdict.")
+    return "\n".join(lines)
+
+
+def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
+    """Return the name of the trace to draw: of `case`, or of the first failure, or the last.
+
+    Raises:
+        ReplayError: there is no trace of `case`.
+
+    """
+    if case:
+        found = [name for name in traces if case in name]
+        if not found:
+            raise ReplayError(f"no case {case!r} in which anything was sent; {_listed(traces)}")
+        return found[0]
+    failed = {c["name"] for check in new.checks for c in check.cases if not c["passed"]}
+    hits = [name for name in traces if name.partition(": ")[2] in failed]
+    if failed and traces and not hits:
+        print("Where it failed nothing had been sent yet; the last case is drawn instead.")
+    return (hits or list(traces)[-1:] or [""])[0]
+
+
+def _listed(traces: dict[str, Trace]) -> str:
+    return f"there are: {'; '.join(traces)}" if traces else "nothing was sent in any"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "verdict", type=Path, help="a file below grading/verdicts or grading/graded"
+    )
+    parser.add_argument("--case", default="", help="draw this one: a part of its name")
+    parser.add_argument("--figure", type=Path, help="the PNG (default: beside the verdict)")
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Replay for the command line; return the exit status: 1 if the points are others now."""
+    path: Path = arguments.verdict
+    try:
+        if not path.is_file():
+            raise ReplayError(f"there is no {path}")
+        old, new, traces = replay(root, path)
+        print(explained(old, new))
+        if name := chosen(new, traces, arguments.case):
+            figure = arguments.figure or path.with_suffix(".png")
+            traces[name].plot(title=f"{old.student}, {name}").savefig(figure, dpi=150)
+            print(f"Timeline of {name!r}: {figure}")
+        else:
+            print("No case communicated: there is no timeline to draw.")
+    except (
+        *(ReplayError, ValueError, OSError, SandboxUnavailable, ForkServerError, AuthorError),
+    ) as error:
+        print(f"autograder replay: {error}", file=sys.stderr)
+        return 2
+    return int([c.score for c in old.checks] != [c.score for c in new.checks])

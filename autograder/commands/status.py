@@ -1,0 +1,85 @@
+"""``autograder status``: where the class stands, assignment by assignment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from autograder.course import Folders, load_config
+from autograder.passes.settings import Settings
+from autograder.pool.class_list import (
+    Books,
+    NothingToGrade,
+    Standing,
+    assignments,
+    standing,
+    students,
+)
+
+DESCRIPTION = (
+    "Say for each assignment how many handed in, how many are graded, outdated (graded, but with "
+    "other code or other checks than now), failed because of the machine or of a check, booked, "
+    "and waiting for a person. Reads only."
+)
+HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
+
+
+def stands(root: Path, assignment: str) -> list[Standing]:
+    """Return where each student stands who handed something in.
+
+    Raises:
+        NothingToGrade: nobody did, or the assignment was not released.
+
+    """
+    config = load_config(root)
+    folders, settings = Folders.of(root, config), Settings.of(config)
+    books = Books(config, assignment)
+    return [
+        standing(folders, assignment, student, settings, books)
+        for student in students(folders, assignment)
+    ]
+
+
+def row(found: list[Standing]) -> tuple[int, ...]:
+    """Return the numbers under HEADS."""
+    return (
+        len(found),
+        sum(each.complete for each in found),
+        sum(each.outdated for each in found),
+        sum(bool(each.failed) for each in found),
+        sum(each.booked for each in found),
+        sum(each.by_hand for each in found),
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("assignment", nargs="?", help="its name (default: all)")
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Print the table; return the exit status."""
+    folders = Folders.of(root, load_config(root))
+    names = [arguments.assignment] if arguments.assignment else assignments(folders)
+    if not names:
+        print("nothing was released or handed in yet: nbgrader generate_assignment NAME")
+        return 0
+    width = max(map(len, (*names, "assignment")))
+    print("  ".join([f"{'assignment':{width}}", *HEADS]))
+    notes: list[str] = []
+    for name in names:
+        try:
+            found = stands(root, name)
+        except NothingToGrade as error:
+            if arguments.assignment:
+                print(f"autograder status: {error}", file=sys.stderr)
+                return 2
+            found = []
+        cells = (f"{n:{len(head)}}" for head, n in zip(HEADS, row(found), strict=True))
+        print("  ".join([f"{name:{width}}", *cells]))
+        notes += [f"{name}: {s.student}: handed in no notebook" for s in found if not s.notebooks]
+        notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in found if s.failed]
+    if notes:
+        print("\n" + "\n".join(notes))
+    return 0

@@ -1,0 +1,42 @@
+"""The seeds of an assignment's submissions: secret, and the same every time.
+
+One secret is kept per assignment, beside the gradebook. From it, and from the code, comes the seed
+that a submission's inputs are drawn from: grading a class twice gives the same inputs twice, and
+who hands in again meets others than those that a first report may have told of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+from pathlib import Path
+
+
+def assignment_secret(data: Path, assignment: str) -> str:
+    """Return the assignment's secret; made on first use, by one of several processes.
+
+    Args:
+        data: the folder of the gradebook.
+        assignment: its name.
+
+    """
+    path = data / "seeds" / assignment
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{assignment}.{os.getpid()}-{threading.get_ident()}.part")
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)  # of several, the first; and never half of one
+        draft.unlink()
+    return path.read_text().strip()
+
+
+def submission_seed(secret: str, student: str, notebook: str, source_sha256: str) -> str:
+    """Return the seed of one notebook of one student, in hexadecimal digits."""
+    content = "\0".join((student, notebook, source_sha256))
+    return hmac.new(secret.encode(), content.encode(), hashlib.sha256).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Grades from nbgrader's gradebook, as tables that other systems read."""

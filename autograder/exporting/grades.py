@@ -1,0 +1,116 @@
+"""Each student's grade in each assignment, as nbgrader's gradebook has it; also who has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import Gradebook, MissingEntry
+from traitlets.config import Config
+
+from autograder.collection.roster import Roster, Student
+from autograder.collection.times import DAY
+
+MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
+
+
+class ExportError(ValueError):
+    """There is nothing to export; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One student's grade in one assignment.
+
+    Attributes:
+        status: missing; not graded (handed in since); to be read (a question that a person
+            grades); graded.
+        score: what counts: the points less the late penalty, at least 0; None if there are none.
+
+    """
+
+    student: Student
+    assignment: str
+    status: str
+    max_score: float
+    raw_score: float | None = None
+    late_penalty: float = 0.0
+    score: float | None = None
+    submitted: datetime | None = None
+    days_late: int = 0
+
+
+def read_grades(
+    config: Config, data: Path, roster: Roster, assignments: Sequence[str] = ()
+) -> list[Grade]:
+    """Return the grades by assignment, then in the order of the class list.
+
+    Args:
+        config: nbgrader's configuration.
+        data: the folder of the class, for submissions that are not graded yet.
+        roster: the class list; students that only the gradebook knows come after it.
+        assignments: their names; by default all in the gradebook.
+
+    Raises:
+        ExportError: there is no gradebook, or no such assignment in it.
+
+    """
+    url = str(config.CourseDirectory.db_url)
+    if not Path(url.removeprefix("sqlite:///")).is_file():
+        raise ExportError("there is no gradebook yet: nothing was graded. autograder grade …")
+    with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
+        known = [assignment.name for assignment in gradebook.assignments]
+        if unknown := [name for name in assignments if name not in known]:
+            raise ExportError(
+                f"the gradebook has no assignment {unknown[0]!r}; it has: "
+                f"{', '.join(known) or 'none'}"
+            )
+        students = dict(roster.students)
+        for each in gradebook.students:
+            students.setdefault(each.id, _student(each))
+        return [
+            grade
+            for name in assignments or known
+            for grade in _of_assignment(gradebook, data, name, list(students.values()))
+        ]
+
+
+def _student(each: Any) -> Student:
+    first, last = each.first_name or "", each.last_name or ""
+    return Student(
+        each.id,
+        each.lms_user_id or "",
+        f"{first} {last}".strip(),
+        first,
+        last,
+        each.email or "",
+    )
+
+
+def _of_assignment(
+    gradebook: Gradebook, data: Path, name: str, students: Sequence[Student]
+) -> Iterator[Grade]:
+    max_score = float(gradebook.find_assignment(name).max_score)
+    for student in students:
+        handed_in = (data / "submitted" / student.student_id / name).is_dir()
+        try:
+            found = gradebook.find_submission(name, student.student_id)
+        except MissingEntry:
+            yield Grade(student, name, NOT_GRADED if handed_in else MISSING, max_score)
+            continue
+        raw, penalty = float(found.score), float(found.late_submission_penalty or 0)
+        yield Grade(
+            student,
+            name,
+            BY_HAND if found.needs_manual_grade else GRADED,
+            max_score,
+            raw,
+            penalty,
+            max(0.0, raw - penalty),
+            found.timestamp.replace(tzinfo=UTC) if found.timestamp else None,
+            math.ceil(found.total_seconds_late / DAY),
+        )

@@ -1,0 +1,64 @@
+"""Questions out of what students handed in: a file ``TASK.md`` is a question about that task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import nbformat
+
+from autograder.collection.collecting import hand_ins_by_student
+from autograder.collection.formats import Refused
+from autograder.inquiries.thread import MAX_TEXT, STUDENT, Thread, read_thread, write_thread
+
+
+def tasks_of(root: Path, assignment: str, sources: str) -> list[str]:
+    """Return the names of an assignment's tasks: cells that give points."""
+    for folder in (root / "assignments" / assignment, root / sources / assignment):
+        found = [
+            str(cell.metadata.nbgrader.grade_id)
+            for path in sorted(folder.glob("*.ipynb"))
+            for cell in nbformat.read(path, as_version=4).cells
+            if cell.metadata.get("nbgrader", {}).get("grade")
+        ]
+        if found:
+            return found
+    return []
+
+
+def take(
+    root: Path, data: Path, assignment: str, source: str, tasks: list[str], roster: Path | None
+) -> tuple[list[Thread], list[Refused]]:
+    """Take the questions from a source, as `collect` reads it; return what is new, and refused."""
+    by_student, refused = hand_ins_by_student(root, assignment, source, roster=roster)
+    new: list[Thread] = []
+    for student, hand_ins in by_student.items():
+        for hand_in in hand_ins:
+            for task, text, why in _questions(hand_in.files, tasks):
+                thread = read_thread(data, student, assignment, task)
+                try:
+                    if why:
+                        raise ValueError(why)
+                    if thread.add(STUDENT, text):
+                        write_thread(data, thread)
+                        new.append(thread)
+                except ValueError as error:
+                    refused.append(Refused(student, f"{task}.md", str(error)))
+    return new, refused
+
+
+def _questions(files: object, tasks: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield task, text, and why it is refused."""
+    assert isinstance(files, dict)
+    for path, entry in files.items():
+        name = PurePosixPath(path)
+        if name.suffix.lower() not in (".md", ".txt"):
+            continue
+        if name.stem not in tasks:
+            if name.stem != "timestamp":
+                yield name.stem, "", f"no such task; there are: {', '.join(tasks)}"
+            continue
+        if entry.refusal:
+            yield name.stem, "", entry.refusal
+            continue
+        yield name.stem, entry.read(4 * MAX_TEXT).decode("utf-8", "replace"), ""

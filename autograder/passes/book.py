@@ -1,0 +1,62 @@
+"""The pass in Examine's place when a submission was graded already: its outputs, and no run.
+
+``autograder grade`` examines a class in many processes, and leaves a graded notebook and a verdict
+for each submission. One process then books them, through nbgrader's own passes and this one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbconvert.exporters.exporter import ResourcesDict
+from nbformat import NotebookNode
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Dict, Unicode
+
+EXAMINE = "autograder.passes.examine.Examine"
+BOOK = "autograder.passes.book.Book"
+
+
+class NotAsGraded(ValueError):
+    """The notebook to be booked is not the one that was graded."""
+
+
+class Book(NbGraderPreprocessor):
+    """Puts the outputs of the graded notebook into the one that nbgrader is about to save."""
+
+    graded = Dict(
+        value_trait=Unicode(), key_trait=Unicode(), help="Notebook → its graded version's path."
+    ).tag(config=True)
+
+    def preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        """Copy outputs cell by cell.
+
+        Raises:
+            NotAsGraded: this is other code than was graded.
+
+        """
+        name = resources["nbgrader"]["notebook"]
+        if name not in self.graded:
+            raise NotAsGraded(f"{name} was not graded")
+        copy_outputs(nbformat.read(Path(self.graded[name]), as_version=4), nb)
+        return nb, resources
+
+
+def copy_outputs(graded: NotebookNode, nb: NotebookNode) -> None:
+    """Copy the outputs of `graded` to `nb`, which must hold the same code.
+
+    Raises:
+        NotAsGraded: it does not.
+
+    """
+    ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
+    if [cell.source for cell in ours] != [cell.source for cell in theirs]:
+        raise NotAsGraded(
+            "the code is not what was graded. If the released version was made anew since, "
+            "nbgrader generate_assignment brings the gradebook up to date; then grade again"
+        )
+    for to, cell in zip(ours, theirs, strict=True):
+        to.outputs, to.execution_count = cell.outputs, cell.execution_count

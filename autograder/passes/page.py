@@ -1,0 +1,66 @@
+"""The page that a student reads: nbgrader's feedback; no script runs in it, nothing is fetched.
+
+It says what was examined, and shows formulas as pictures, because MathJax is a script that a
+browser fetches from elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from nbconvert.exporters import HTMLExporter
+from nbconvert.exporters.exporter import ResourcesDict
+from nbformat import NotebookNode
+
+from autograder.passes.formulas import with_formulas
+from autograder.passes.tell import tell
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
+    "form-action 'none'; base-uri 'none'"
+)
+
+
+_STYLE = (
+    "<style>td, th { padding: .15em 1em .15em 0; vertical-align: top } "
+    ".rendered_html { overflow-wrap: anywhere }</style>"
+)
+
+
+class FeedbackPage(HTMLExporter):
+    """nbconvert's exporter, for ``GenerateFeedback.exporter_class``."""
+
+    def _preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        nb, resources = super()._preprocess(nb, resources)  # type: ignore[no-untyped-call]
+        coursedir = self.parent.coursedir  # type: ignore[union-attr]
+        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
+        names = resources["nbgrader"]
+        tell(nb, data, names["assignment"], names["student"], names["notebook"])
+        for cell in nb.cells:
+            if cell.cell_type == "markdown" and not _is_theirs(cell):
+                cell.source = with_formulas(cell.source)
+        return nb, resources
+
+    def from_notebook_node(  # type: ignore[override]
+        self, nb: NotebookNode, resources: Any = None, **options: Any
+    ) -> tuple[str, ResourcesDict]:
+        """Return the page."""
+        html, resources = super().from_notebook_node(nb, resources, **options)
+        return locked(html), resources
+
+
+def _is_theirs(cell: NotebookNode) -> bool:
+    """Tell whether a student may have written a text cell: pictures are made of ours alone."""
+    return not cell.metadata.get("nbgrader", {}).get("locked", False)
+
+
+def locked(html: str) -> str:
+    """Return a page without scripts, and with the rule that the browser runs and fetches none."""
+    html = re.sub(r"<script\b.*?</script\s*>", "", html, flags=re.DOTALL | re.IGNORECASE)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
+    html = re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)
+    return html.replace("</head>", f"{_STYLE}</head>", 1)

@@ -1,0 +1,69 @@
+"""Markdown that a student wrote, as HTML in which nothing runs and nothing is fetched.
+
+nbconvert can clean HTML, and nbgrader's pages do not ask it to: an ``<img onerror=…>`` in a text
+cell ran in the instructor's browser, with the instructor's rights over every grade. Cleaning the
+source first, as ``sanitize_html`` does, misses what Markdown itself makes, such as links to
+``javascript:``. So what was made is cleaned, by a list of what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from bleach.sanitizer import Cleaner
+from jinja2 import pass_context
+from jinja2.runtime import Context
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+MAX_SOURCE = 50_000
+"""Characters; a longer text is shown as it was typed."""
+_TAGS = {
+    *("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "ul", "ol", "li"),
+    *("em", "strong", "b", "i", "del", "code", "pre", "kbd", "sub", "sup", "a", "img"),
+    *("table", "thead", "tbody", "tr", "th", "td", "details", "summary", "div", "span"),
+}
+_DATA = re.compile(r"data:image/(png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
+_LINK = re.compile(r"https?://|mailto:|#", re.IGNORECASE)
+_CLASS = re.compile(r"highlight( hl-\w+)?|[a-z]{1,2}\d?")  # pygments'; none that lays out a page
+
+
+def _allowed(tag: str, name: str, value: str) -> bool:
+    if tag == "a" and name == "href":
+        return _LINK.match(value.strip()) is not None
+    if tag == "img" and name == "src":
+        return _DATA.fullmatch(value) is not None
+    if tag in ("div", "span") and name == "class":
+        return _CLASS.fullmatch(value) is not None
+    return (tag, name) in (("img", "alt"), ("a", "title"), ("ol", "start"))
+
+
+_cleaner = Cleaner(tags=_TAGS, attributes=_allowed, protocols={"http", "https", "mailto", "data"})
+
+
+class _Renderer(IPythonRenderer):
+    """nbconvert's; it refuses a whole notebook for a picture that is not attached."""
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        """Return a picture, or its description where it is attached: rebuilding drops those."""
+        if url.startswith("attachment:"):
+            return escape(text)
+        return str(super().image(text, url, title))
+
+
+def safe_html(source: str) -> str:
+    """Return Markdown as HTML without scripts, styles, forms, and addresses that are fetched."""
+    if len(source) > MAX_SOURCE:
+        return f"<pre>{escape(source)}</pre>"
+    try:
+        renderer = _Renderer(escape=False, exclude_anchor_links=True)
+        made = MarkdownWithMath(renderer=renderer).render(source)
+        return str(_cleaner.clean(made))
+    except Exception:  # whatever a parser stumbles over: the text itself is always shown
+        return f"<pre>{escape(source)}</pre>"
+
+
+@pass_context
+def markdown2html(context: Context, source: str) -> str:
+    """Jinja's filter of that name in nbgrader's pages, in place of nbconvert's."""
+    return safe_html(source)

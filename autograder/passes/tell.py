@@ -1,0 +1,120 @@
+"""What a student is told of the examination, beside nbgrader's feedback: written into the notebook.
+
+Above all: each task's points, how many of its cases passed, "visible n of m; k hidden". Under a
+task: when its ranks did what, if the verdict knows, and what was asked and answered about it.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell, new_output
+
+from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
+from autograder.passes.timeline import timeline_of
+
+
+def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:
+    """Write into a graded notebook what its verdict says.
+
+    Args:
+        nb: the notebook, changed in place.
+        data: the folder of verdicts and inquiries.
+        assignment: its name.
+        student: whose it is.
+        notebook: its name.
+
+    """
+    try:
+        verdict = Verdict.read(verdict_path(data, assignment, student, notebook))
+    except (OSError, ValueError):
+        words = "There is no verdict of this notebook: ask whoever graded it."
+        nb.cells.insert(0, _cell(words))
+        return
+    checks = {check.name.rpartition("/")[2]: check for check in verdict.checks}
+    cells = [_cell(_overview(verdict))]
+    for cell in nb.cells:
+        cells.append(cell)
+        check = checks.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+        if check is None:
+            continue
+        if cell.cell_type == "code":
+            told = f"{_counted(check)}, on the grader's network\n"
+            cell.outputs = [new_output("stream", name="stdout", text=told), *cell.outputs]
+        cells += _below(check, data / "inquiries" / student / assignment)
+    nb.cells = cells
+
+
+def _cell(text: str) -> NotebookNode:
+    cell: NotebookNode = new_markdown_cell(text, metadata={"nbgrader": {"locked": True}})
+    return cell
+
+
+def _overview(verdict: Verdict) -> str:
+    rows = [
+        f"| `{check.name.rpartition('/')[2]}` | {check.score:g} of {check.max_score:g} "
+        f"| {_counted(check)} | {_why(check)} |"
+        for check in verdict.checks
+    ]
+    # Those that begin with the assignment's name are for the author of a check.
+    notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
+    told = "".join(f"\n- {_plain(note)}" for note in [*notes, *getattr(verdict, "limits", ())])
+    return (
+        "**What was examined.** Your functions ran in a sandbox, on several ranks, with cases that "
+        "you have (visible) and others (hidden). Questions that a person reads are not in this "
+        "table.\n\n| task | points | cases passed | first failure |\n|---|---|---|---|\n"
+        + "\n".join(rows)
+        + (f"\n\n**Also:**\n{told}" if told else "")
+    )
+
+
+def _counted(check: CheckVerdict) -> str:
+    visible = [case["passed"] for case in check.cases if not case["hidden"]]
+    hidden = [case["passed"] for case in check.cases if case["hidden"]]
+    told = f"visible {sum(visible)} of {len(visible)}"
+    return f"{told}; {sum(hidden)} of {len(hidden)} hidden" if hidden else told
+
+
+def _why(check: CheckVerdict) -> str:
+    """Return the first visible failure; of hidden ones only that there is one."""
+    failed = [case for case in check.cases if not case["passed"]]
+    visible = [case for case in failed if not case["hidden"]]
+    if visible:
+        return f"{_plain(visible[0]['name'])}: {_plain(visible[0]['reason'])}"
+    return "only hidden cases fail" if failed else ""
+
+
+def _plain(text: object) -> str:
+    """Return one line of text in which Markdown finds nothing; it may repeat what they returned."""
+    words = " ".join(str(text)[:400].split())
+    return re.sub(r"[^\w ]", lambda found: f"&#{ord(found[0])};", words)
+
+
+def _alt(text: str) -> str:
+    """Return a picture's description, in which Markdown reads no entities."""
+    return re.sub(r"[^\w ,.;:%]", " ", text)
+
+
+def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
+    """Return cells for what stands under a task: its timeline, what was asked and answered."""
+    cells = []
+    trace: Mapping[str, Any] = getattr(check, "trace", None) or next(
+        (case["trace"] for case in check.cases if case.get("trace") and not case["hidden"]), {}
+    )
+    if not all(case["passed"] for case in check.cases) and trace:
+        png, words = timeline_of(trace)
+        if png:
+            data = base64.b64encode(png).decode("ascii")
+            cells.append(_cell(f"![{_alt(words)}](data:image/png;base64,{data})"))
+        elif words:
+            cells.append(_cell(_plain(words)))
+    thread = inquiries / f"{check.name.rpartition('/')[2]}.md"
+    if thread.is_file():
+        text = thread.read_text(encoding="utf-8", errors="replace")
+        cells.append(new_markdown_cell(text))
+    return cells

@@ -1,0 +1,1 @@
+"""A class at once: many processes examine, one books."""

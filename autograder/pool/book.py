@@ -1,0 +1,91 @@
+"""The second phase: one writer books what was graded, through nbgrader, and runs nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nbgrader.apps.api import NbGraderAPI
+from traitlets.config import Config
+
+from autograder.course import Folders
+from autograder.examination.verdict import Verdict, verdict_path
+from autograder.passes.book import BOOK, EXAMINE
+from autograder.pool.class_list import Standing, as_booked
+
+
+def booking_config(config: Config) -> Config:
+    """Return the course's configuration with `Book` in the place of `Examine`."""
+    config = copy.deepcopy(config)
+    passes = config.Autograde.autograde_preprocessors
+    config.Autograde.autograde_preprocessors = [BOOK if p == EXAMINE else p for p in passes]
+    return config
+
+
+def book(
+    folders: Folders,
+    config: Config,
+    assignment: str,
+    standings: Sequence[Standing],
+    tell: Callable[[str, str], None] = lambda student, failed: None,
+) -> dict[str, str]:
+    """Book each of these, one after the other; return student → why it could not be booked.
+
+    Autograded notebook, points and penalties are made by nbgrader's own passes, from the outputs
+    that were written when the submission was graded.
+
+    Args:
+        folders: of the course.
+        config: of the course.
+        assignment: which.
+        standings: whom; all that they handed in is graded.
+        tell: is told each student, and why not or nothing.
+
+    """
+    failed: dict[str, str] = {}
+    api = NbGraderAPI(config=booking_config(config))
+    with warnings.catch_warnings():
+        # nbgrader's own: it lets SQLAlchemy flush objects that it has not added yet.
+        warnings.filterwarnings("ignore", module="nbgrader.api")
+        for found in standings:
+            why = _book(api, folders, assignment, found)
+            if why:
+                failed[found.student] = why
+            tell(found.student, why)
+    return failed
+
+
+def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) -> str:
+    mark = folders.graded(assignment, found.student) / "booked"
+    mark.unlink(missing_ok=True)
+    api.config.Book.graded = {
+        name: str(path.with_suffix(".ipynb")) for name, path in found.graded.items()
+    }
+    told = as_booked(folders, assignment, found)  # before nbgrader reads it
+    outcome = api.autograde(assignment, found.student, force=True)
+    if not outcome["success"]:
+        said = str(outcome.get("log") or outcome.get("error") or "nbgrader says nothing")
+        return said.strip()[-1500:]
+    for name, path in found.graded.items():
+        # By student and notebook, where feedback and plain nbgrader autograde have it.
+        Verdict.read(path).write(verdict_path(folders.data, assignment, found.student, name))
+    draft = mark.with_name(f"booked.{os.getpid()}.part")
+    draft.write_text(json.dumps(told), encoding="utf-8")
+    draft.replace(mark)
+    return ""
+
+
+def current(folders: Folders, assignment: str, student: str) -> dict[str, Verdict]:
+    """Return the verdicts that were booked last: notebook → verdict."""
+    folder: Path = verdict_path(folders.data, assignment, student, "x").parent
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path.stem] = Verdict.read(path)
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,191 @@
+"""Where a class stands: what was handed in, what is graded, and what is booked.
+
+All of it is read from the files and the gradebook, at the moment it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import Gradebook, MissingEntry
+
+from autograder.course import Folders
+from autograder.examination.verdict import Verdict
+from autograder.passes.settings import Settings
+from autograder.pool.one import blank, rebuilt
+
+
+class NothingToGrade(LookupError):
+    """There is no such assignment, or no submission; the message says what to do."""
+
+
+@dataclass
+class Standing:
+    """Where one student stands with one assignment.
+
+    Attributes:
+        student: who.
+        notebooks: those that were handed in, of those that were given out.
+        graded: notebook → the verdict on exactly this code, by these checks.
+        outdated: whether there are verdicts, and not on this code or by these checks.
+        failed: why the last attempt gave no verdict; else empty.
+        booked: whether the gradebook has these very points, for these very files.
+        by_hand: whether the gradebook waits for a person.
+
+    """
+
+    student: str
+    notebooks: list[Path]
+    graded: dict[str, Path] = field(default_factory=dict)
+    outdated: bool = False
+    failed: str = ""
+    booked: bool = False
+    by_hand: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was handed in is graded."""
+        return bool(self.notebooks) and len(self.graded) == len(self.notebooks)
+
+
+def assignments(folders: Folders) -> list[str]:
+    """Return the assignments that were handed in by anybody, or released."""
+    found = {path.name for path in folders.submitted.glob("*/*") if path.is_dir()}
+    found |= {path.parent.name for path in folders.release.glob("*/*.ipynb")}
+    return sorted(found)
+
+
+def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> list[str]:
+    """Return who handed something in, in order.
+
+    Raises:
+        NothingToGrade: nobody did, or one of `only` did not.
+
+    """
+    there = sorted(
+        path.parent.name for path in folders.submitted.glob(f"*/{assignment}") if path.is_dir()
+    )
+    if not there:
+        known = ", ".join(assignments(folders)) or "none"
+        raise NothingToGrade(
+            f"{folders.submitted} has no submission of {assignment}. Assignments there: {known}. "
+            "nbgrader collect, or autograder collect, puts submissions there."
+        )
+    if missing := sorted(set(only) - set(there)):
+        raise NothingToGrade(f"{missing[0]} handed in nothing: {folders.submitted / missing[0]}")
+    return [student for student in there if student in only or not only]
+
+
+def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
+    """Return the submitted notebooks of those that were given out.
+
+    Raises:
+        NothingToGrade: the assignment was not released.
+
+    """
+    names = folders.notebooks(assignment)
+    if not names:
+        raise NothingToGrade(
+            f"{assignment} was not released: nbgrader generate_assignment {assignment}"
+        )
+    paths = (folders.submitted / student / assignment / f"{name}.ipynb" for name in names)
+    return [path for path in paths if path.is_symlink() or path.is_file()]
+
+
+def standing(
+    folders: Folders, assignment: str, student: str, settings: Settings, books: Books
+) -> Standing:
+    """Return where a student stands. Runs nothing and changes nothing."""
+    found = Standing(student, handed_in(folders, assignment, student))
+    folder = folders.graded(assignment, student)
+    autograded = folders.autograded / student / assignment
+    scores: dict[str, float] = {}
+    for path in found.notebooks:
+        if verdict := _verdict_on(folders, path, settings):
+            found.graded[path.stem] = folder / f"{verdict.key}.json"
+            scores |= {check.name.rpartition("/")[2]: check.score for check in verdict.checks}
+    found.outdated = not found.complete and any(folder.glob("*.json"))
+    if not found.complete:
+        with contextlib.suppress(OSError):
+            found.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
+    found.by_hand = books.by_hand(student)
+    found.booked = (
+        found.complete
+        and books.has(student, scores)
+        and _read_json(folder / "booked") == as_booked(folders, assignment, found)
+        and all((autograded / path.name).is_file() for path in found.notebooks)
+    )
+    return found
+
+
+def as_booked(folders: Folders, assignment: str, found: Standing) -> dict[str, Any]:
+    """Return what a booking is known by: the verdicts, and the bytes of what was handed in."""
+    folder = folders.submitted / found.student / assignment
+    content = hashlib.sha256()
+    for path in (*found.notebooks, folder / "timestamp.txt"):
+        content.update(path.read_bytes() if path.is_file() else b"")
+    return {
+        "verdicts": {name: path.stem for name, path in sorted(found.graded.items())},
+        "submission": content.hexdigest(),
+    }
+
+
+def _verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | None:
+    try:
+        key = blank(folders, path, rebuilt(folders, path), settings).key
+        target = folders.graded(path.parent.name, path.parents[1].name) / f"{key}.json"
+        if target.is_file() and target.with_suffix(".ipynb").is_file():
+            return Verdict.read(target)
+    except Exception:  # a notebook that is damaged until it is vetted, a file that is no verdict
+        return None
+    return None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+class Books:
+    """What the gradebook has of one assignment, read once.
+
+    Args:
+        config: of the course.
+        assignment: which.
+
+    """
+
+    def __init__(self, config: Any, assignment: str) -> None:
+        self._scores: dict[str, dict[str, float | None]] = {}
+        self._by_hand: set[str] = set()
+        url = config.CourseDirectory.db_url
+        if not Path(url.removeprefix("sqlite:///")).is_file() and url.startswith("sqlite:"):
+            return
+        with Gradebook(url, config.CourseDirectory.course_id) as gradebook:
+            try:
+                submissions = gradebook.assignment_submissions(assignment)
+            except MissingEntry:
+                return
+            for submission in submissions:
+                grades = [g for notebook in submission.notebooks for g in notebook.grades]
+                student = submission.student.id
+                self._scores[student] = {grade.cell.name: grade.auto_score for grade in grades}
+                if any(grade.needs_manual_grade for grade in grades):
+                    self._by_hand.add(student)
+
+    def has(self, student: str, scores: dict[str, float]) -> bool:
+        """Return whether these points are booked: grade id → points."""
+        booked = self._scores.get(student)
+        return booked is not None and all(booked.get(n) == score for n, score in scores.items())
+
+    def by_hand(self, student: str) -> bool:
+        """Return whether the student's work waits for a person."""
+        return student in self._by_hand

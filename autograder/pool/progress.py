@@ -1,0 +1,69 @@
+"""How far a long work is: a bar with the time left, or now and then a line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_WIDTH = 24
+_LINE_EVERY = 10.0
+
+
+class Progress:
+    """Tells of `total` things, one `step` each.
+
+    Args:
+        what: the work, in a word.
+        total: how many.
+        out: where to; a bar on a terminal, else lines.
+
+    """
+
+    def __init__(self, what: str, total: int, out: TextIO | None = None) -> None:
+        self._what, self._total = what, total
+        self._out = out or sys.stdout
+        self._bar = self._out.isatty()
+        self._done = self._free = 0
+        self._start = self._told = time.monotonic()
+
+    def step(self, free: bool = False, note: str = "") -> None:
+        """One more is done; `free`: there was nothing to do for it. `note` gets a line."""
+        self._done += 1
+        self._free += free
+        now = time.monotonic()
+        if note:
+            self.line(note)
+        last = self._done == self._total
+        if self._bar:
+            filled = _WIDTH * self._done // self._total
+            bar = "█" * filled + "░" * (_WIDTH - filled)
+            self._out.write(f"\r\x1b[K{self._what} {bar} {self._text(now)}" + "\n" * last)
+        elif last or now - self._told >= _LINE_EVERY:
+            self._told = now
+            self._out.write(f"{self._what}: {self._text(now)}\n")
+        self._out.flush()
+
+    def line(self, text: str) -> None:
+        """Say something, above the bar if there is one."""
+        self._out.write("\r\x1b[K" * self._bar + f"{text}\n")
+
+    def _text(self, now: float) -> str:
+        worked, took = self._done - self._free, now - self._start
+        text = f"{self._done}/{self._total}"
+        if worked and took > 0:
+            text += f", {60 * worked / took:.3g} per minute"
+            if left := (self._total - self._done) * took / worked:
+                text += f", {in_words(left)} left"
+        if self._done == self._total:
+            text += f", {in_words(took)}"
+        return text
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

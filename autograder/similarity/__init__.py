@@ -1,0 +1,1 @@
+"""Solutions that look alike: what of the code counts, how alike two are, a report to look at."""

@@ -1,0 +1,142 @@
+"""How alike the solutions of a class are: shared fingerprints, each worth what it says.
+
+What the released notebook holds is taken out of every solution first. A passage that half of the
+class wrote says little: there are not many ways to write a short function. So a fingerprint that
+d of n solutions have weighs log(n/d), as words do in search (inverse document frequency), and two
+solutions are as alike as the weight that they share: 2 w(A ∩ B) / (w(A) + w(B)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autograder.similarity.fingerprints import joined, passages, winnow
+from autograder.similarity.normalise import normalise
+
+_FEW = 6
+"""Fingerprints below which a solution says too little to be compared."""
+
+
+@dataclass
+class Solution:
+    """One student's code: cells by their names, and where each kept fingerprint is."""
+
+    student: str
+    cells: Mapping[str, str]
+    prints: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two solutions that share something.
+
+    Attributes:
+        alike: 2 w(A ∩ B) / (w(A) + w(B)), from 0 to 1.
+        shared: how many fingerprints they share.
+        rare: how many of these nobody else has.
+        left, right: cell → ranges of lines that are shared.
+
+    """
+
+    first: str
+    second: str
+    alike: float
+    shared: int
+    rare: int
+    left: Mapping[str, Sequence[tuple[int, int]]]
+    right: Mapping[str, Sequence[tuple[int, int]]]
+
+
+@dataclass
+class Comparison:
+    """The pairs, the most alike first, and what is usual in this class."""
+
+    pairs: list[Pair]
+    compared: int
+    median: float
+    too_short: list[str]
+
+
+def read_solution(student: str, cells: Mapping[str, str], released: set[int]) -> Solution:
+    """Return a solution with its fingerprints, without those of the released notebook."""
+    solution = Solution(student, cells)
+    for name, source in cells.items():
+        for statement in normalise(source):
+            own = [found for found in passages(statement) if found[0] not in released]
+            for position in winnow([found[0] for found in own]):
+                hashed, first, last = own[position]
+                solution.prints.setdefault(hashed, []).append((name, first, last))
+    return solution
+
+
+def hashes_of(cells: Sequence[str]) -> set[int]:
+    """Return every hash of the released cells, kept by winnowing or not."""
+    return {found[0] for source in cells for part in normalise(source) for found in passages(part)}
+
+
+def compare(
+    solutions: Sequence[Solution],
+    *,
+    top: int = 30,
+    at_least: float = 0.5,
+    progress: Callable[[str], None] = lambda told: None,
+) -> Comparison:
+    """Return the pairs that are most alike.
+
+    Args:
+        solutions: of the class.
+        top: at most so many pairs.
+        at_least: leave out pairs that are less alike.
+        progress: is told what is done.
+
+    """
+    short = [each.student for each in solutions if len(each.prints) < _FEW]
+    long = [each for each in solutions if len(each.prints) >= _FEW]
+    if len(long) < 2:
+        return Comparison([], len(long), 0.0, short)
+    columns = {hashed: i for i, hashed in enumerate(sorted({h for s in long for h in s.prints}))}
+    has = np.zeros((len(long), len(columns)), dtype=np.float32)
+    for row, each in enumerate(long):
+        has[row, [columns[hashed] for hashed in each.prints]] = 1
+    count = has.sum(0)
+    # Of two solutions both have the same words: then all weigh the same.
+    weight = np.log((len(long) + 1) / count) if len(long) > 2 else np.ones(len(columns))
+    progress(f"comparing {len(long) * (len(long) - 1) // 2} pairs …")
+    weighted = has * weight
+    total = weighted.sum(1)
+    alike = 2 * (weighted @ has.T) / np.maximum(total[:, None] + total[None, :], 1e-9)
+    rows, others = np.triu_indices(len(long), 1)
+    values = alike[rows, others]
+    best = np.argsort(-values, kind="stable")[:top]
+    pairs = [
+        _pair(long[rows[i]], long[others[i]], float(values[i]), columns, count)
+        for i in best
+        if values[i] >= at_least
+    ]
+    return Comparison(pairs, len(long), float(np.median(values)), short)
+
+
+def _pair(
+    first: Solution,
+    second: Solution,
+    alike: float,
+    columns: Mapping[int, int],
+    count: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> Pair:
+    shared = first.prints.keys() & second.prints.keys()
+    rare = sum(count[columns[hashed]] == 2 for hashed in shared)
+    return Pair(
+        *(first.student, second.student, min(1.0, alike), len(shared), int(rare)),
+        *(_lines(solution, shared) for solution in (first, second)),
+    )
+
+
+def _lines(solution: Solution, shared: set[int]) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for hashed in shared:
+        for name, first, last in solution.prints[hashed]:
+            found.setdefault(name, []).append((first, last))
+    return {name: joined(lines) for name, lines in found.items()}

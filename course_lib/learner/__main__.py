@@ -1,0 +1,70 @@
+"""The program ``course``: one command per module of `course_lib.learner`."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "start": "hand out an assignment: a copy of your own",
+    "check": "run your copy's cells and checks from the top, and count the points",
+    "progress": "points, predictions and time so far",
+    "solution": "show the solution of a task, after a question",
+    "lab": "open JupyterLab on your copies",
+    "doctor": "look whether this machine has what the course needs",
+}
+"""What `course --help` says of each. The module of that name has DESCRIPTION,
+`add_options(parser)` and `run(arguments) -> exit status`."""
+PASSES_ON = ("lab",)
+"""Commands with options that another program knows; they find them as ``arguments.more``."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the command; return the exit status."""
+    if sys.version_info < (3, 11):  # noqa: UP036 (a checkout needs no pip, which would refuse)
+        found = ".".join(map(str, sys.version_info[:2]))
+        print(f"course: needs Python 3.11 or newer, and this is {found}", file=sys.stderr)
+        return 2
+    words = sys.argv[1:] if words is None else list(words)
+    parser = argparse.ArgumentParser(
+        prog="course", description="Work through the course: from mini-batch SGD to DDP."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    module = None
+    try:
+        for name, told in COMMANDS.items():
+            command = commands.add_parser(name, help=told)
+            if name in words[:1]:  # only now: --help needs none of the libraries
+                module = importlib.import_module(f"course_lib.learner.{name}")
+                command.description = module.DESCRIPTION
+                module.add_options(command)
+        arguments, more = parser.parse_known_args(words)
+        arguments.more = more
+        if more and arguments.command not in PASSES_ON:
+            parser.error(f"unrecognized arguments: {' '.join(more)}")
+        assert module is not None  # argparse knows no other commands
+        return int(module.run(arguments))
+    except ModuleNotFoundError as error:
+        _say(f"the package {error.name!r} is missing: the installation is incomplete", words)
+        return 2
+    except OSError as error:
+        about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            about += "; make room, or give another place: --desk, or TMPDIR for temporary files"
+        _say(about, words)
+        return 2
+    except KeyboardInterrupt:
+        print("\ncourse: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+
+
+def _say(problem: str, words: Sequence[str]) -> None:
+    more = "" if words[:1] == ["doctor"] else ". `course doctor` says what to do"
+    print(f"course: {problem}{more}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The assignments there are, and what each asks for: read from the notebooks handed out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Cell = dict[str, Any]
+
+
+class Unknown(LookupError):
+    """There is no such assignment or task; the message lists those that there are."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What points are given for.
+
+    Attributes:
+        name: of its check, or of the question.
+        points: at most.
+        checked: by a check; else a person reads the answer.
+
+    """
+
+    name: str
+    points: float
+    checked: bool
+
+
+def names(course: Path) -> list[str]:
+    """Return the names of all assignments, in order."""
+    return sorted(path.parent.name for path in (course / "assignments").glob("*/checks.py"))
+
+
+def find(course: Path, said: str) -> str:
+    """Return the assignment that `said` means: its name, number, topic, or part of it.
+
+    Raises:
+        Unknown: it means none, or more than one.
+
+    """
+    there = names(course)
+    said = Path(said).name.removesuffix(".ipynb").lower()
+    if said.isdigit():
+        said = f"{int(said):02}"
+    meant = [name for name in there if said == name] or [name for name in there if said in name]
+    if len(meant) == 1 and said:
+        return meant[0]
+    close = meant if said else []
+    close = close or difflib.get_close_matches(said, there, n=3, cutoff=0.5)
+    told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(there)}"
+    raise Unknown(f"there is no assignment {said!r}: {told}")
+
+
+def notebook_of(folder: Path, name: str) -> Path:
+    """Return where an assignment's notebook lies, in the course or on a desk."""
+    return folder / "assignments" / name / f"{name}.ipynb"
+
+
+def cells(notebook: Path) -> list[Cell]:
+    """Return a notebook's cells, each with its source as one text.
+
+    Raises:
+        Unknown: this is no notebook; the message names it.
+
+    """
+    try:
+        found = json.loads(notebook.read_bytes())["cells"]
+        return [{**cell, "source": "".join(cell["source"])} for cell in found]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise Unknown(
+            f"{notebook} is no notebook any more; put it aside, and `course start` hands out a "
+            "good one"
+        ) from error
+
+
+def role(cell: Cell) -> dict[str, Any]:
+    """Return what a cell is for: nbgrader's words for it, or nothing."""
+    metadata = cell.get("metadata")
+    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def is_check(cell: Cell) -> bool:
+    """Tell whether a cell holds a task's check."""
+    return bool(role(cell).get("grade")) and not role(cell).get("solution")
+
+
+def tasks(course: Path, name: str) -> list[Task]:
+    """Return what an assignment gives points for, in order."""
+    return [
+        Task(role(cell)["grade_id"], float(role(cell)["points"]), is_check(cell))
+        for cell in cells(notebook_of(course, name))
+        if role(cell).get("grade")
+    ]

@@ -1,0 +1,182 @@
+"""``course check 03_collectives``: one's own cells and all checks, from the top, in a new process.
+
+What a notebook shows depends on which cells were run, and in which order. Here it is all of them
+once, in their order, as a grader would; only the cells that are there to play with are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from course_lib.desk.notebooks import EXPLORE
+from course_lib.desk.places import find_course
+from course_lib.learner import assignments
+from course_lib.learner.assignments import Task, cells, is_check, role
+from course_lib.learner.start import add_desk, desk_of
+
+DESCRIPTION = (
+    "Run the cells and the checks of your copy of an assignment in a new process, from the top, "
+    "print the reports, and count the points. It exits with 0 if all checks pass, else with 1."
+)
+Step = dict[str, Any]
+NOT_WRITTEN: dict[str, Any] = {"fraction": 0.0, "reason": "not written yet"}
+GRACE_SECONDS = 10
+"""What an interrupted process may take to end its ranks."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "assignment", metavar="ASSIGNMENT", help="name, number or topic, or a notebook's path"
+    )
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these (default: all)")
+    add_desk(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check one's copy; return the exit status."""
+    course = find_course()
+    try:
+        name = assignments.find(course, arguments.assignment)
+        given = Path(arguments.assignment)
+        here = given.suffix == ".ipynb" and given.is_file()
+        notebook = given if here else assignments.notebook_of(desk_of(arguments, course), name)
+        if not notebook.is_file():
+            print(f"You have no copy of it yet: course start {name}", file=sys.stderr)
+            return 2
+        tasks = assignments.tasks(course, name)
+        steps = plan(notebook, course, name, _chosen(tasks, arguments.tasks))
+    except assignments.Unknown as error:
+        print(f"course check: {error}", file=sys.stderr)
+        return 2
+    written = [step for step in steps if step["source"]]
+    outcomes = {
+        step["check"]: NOT_WRITTEN for step in steps if not step["source"] and "check" in step
+    }
+    if any("check" in step for step in written):
+        status, told = run_steps(written, notebook.resolve().parent)
+        if status:
+            return status
+        outcomes |= told
+    print(summary(name, tasks, outcomes))
+    return int(any(outcome["fraction"] < 1 for outcome in outcomes.values()))
+
+
+def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
+    checked = [task for task in tasks if task.checked]
+    wrong = set(said) - {task.name for task in checked}
+    if wrong:
+        there = ", ".join(task.name for task in checked)
+        raise assignments.Unknown(f"no task {', '.join(sorted(wrong))}: there are {there}")
+    return [task for task in checked if not said or task.name in said]
+
+
+def plan(notebook: Path, course: Path, name: str, chosen: list[Task]) -> list[Step]:
+    """Return what is run: the student's code cells, and the released cell of each chosen check.
+
+    A check stands where it stands in the student's copy, and at the end where it was deleted. One
+    before which nothing was written is not run: its ``check`` is told, its ``source`` is empty.
+    """
+    released = cells(assignments.notebook_of(course, name))
+    checks = {role(c)["grade_id"]: c["source"] for c in released if is_check(c)}
+    given = {c["source"].strip() for c in released} | {""}
+    left = [task.name for task in chosen]
+    steps: list[Step] = []
+    wrote_something = False
+    code = [c for c in cells(notebook) if c.get("cell_type") == "code"]
+    for number, cell in enumerate(code, 1):
+        grade_id = role(cell).get("grade_id")
+        if grade_id in checks:
+            if grade_id in left:
+                left.remove(grade_id)
+                source = checks[grade_id] if wrote_something else ""
+                steps.append({"check": grade_id, "source": source, "number": number})
+            wrote_something = False
+        elif EXPLORE not in _tags(cell):
+            wrote_something |= cell["source"].strip() not in given
+            steps.append({"source": cell["source"], "number": number})
+    number = len(code) + 1
+    return steps + [{"check": each, "source": checks[each], "number": number} for each in left]
+
+
+def _tags(cell: dict[str, Any]) -> list[str]:
+    tags = cell["metadata"].get("tags") if isinstance(cell.get("metadata"), dict) else None
+    return tags if isinstance(tags, list) else []
+
+
+def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
+    """Run the steps in a new process; return its exit status, and by check what came of it.
+
+    The process has a session of its own, so that an interrupt at the terminal is ours to pass on;
+    it ends when we do, whatever ends us.
+    """
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "course_lib.learner.notebook_process"],
+        stdin=subprocess.PIPE,
+        pass_fds=[write],
+        env={**os.environ, "MPLBACKEND": "agg"},
+        start_new_session=True,
+        text=True,
+    )
+    os.close(write)
+    assert process.stdin is not None
+    line = json.dumps({"steps": steps, "folder": str(folder), "results": write})
+    outcomes = {}
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        with open(read) as results:
+            for result in map(json.loads, results):
+                outcomes[result["check"]] = result
+        status = process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    if status:
+        end = f"with status {status}" if status > 0 else f"by signal {-status}"
+        print(
+            f"course check: the process that ran your cells ended {end}: does a cell call exit, or "
+            "was it short of memory? `course doctor` looks at this machine",
+            file=sys.stderr,
+        )
+        status = 2
+    return status, outcomes
+
+
+def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:
+    """Return the points as a table."""
+    width = max(len(task.name) for task in tasks)
+    lines, earned, most = [name], 0.0, 0.0
+    for task in tasks:
+        told = outcomes.get(task.name)
+        if told is not None:
+            points = task.points * told["fraction"]
+            earned, most = earned + points, most + task.points
+            lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {_cut(told)}")
+        elif not task.checked:
+            lines.append(f"  {task.name:{width}}     – of {task.points:<3g} a person reads it")
+    lines.append(f"  {'from checks':{width}}  {earned:4g} of {most:<3g}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cut(told: dict[str, Any]) -> str:
+    reason = " ".join(told["reason"].split())
+    return reason if len(reason) <= 90 else f"{reason[:89]}…"

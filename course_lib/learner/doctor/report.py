@@ -1,0 +1,88 @@
+"""All looks in their order, and what came of them: as text, as JSON, as an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+
+from course_lib.learner.doctor import machine, ranks, sandbox, software
+from course_lib.learner.doctor.finding import Finding, Need
+
+DESCRIPTION = (
+    "Look whether this machine has what the course needs: fine, or what to do. It exits with 0 if "
+    "lectures and checks will work, with --grading only if the autograder will, too; else with 1."
+)
+LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
+    *(software.python, software.packages, software.torch_build, software.course),
+    *(machine.memory, machine.disk, machine.home, machine.port),
+    *(machine.gpus, machine.host_name, machine.loopback, ranks.simulated, ranks.real),
+    *(software.kernels, software.extensions),
+    *(sandbox.namespaces, sandbox.bubblewrap, sandbox.control_groups),
+)
+_MARKS = {"course": "✗", "grading": "✗", "nothing": "!"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--grading", action="store_true", help="fail also where grading would")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look at everything, print it, and return the exit status."""
+    needs: set[Need] = {"course", "grading"} if arguments.grading else {"course"}
+    found = []
+    for finding in findings():
+        found.append(finding)
+        if not arguments.json:
+            print(text_of(finding), flush=True)
+    wrong = [each for each in found if not each.fine and each.needed_for in needs]
+    if arguments.json:
+        told = [{**asdict(each), "fine": each.fine} for each in found]
+        print(json.dumps({"fine": not wrong, "findings": told}, ensure_ascii=False, indent=1))
+    else:
+        print(f"\n{conclusion(found, needs)}")
+    return int(bool(wrong))
+
+
+def findings(
+    looks: Iterable[Callable[[], Finding | Iterator[Finding]]] = LOOKS,
+) -> Iterator[Finding]:
+    """Yield what each look finds; one that fails itself is a finding too."""
+    for look in looks:
+        name = look.__name__.replace("_", " ")
+        try:
+            found = look()
+            yield from [found] if isinstance(found, Finding) else found
+        except Exception as error:
+            told = f"could not be looked at: {type(error).__name__}: {error}"
+            yield Finding(name, told, "report this, with the output of course doctor --json")
+
+
+def text_of(finding: Finding) -> str:
+    """Return a finding as lines for a terminal."""
+    mark = "✓" if finding.fine else _MARKS[finding.needed_for]
+    lines = textwrap.wrap(
+        f"{mark} {finding.name:15} {finding.told}", 100, subsequent_indent=" " * 18
+    )
+    if not finding.fine:
+        lines += textwrap.wrap(
+            f"→ {finding.advice}", 100, initial_indent=" " * 18, subsequent_indent=" " * 20
+        )
+    return "\n".join(lines)
+
+
+def conclusion(found: list[Finding], needs: set[Need]) -> str:
+    """Return the last line: whether one can begin."""
+    wrong = [each.name for each in found if not each.fine and each.needed_for == "course"]
+    ungraded = [each.name for each in found if not each.fine and each.needed_for == "grading"]
+    if wrong:
+        return f"Not ready: {', '.join(wrong)}. What to do stands behind each arrow."
+    if ungraded and "grading" in needs:
+        return f"Lectures and checks work; grading does not: {', '.join(ungraded)}."
+    if ungraded:
+        return f"Ready. Lectures and checks work; only grading does not: {', '.join(ungraded)}."
+    return "Ready: lectures, checks and grading work here."

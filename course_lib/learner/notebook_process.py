@@ -1,0 +1,91 @@
+"""A fresh process that runs a notebook's cells and checks: started by ``course check``.
+
+It reads one line of JSON, runs the cells in IPython, as a notebook would, and writes one line per
+check to a descriptor of its own: what a cell prints goes to the terminal. It ends with whoever
+started it: an end of its standard input is the sign.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from typing import IO, Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run what standard input asks for; return the exit status."""
+    plan = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.chdir(plan["folder"])
+    sys.path.insert(0, plan["folder"])
+    with (
+        tempfile.TemporaryDirectory(prefix="course-check-") as home,  # none of the user's set-up
+        os.fdopen(plan["results"], "w") as results,
+    ):
+        os.environ["IPYTHONDIR"] = home
+        config = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
+        shell = InteractiveShell.instance(config=config)
+        _be_quiet_about_failed_checks(shell)
+        shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
+        for step in plan["steps"]:
+            if _run(shell, step, results) == INTERRUPTED:
+                return INTERRUPTED
+    return 0
+
+
+def _run(shell: Any, step: dict[str, Any], results: IO[str]) -> int:
+    """Run one cell; of a check, tell the outcome."""
+    start = time.monotonic()
+    shell.execution_count = step["number"]  # tracebacks say: Cell In[…]
+    done = shell.run_cell(step["source"])
+    error = done.error_before_exec or done.error_in_exec
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if "check" in step:
+        told = _told(getattr(error, "report", done.result), error)
+        results.write(json.dumps({**told, "check": step["check"], "seconds": _since(start)}) + "\n")
+        results.flush()
+        print(flush=True)
+    return 0
+
+
+def _be_quiet_about_failed_checks(shell: Any) -> None:
+    """Show no traceback of an error that carries a report: the report has been printed."""
+    show = shell.showtraceback
+
+    def showtraceback(*args: Any, **more: Any) -> None:
+        if not hasattr(sys.exc_info()[1], "report"):
+            show(*args, **more)
+
+    shell.showtraceback = showtraceback
+
+
+def _told(report: Any, error: BaseException | None) -> dict[str, Any]:
+    if hasattr(report, "fraction"):
+        return {"fraction": report.fraction, "reason": report.reason}
+    if error is not None:
+        return {"fraction": 0.0, "reason": f"{type(error).__name__}: {error}"}
+    return {"fraction": 0.0, "reason": "its cell does not call check any more"}
+
+
+def _since(start: float) -> float:
+    return round(time.monotonic() - start, 1)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""``course progress``: points, predictions and time, as the desk has noted them."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from course_lib.desk.diary import CHECKS, PREDICTIONS, kept
+from course_lib.desk.places import find_course
+from course_lib.learner import assignments
+from course_lib.learner.start import add_desk, desk_of
+
+DESCRIPTION = (
+    "Show what you have reached: by assignment the points of the last run of each check, how many "
+    "predictions were right, and the time spent, as far as it was noted."
+)
+PAUSE = 30 * 60
+"""Seconds without a note that count as a pause."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_desk(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table; return the exit status."""
+    course = find_course()
+    desk = desk_of(arguments, course)
+    checks, predictions = kept(CHECKS, desk), kept(PREDICTIONS, desk)
+    if not checks and not predictions:
+        print("Nothing is noted yet: run a check or make a prediction, in a notebook of yours.")
+        print(f"Your notebooks: {desk}. `course start ASSIGNMENT` hands one out, of these:")
+        print("  " + "\n  ".join(assignments.names(course)))
+        return 0
+    print("\n".join(table(course, checks, predictions)))
+    return 0
+
+
+def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
+    """Return the lines to be shown, one for each assignment or lecture with something noted."""
+    last = {entry.get("checked"): entry for entry in checks}
+    names = assignments.names(course)
+    titles = {*names, *(str(entry.get("notebook")) for entry in predictions)}
+    width = max(map(len, titles))
+    lines = [f"{'':{width}}   points  predicted right   time"]
+    total = [0.0, 0.0]
+    for title in sorted(titles):
+        tasks = assignments.tasks(course, title) if title in names else []
+        found = {t.name: last[f"{title}/{t.name}"] for t in tasks if f"{title}/{t.name}" in last}
+        mine = [entry for entry in predictions if str(entry.get("notebook")) == title]
+        if not (found or mine):
+            continue
+        earned = sum(t.points * float(found[t.name]["fraction"]) for t in tasks if t.name in found)
+        most = sum(t.points for t in tasks if t.checked)
+        total = [total[0] + earned, total[1] + most]
+        points = f"{earned:g}/{most:g}" if tasks else ""
+        asked = [e for e in checks if str(e.get("checked")).partition("/")[0] == title]
+        name = "elsewhere" if title == "None" else title
+        lines.append(f"{name:{width}}  {points:>7}  {_right(mine):>15}  {_time([*mine, *asked])}")
+    seconds = _time([*checks, *predictions])
+    sums = f"{total[0]:g}/{total[1]:g}"
+    lines.append(f"{'together':{width}}  {sums:>7}  {_right(predictions):>15}  {seconds}")
+    lines.append("")
+    lines.append(
+        "Points are those of checks, by their last run. Hidden cases of a grader, and answers"
+    )
+    lines.append(
+        "that a person reads, are not among them. Time: between notes less than half an hour"
+    )
+    lines.append("apart.")
+    return lines
+
+
+def _right(predictions: Iterable[dict[str, Any]]) -> str:
+    """Return how many predictions were right, of those scored; the first score of each counts."""
+    scored: dict[str, bool] = {}
+    for entry in predictions:
+        if "scored" in entry:
+            scored.setdefault(str(entry["scored"]), bool(entry.get("right")))
+    return f"{sum(scored.values())} of {len(scored)}" if scored else ""
+
+
+def _time(entries: Iterable[dict[str, Any]]) -> str:
+    """Return the time between notes, without pauses, in words."""
+    moments = sorted(moment for entry in entries if (moment := _moment(entry)) is not None)
+    gaps = (later - earlier for earlier, later in itertools.pairwise(moments))
+    minutes = sum(gap for gap in gaps if gap < PAUSE) / 60
+    hours, left = divmod(round(minutes), 60)
+    return f"{hours} h {left:2} min" if hours else f"{left} min"
+
+
+def _moment(entry: dict[str, Any]) -> float | None:
+    try:
+        return datetime.strptime(entry["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None

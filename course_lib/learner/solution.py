@@ -1,0 +1,100 @@
+"""``course solution 03_collectives``: the solution, for those who learn on their own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from course_lib.desk.diary import CHECKS, kept
+from course_lib.desk.places import PACKAGE, find_course
+from course_lib.learner import assignments
+from course_lib.learner.assignments import Task, cells, is_check, role
+from course_lib.learner.start import add_desk, confirm, desk_of
+
+DESCRIPTION = (
+    "Show the solution of an assignment, or of one of its tasks, after a question. It comes from "
+    "instructor/, which a student's copy of the course may leave out."
+)
+_MARK = re.compile(r" *### (BEGIN|END) SOLUTION\n?")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("assignment", metavar="ASSIGNMENT", help="name, number or topic")
+    parser.add_argument("task", nargs="?", metavar="TASK", help="only this one (default: all)")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_desk(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the solution; return the exit status."""
+    course = find_course()
+    try:
+        name = assignments.find(course, arguments.assignment)
+        tasks = assignments.tasks(course, name)
+        if arguments.task and arguments.task not in [task.name for task in tasks]:
+            there = ", ".join(task.name for task in tasks)
+            raise assignments.Unknown(f"no task {arguments.task}: there are {there}")
+        source = course / "instructor" / name / f"{name}.ipynb"
+        if not source.is_file():
+            print(_without(name), file=sys.stderr)
+            return 2
+        chosen = [t for t in tasks if not arguments.task or t.name == arguments.task]
+        print(standing(name, chosen, desk_of(arguments, course)))
+        if not (arguments.yes or confirm("Show the solution?")):
+            print("Not shown.")
+            return 1
+        print(solution(source, [task.name for task in chosen]))
+    except assignments.Unknown as error:
+        print(f"course solution: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _without(name: str) -> str:
+    """Return what is said where there are no solutions."""
+    module = name.partition("_")[2]
+    reference = next((p for p in (PACKAGE / f"{module}.py", PACKAGE / module) if p.exists()), None)
+    also = f" What it builds towards can be read in {reference}." if reference else ""
+    return (
+        "course solution: this copy of the course leaves out instructor/, where the solutions are; "
+        f"who teaches with it has them.{also}"
+    )
+
+
+def standing(name: str, tasks: list[Task], desk: Path) -> str:
+    """Return what a learner should weigh: how far they are, and what a solution takes away."""
+    passed = {e.get("checked") for e in kept(CHECKS, desk) if e.get("all")}
+    tried = {e.get("checked") for e in kept(CHECKS, desk)}
+    checked = [task for task in tasks if task.checked]
+    solved = sum(f"{name}/{task.name}" in passed for task in checked)
+    begun = sum(f"{name}/{task.name}" in tried for task in checked)
+    told = f"Of {len(checked)} tasks with a check you have tried {begun} and solved {solved}."
+    return (
+        f"{told}\nA solution that is read first cannot be found any more. Where the course is "
+        "graded, its rules may\nforbid reading it before you hand in."
+    )
+
+
+def solution(source: Path, chosen: list[str]) -> str:
+    """Return the text of the solution cells of the chosen tasks.
+
+    The cells in front of a check belong to it; a question is its own.
+    """
+    shown: list[str] = []
+    waiting: list[str] = []
+    for cell in cells(source):
+        grade_id = role(cell).get("grade_id")
+        if is_check(cell):
+            if grade_id in chosen:
+                shown += waiting
+            waiting = []
+        elif role(cell).get("solution"):
+            text = _MARK.sub("", cell["source"]).strip()
+            if role(cell).get("grade"):
+                shown += [text] if grade_id in chosen else []
+            else:
+                waiting.append(text)
+    return "\n\n\n".join(["", *shown, ""]).strip("\n") + "\n"

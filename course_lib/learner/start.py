@@ -1,0 +1,89 @@
+"""``course start 03_collectives``: a copy of one's own, and what to do with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from course_lib.desk.notebooks import words
+from course_lib.desk.places import default_desk, find_course
+from course_lib.desk.refresh import put_aside, refresh
+from course_lib.learner import assignments
+
+DESCRIPTION = (
+    "Hand out an assignment: your own copy, in work/. What you wrote is never overwritten; where "
+    "the course has changed a file that you changed too, the new version is laid beside yours."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "assignment", metavar="ASSIGNMENT", help="name, number or topic: 03_collectives, 3"
+    )
+    parser.add_argument(
+        "--over", action="store_true", help="begin anew; what you wrote is put aside, not deleted"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_desk(parser)
+
+
+def add_desk(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--desk``, which most commands have."""
+    parser.add_argument(
+        "--desk",
+        type=Path,
+        help="the folder of your copies (default: work, or the one around here)",
+    )
+
+
+def desk_of(arguments: argparse.Namespace, course: Path) -> Path:
+    """Return the desk that a command works on."""
+    return Path(arguments.desk or default_desk(course)).resolve()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Hand out the assignment; return the exit status."""
+    course = find_course()
+    desk = desk_of(arguments, course)
+    try:
+        name = assignments.find(course, arguments.assignment)
+    except assignments.Unknown as error:
+        print(f"course start: {error}", file=sys.stderr)
+        return 2
+    notebook = assignments.notebook_of(desk, name)
+    path = notebook.relative_to(desk).as_posix()
+    if arguments.over and os.path.lexists(notebook):
+        question = f"Begin {name} anew? What you wrote stays beside it, under another name."
+        if not (arguments.yes or confirm(question)):
+            print("Nothing was changed.")
+            return 1
+        print(f"Put aside: {notebook.parent / put_aside(desk, path)}")
+    fresh = not os.path.lexists(notebook)
+    for note in refresh(course, desk):
+        print(note)
+    lecture = desk / "lectures" / f"{name}.ipynb"
+    print(f"{'Handed out' if fresh else _begun(course, notebook, path)}: {notebook}")
+    if lecture.is_file():
+        print(f"It builds on the lecture: {lecture}")
+    print(f"\n  course lab          opens JupyterLab there\n  course check {name}")
+    return 0
+
+
+def _begun(course: Path, notebook: Path, path: str) -> str:
+    """Return what is to be said of a copy that was there before."""
+    if words(path, notebook.read_bytes()) == words(path, (course / path).read_bytes()):
+        return "Handed out already"
+    return "You have begun on it, and it stays as it is (--over begins anew)"
+
+
+def confirm(question: str) -> bool:
+    """Ask, and return whether the answer is yes; without anybody to ask it is no."""
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")

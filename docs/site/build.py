@@ -1,0 +1,143 @@
+"""Builds the course as web pages, from what is committed: ``python docs/site/build.py``.
+
+Nothing of a notebook is run, and nothing is fetched. Every link between the pages is followed; a
+link that leads nowhere, or a warning of Sphinx, ends the build with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from course_lib import READING_ORDER
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+FIRST = f"{HERE.relative_to(ROOT).as_posix()}/index.html"
+BESIDE = ("data", "ranks", "checking", "desk", "learner", "train", "simulate", "figures")
+API = """# API reference
+
+The reference implementations in the order in which they are read, then what stands beside
+them. Each module's source is one click away.
+
+```{{eval-rst}}
+.. autosummary::
+   :toctree: api
+   :nosignatures:
+
+   {modules}
+```
+"""
+HOME = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url={first}"><title>From mini-batch SGD to DDP</title></head>
+<body><a href="{first}">From mini-batch SGD to DDP</a></body></html>
+"""
+
+
+class _Links(HTMLParser):
+    """Collects a page's links and the places that can be linked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.places: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an opening tag."""
+        given = dict(attrs)
+        self.places |= {str(given[name]) for name in ("id", "name") if given.get(name)}
+        for name in ("href", "src"):
+            if tag != "base" and (link := given.get(name)) is not None:
+                self.links.append(link)
+
+
+def broken_links(site: Path) -> list[str]:
+    """Return the links of all pages that lead to no file of the site, or to no place in it."""
+    pages: dict[Path, _Links] = {}
+    for path in sorted(site.rglob("*.html")):
+        pages[path.resolve()] = parser = _Links()
+        parser.feed(path.read_text(encoding="utf-8"))
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or link == "#":
+                continue
+            target = path.parent.joinpath(unquote(parts.path)).resolve() if parts.path else path
+            place = unquote(parts.fragment)
+            lost = place and target in pages and place not in pages[target].places
+            if not target.is_file() or lost:
+                broken.append(f"{path.relative_to(site.resolve())}: {link}")
+    return broken
+
+
+def remote_resources(site: Path) -> list[str]:
+    """Return what pages would fetch from elsewhere to be shown: scripts, styles and images."""
+    found = set()
+    for path in site.rglob("*.html"):
+        parser = _Resources()
+        parser.feed(path.read_text(encoding="utf-8"))
+        found |= parser.remote
+    return sorted(found)
+
+
+class _Resources(HTMLParser):
+    """Collects what a page needs from other machines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.remote: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an opening tag."""
+        given = dict(attrs)
+        wanted = given.get("src") if tag in ("script", "img", "iframe") else None
+        if tag == "link" and given.get("rel") in ("stylesheet", "preload", "modulepreload"):
+            wanted = given.get("href")
+        if wanted and urlsplit(wanted).netloc:
+            self.remote.add(wanted)
+
+
+def write_api() -> None:
+    """Write the page that lists the modules; their own pages are Sphinx's work."""
+    names = (*READING_ORDER, *BESIDE)
+    modules = "\n   ".join(f"course_lib.{name}" for name in names)
+    (HERE / "api.md").write_text(API.format(modules=modules), encoding="utf-8")
+
+
+def build(site: Path) -> int:
+    """Build the pages into `site` and look at their links; return the exit status."""
+    write_api()
+    sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-j", "2"]
+    status = subprocess.run(
+        [*sphinx, "-c", str(HERE), str(ROOT), str(site)], check=False
+    ).returncode
+    if status:
+        return status
+    (site / "index.html").write_text(HOME.format(first=FIRST), encoding="utf-8")
+    (site / ".nojekyll").touch()  # or GitHub leaves out folders that begin with an underscore
+    wrong = [f"broken link: {each}" for each in broken_links(site)]
+    wrong += [f"fetched from elsewhere: {each}" for each in remote_resources(site)]
+    for each in wrong:
+        print(each, file=sys.stderr)
+    if not wrong:
+        pages = len(list(site.rglob("*.html")))
+        print(f"{pages} pages; open {site / 'index.html'}")
+    return int(bool(wrong))
+
+
+def main() -> int:
+    """Parse the command line and build."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--to", type=Path, default=ROOT / "_site" / "html", help="(default: _site/html)"
+    )
+    return build(parser.parse_args().to.resolve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

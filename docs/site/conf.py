@@ -1,0 +1,137 @@
+"""Sphinx's settings for ``make site``: the source is the repository itself, and nothing is run."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "From mini-batch SGD to DDP"
+project_copyright = "2026, the authors of From mini-batch SGD to DDP. Notebooks: CC BY 4.0"
+root_doc = "docs/site/index"
+include_patterns = [
+    *("docs/site/**.md", "docs/site/api/*.rst", "docs/*.md", "README.md", "CONTRIBUTING.md"),
+    *("CHANGELOG.md", "AGENTS.md", "lectures/*.ipynb", "assignments/*/*.ipynb"),
+    *("assignments/README.md", "instructor/README.md", "benchmarks/README.md"),
+    *(
+        "benchmarks/results/*.md",
+        "autograder/README.md",
+        "course_lib/ranks/README.md",
+        "course_lib/ranks/*/README.md",
+    ),
+]
+exclude_patterns = ["**/.ipynb_checkpoints", ".venv", "_site", "work", "grading"]
+extensions = [
+    *("myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"),
+    "sphinx.ext.viewcode",
+]
+
+nb_execution_mode = "off"  # what is committed is what was run
+nb_mime_priority_overrides = [("html", "text/html", 5)]
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+# A link to a folder is for readers of the repository; build.py checks every link of the pages.
+suppress_warnings = ["myst.xref_missing", "myst.header", "mystnb.unknown_mime_type"]
+suppress_warnings += ["misc.highlighting_failure"]  # an error in words, taken for Python
+
+autosummary_generate = True
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = ["static"]
+html_extra_path = ["../calculator.html"]
+html_theme_options = {
+    "use_download_button": True,
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "navigation_with_keys": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_css_files = ["course.css"]
+html_math_renderer = "mathml"  # which browsers draw themselves: nothing to fetch
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
+
+_log = logging.getLogger(__name__)
+_SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])")  # of brackets: MathML finds its own
+_FOLDER = re.compile(r"\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
+
+
+def _to_pages(app: Any, docname: str, source: list[str]) -> None:
+    """Let a link to a folder lead to its page: the notebook of that name, or its README."""
+    here = (ROOT / docname).parent
+
+    def page(found: re.Match[str]) -> str:
+        folder = here / found[1]
+        if folder.is_dir():
+            for name in (f"{folder.name}.ipynb", "README.md"):
+                if (folder / name).is_file():
+                    return f"]({found[1]}/{name})"
+            return "]"  # a folder of code has no page: its name stays
+        return found[0]
+
+    source[0] = _FOLDER.sub(page, source[0])
+
+
+def _plain(
+    app: Any, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Let docstrings, which are plain text, be what reStructuredText would misread.
+
+    A bar is a bar; what a module's docstring sets in, a table or an example, stays as it is set.
+    """
+    told: list[str] = []
+    inside = False
+    for number, line in enumerate(lines):
+        starts = line.startswith("    ") and (number == 0 or not lines[number - 1].strip())
+        if what == "module" and starts and not inside and not line.lstrip().startswith(">>>"):
+            told += ["::", ""]
+            inside = True
+        inside = inside and (not line.strip() or line.startswith("    "))
+        # Odd parts stand between double backquotes, where a bar is one already.
+        parts = re.split(r"(``.+?``)", line)
+        bars = [part if n % 2 else part.replace("|", r"\|") for n, part in enumerate(parts)]
+        told.append(line if inside else "".join(bars))
+    lines[:] = told
+
+
+def _math(block: bool) -> Callable[[Any, nodes.Element], None]:
+    """Return what writes an equation as MathML, and lets its node's children alone."""
+
+    def visit(writer: Any, node: nodes.Element) -> None:
+        text = node.astext()
+        if block and "\\\\" in text and "\\begin" not in text:
+            text = f"\\begin{{split}}{text}\\end{{split}}"
+        try:
+            drawn = tex2mathml(_SIZE.sub("", text), as_block=block)
+        except MathError as error:
+            _log.warning("equation %r: %s", text, error, location=node)
+            drawn = f"<code>{html.escape(text)}</code>"
+        writer.body.append(f'<div class="math">{drawn}</div>' if block else drawn)
+        raise nodes.SkipNode
+
+    return visit
+
+
+def setup(app: Any) -> None:
+    """Connect the hook and the equations."""
+    app.connect("source-read", _to_pages)
+    app.connect("autodoc-process-docstring", _plain, priority=400)  # before napoleon
+    app.add_html_math_renderer("mathml", (_math(False), None), (_math(True), None))

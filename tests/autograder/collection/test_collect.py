@@ -1,0 +1,404 @@
+"""Sources as the systems write them, and as people who mean harm do: what is taken, what is not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import stat
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder.__main__ import main
+from autograder.collection.collecting import Collected, collect
+from autograder.collection.formats import gather, recognise
+from autograder.collection.listing import Entry, SourceError, list_source
+from autograder.collection.roster import read_roster
+from autograder.collection.times import days_late, read_time
+from autograder.course import load_config
+from autograder.passes.vet import MAX_FILE
+from tests.helpers.course_folders import RELEASED, ROOT
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+ASSIGNMENT = "02_data_parallel_sgd"
+FILE = f"{ASSIGNMENT}.ipynb"
+MOODLE = "Ada Lovelace_12345_assignsubmission_file"
+
+
+def notebook(text: str = "x = 1") -> bytes:
+    cell = nbformat.v4.new_code_cell(text, id="a")
+    return nbformat.writes(nbformat.v4.new_notebook(cells=[cell])).encode()
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "a course"
+    (root / "assignments" / ASSIGNMENT).mkdir(parents=True)
+    shutil.copy(RELEASED / ASSIGNMENT / FILE, root / "assignments" / ASSIGNMENT)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    before = os.environ["PATH"]
+    yield root
+    os.environ["PATH"] = before
+
+
+def zipped(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def submitted(course: Path) -> dict[str, str]:
+    """Return student → source of the only cell."""
+    folder = course / "grading" / "submitted"
+    return {
+        path.parts[-3]: nbformat.read(path, as_version=4).cells[0].source
+        for path in sorted(folder.glob(f"*/{ASSIGNMENT}/{FILE}"))
+    }
+
+
+def why(collected: Collected) -> str:
+    return "\n".join(f"{each.path} {each.why}" for each in collected.refused)
+
+
+@pytest.mark.parametrize("separator", ["/", "_/", "_"])
+def test_moodle(course: Path, tmp_path: Path, separator: str) -> None:
+    """New versions, versions up to 3.x, and without folders."""
+    files = {
+        f"{MOODLE}{separator}{FILE}": notebook("ada"),
+        f"王小明_678_assignsubmission_file{separator}{FILE}": notebook("ming"),
+        "王小明_678_assignsubmission_onlinetext_onlinetext.html": b"<p>hello",
+    }
+    collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "m.zip", files)))
+    assert collected.format == "moodle"
+    assert submitted(course) == {"AdaLovelace-12345": "ada", "王小明-678": "ming"}
+    assert "typed into Moodle" in why(collected)
+
+
+def test_moodles_worksheet_names_the_students_and_says_when(course: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "worksheet.csv"
+    sheet.write_text(
+        "Identifier,Full name,ID number,Email address,Status,Grade,Maximum Grade,"
+        "Grade can be changed,Last modified (submission),Last modified (grade),Feedback comments\n"
+        "Participant 12345,Ada Lovelace,20001,ada@x.org,Submitted,,100.00,Yes,"
+        '"Saturday, November 21, 2026, 9:00 PM",-,\n'
+        "Participant 678,王小明,20002,ming@x.org,No submission,,100.00,Yes,-,-,\n",
+        encoding="utf-8-sig",
+    )
+    due = read_time("2026-11-20 21:00")
+    source = zipped(tmp_path / "m.zip", {f"{MOODLE}/{FILE}": notebook()})
+    collected = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due)
+    (row,) = collected.rows
+    assert (row.student, row.late) == ("20001", 1)
+    assert row.when == due + timedelta(days=1)
+    assert collected.missing == ["20002"]
+    from nbgrader.coursedir import CourseDirectory
+
+    there = CourseDirectory().get_existing_timestamp(
+        str(course / "grading/submitted/20001" / ASSIGNMENT)
+    )
+    assert there == row.when.replace(tzinfo=None), "as nbgrader reads it"
+
+
+def test_canvas(course: Path, tmp_path: Path) -> None:
+    export = tmp_path / "grades.csv"
+    export.write_text(
+        "Student,ID,SIS User ID,SIS Login ID,Section,Homework 2 (77)\n"
+        "    Points Possible,,,,,12\n"
+        '"Lovelace, Ada",340934,S1,ada,L1,\n"Hopper, Grace",334244,S2,grace,L1,\n'
+        '"王, 小明",5,S3,ming,L1,\n',
+    )
+    files = {
+        f"lovelaceada_340934_1_{FILE}": notebook("first"),
+        f"lovelaceada_340934_2_{ASSIGNMENT}-1.ipynb": notebook("second"),
+        f"hoppergrace_LATE_334244_9_{ASSIGNMENT}-2.ipynb": notebook("late"),
+        "王小明_5_7_my work.ipynb": notebook("中文"),
+        "stranger_99_8_x.ipynb": notebook("?"),
+        "lovelaceada_340934_text.html": b"hi",
+    }
+    source = str(zipped(tmp_path / "submissions.zip", files))
+    due = read_time("2026-11-20 23:59 +0800")
+    collected = collect(course, ASSIGNMENT, source, roster=export, due=due)
+    assert collected.format == "canvas"
+    assert submitted(course) == {"ada": "second", "grace": "late", "ming": "中文"}
+    assert {row.student: row.late for row in collected.rows} == {"ada": 0, "grace": 1, "ming": 0}
+    assert "not in the class list" in why(collected)
+    assert "typed into Canvas" in why(collected)
+    assert "my work.ipynb' taken as the notebook" in str(collected.rows)
+    stamps = [p.parts[-3] for p in (course / "grading").rglob("timestamp.txt")]
+    assert stamps == ["grace"], "Canvas says no time; nobody is late by a guess"
+
+
+def test_anonymous_and_unpacked(course: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    (folder / f"anon_x1y2z_42_{FILE}").write_bytes(notebook("who"))
+    (folder / f"LATE_anon_abcde_43_{FILE}").write_bytes(notebook("late"))
+    collected = collect(course, ASSIGNMENT, str(folder))
+    assert submitted(course) == {"anon_x1y2z": "who", "anon_abcde": "late"}
+    assert "no deadline is known" in str(collected.rows)
+
+
+def test_the_exchange(course: Path, tmp_path: Path) -> None:
+    """Written by nbgrader's own `submit`; the latest counts, the earlier is kept."""
+    inbound = tmp_path / "exchange" / "sgd-to-ddp" / "inbound"
+    for time, text in (("09:00", "first"), ("11:00", "last"), ("10:00", "second")):
+        folder = inbound / f"a+b+{ASSIGNMENT}+2026-11-20 {time}:00.123456 UTC+cafe"
+        folder.mkdir(parents=True)
+        (folder / FILE).write_bytes(notebook(text))
+        (folder / "timestamp.txt").write_text("1999-01-01 00:00:00 UTC")
+    other = inbound / "ada+01_minibatch_sgd+2026-11-20 10:00:00.0 UTC"
+    other.mkdir()
+    (other / "01_minibatch_sgd.ipynb").write_bytes(notebook())
+    source = str(tmp_path / "exchange")
+    collected = collect(course, ASSIGNMENT, source, format="exchange")
+    assert submitted(course) == {"a+b": "last"}
+    assert collected.rows[-1].when == datetime(2026, 11, 20, 11, 0, 0, 123456, tzinfo=UTC)
+    assert len(list((course / "grading/earlier/a+b" / ASSIGNMENT).iterdir())) == 2
+    with pytest.raises(SourceError, match="no exchange"):
+        collect(course, ASSIGNMENT, str(course), format="exchange")
+
+
+def test_a_folder_of_folders_notebooks_and_zips(course: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "handed in"
+    for student in ("ada", "grace", "edsger"):
+        (folder / student).mkdir(parents=True)
+    (folder / "ada" / FILE).write_bytes(notebook("ada"))
+    (folder / "ada" / "timestamp.txt").write_text("2026-11-20 10:00:00 UTC")
+    (folder / "grace" / ASSIGNMENT).mkdir()  # nbgrader's layout
+    (folder / "grace" / ASSIGNMENT / FILE).write_bytes(notebook("grace"))
+    (folder / "grace" / "other").mkdir()
+    (folder / "grace" / "other" / "other.ipynb").write_bytes(notebook("no"))
+    zipped(folder / "edsger" / "work.zip", {f"work/{FILE}": notebook("edsger")})
+    (folder / f"小明_{ASSIGNMENT}.ipynb").write_bytes(notebook("ming"))
+    (folder / "readme.txt").write_text("of nobody")
+    collected = collect(course, ASSIGNMENT, str(folder))
+    assert submitted(course) == {"ada": "ada", "grace": "grace", "edsger": "edsger", "小明": "ming"}
+    assert "readme.txt is beside the students' folders" in why(collected)
+    when = {row.student: row.when for row in collected.rows}
+    assert when["ada"] == datetime(2026, 11, 20, 10, tzinfo=UTC)
+    assert when["grace"] is None
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_ino)
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".csv"
+    }
+
+
+def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) -> None:
+    first = str(zipped(tmp_path / "1.zip", {f"{MOODLE}/{FILE}": notebook("first")}))
+    second = str(zipped(tmp_path / "2.zip", {f"{MOODLE}/{FILE}": notebook("second")}))
+    collect(course, ASSIGNMENT, first)
+    before = snapshot(course / "grading")
+    assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
+    assert snapshot(course / "grading") == before
+    (row,) = collect(course, ASSIGNMENT, second, write=False).rows
+    assert row.what == "would be taken"
+    assert snapshot(course / "grading") == before
+
+    (course / "grading/autograded/AdaLovelace-12345" / ASSIGNMENT).mkdir(parents=True)
+    # Grading repairs damaged notebooks in place: the same source is the same all the same.
+    (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
+    path.write_bytes(notebook("first, repaired"))
+    assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
+    (row,) = collect(course, ASSIGNMENT, second).rows
+    assert row.what.startswith("taken, newer; the earlier one is in")
+    assert "GRADED: grade again" in row.what
+    assert submitted(course) == {"AdaLovelace-12345": "second"}
+    kept = list((course / "grading/earlier").rglob(FILE))
+    assert [nbformat.read(each, as_version=4).cells[0].source for each in kept] == [
+        "first, repaired"
+    ]
+    (row,) = collect(course, ASSIGNMENT, first).rows
+    assert row.what == "older: kept aside"
+    assert submitted(course) == {"AdaLovelace-12345": "second"}
+    assert not (course / "grading" / "collecting").exists()
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
+    source = tmp_path / "m.zip"
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(FILE, notebook("inner"))
+        archive.writestr("again.zip", b"PK\5\6" + bytes(18))
+        archive.writestr("bomb.txt", bytes(MAX_FILE + 1))
+        archive.writestr("a.txt", b"a file")
+        archive.writestr("a.txt/b.txt", b"and a folder of its name")
+        archive.writestr("../../../outside.txt", b"out")
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{MOODLE}/work.zip", inner.getvalue())
+        archive.writestr(link(f"{MOODLE}/secret.txt"), "/etc/passwd")
+        archive.writestr(f"{MOODLE}/page.html", "<script>1</script>")
+        archive.writestr(f"{MOODLE}/pic.svg", "<svg/>")
+        archive.writestr(f"{MOODLE}/timestamp.txt", "1999-01-01 00:00:00 UTC")
+        archive.writestr(f"{MOODLE}/\u202etxt.exe", "turned")
+        archive.writestr(f"{MOODLE}/../../../../evil.ipynb", notebook("evil"))
+        archive.writestr("/etc/cron.d/evil", "x")
+        archive.writestr(f"Eve_6_assignsubmission_file/{FILE}", bytes(60 * 2**20))
+        archive.writestr(f"Nul_7_assignsubmission_file/{FILE}", notebook("seven"))
+    before = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
+    collected = collect(course, ASSIGNMENT, str(source))
+    assert submitted(course) == {"AdaLovelace-12345": "inner", "Nul-7": "seven"}
+    told = why(collected)
+    for word in (
+        *(
+            "again.zip is an archive",
+            "bomb.txt is too large",
+            "secret.txt is a link",
+            "name of a folder",
+        ),
+        *(".html", ".svg", "timestamp.txt is the student's own", "control characters", "outside"),
+        *("evil", "holds no notebook"),
+    ):
+        assert word in told, (word, told)
+    after = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
+    assert after == before, "nothing lies anywhere else"
+    folder = course / "grading/submitted/AdaLovelace-12345" / ASSIGNMENT
+    assert sorted(path.name for path in folder.iterdir()) == [FILE, "a.txt"]
+
+
+def test_links_and_pipes_in_a_folder(course: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for name in ("ada", "eve"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / FILE).write_bytes(notebook(name))
+    (folder / "ada" / "hidden.py").symlink_to(ROOT / "nbgrader_config.py")
+    (folder / "ada" / "all").symlink_to("/")
+    os.mkfifo(folder / "ada" / "pipe.txt")
+    (folder / "eve" / FILE).unlink()
+    (folder / "eve" / FILE).symlink_to(folder / "ada" / FILE)
+    collected = collect(course, ASSIGNMENT, str(folder))
+    assert submitted(course) == {"ada": "ada"}
+    assert why(collected).count("is a link") == 3
+    assert "pipe.txt is not an ordinary file" in why(collected)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "gbk", "cp437"])
+def test_names_that_a_zip_does_not_say_the_encoding_of(tmp_path: Path, encoding: str) -> None:
+    name = "王小明" if encoding != "cp437" else "José Ñandú"
+    raw = f"{name}.ipynb".encode(encoding)
+    path = zipped(tmp_path / "z.zip", {"x" * len(raw): b"{}"})
+    path.write_bytes(path.read_bytes().replace(b"x" * len(raw), raw))
+    assert [entry.path for entry in list_source(path)] == [f"{name}.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("data", "note"),
+    [
+        (notebook("é").decode().encode("utf-16"), "not in plain UTF-8"),
+        (b"\xef\xbb\xbf" + notebook(), "not in plain UTF-8"),
+        (b'{"cells": [', "damaged"),
+        (b"[]", "no cells"),
+        (b"\0" * 100, "damaged"),
+        (b"[" * 100_000, "damaged"),
+    ],
+)
+def test_damaged_notebooks_are_taken_and_named(
+    course: Path, tmp_path: Path, data: bytes, note: str
+) -> None:
+    source = zipped(tmp_path / "m.zip", {f"{MOODLE}/{FILE}": data})
+    (row,) = collect(course, ASSIGNMENT, str(source)).rows
+    assert note in row.notes
+    (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
+    if "UTF-8" in note:
+        nbformat.reads(path.read_text("utf-8"), as_version=4)
+
+
+def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.zip").write_bytes(b"PK\3\4 not really")
+    (tmp_path / "empty").mkdir()
+    for source, words in (("nowhere", "there is no"), ("no.zip", "no zip"), ("empty", "is empty")):
+        with pytest.raises(SourceError, match=words):
+            collect(course, ASSIGNMENT, str(tmp_path / source))
+    with pytest.raises(SourceError, match="there are: 02_data_parallel_sgd"):
+        collect(course, "no_such", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2\n", "no column of student ids"),
+        ("student_id\nada\nada\n", "there twice"),
+        ("student_id\n../ada\n", "cannot be a student id"),
+        ("student_id\n<script>\n", "cannot be a student id"),
+        ("student_id\n", "no students"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=words):
+        read_roster(path)
+
+
+def test_a_class_list_of_excel_in_chinese(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_bytes("student_id;name\r\n1;王小明\r\n".encode("gb18030"))
+    roster = read_roster(path)
+    assert roster.find("?", "小明 王") is roster.students["1"]
+
+
+def test_days_late() -> None:
+    due = datetime(2026, 11, 20, tzinfo=UTC)
+    for hours, days in ((-5, 0), (0, 0), (1, 1), (24, 1), (25, 2)):
+        assert days_late(due + timedelta(hours=hours), due) == days
+    assert days_late(None, due) == days_late(due, None) == 0
+
+
+def test_recognising_and_asking_for_a_format() -> None:
+    entries = [Entry(f"a_1_2_{n}.ipynb", "", lambda limit: b"") for n in range(3)]
+    assert recognise(entries) == "canvas"
+    assert [h.name for h in gather(entries, ASSIGNMENT, "folder").hand_ins] == [
+        *("a_1_2_0", "a_1_2_1", "a_1_2_2"),
+    ]
+
+
+def test_the_command(
+    course: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def autograder(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["autograder", *arguments, "--course", str(course)])
+        return main()
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "ada.ipynb").write_bytes(notebook())
+    (folder / "ada.exe").write_bytes(b"MZ")
+    due = "2000-01-01 10:00 UTC"
+    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 0
+    out = capsys.readouterr().out
+    assert "1 taken; 1 late; 1 refusals" in out
+    assert "next: autograder grade" in out
+    with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    assert int(rows[0]["days late"]) > 9000
+    from autograder.collection.deadlines import gradebook_due
+
+    assert gradebook_due(load_config(course), ASSIGNMENT) == read_time(due)
+    (folder / "eve").mkdir()
+    (folder / "eve" / "note.txt").write_text("later")
+    assert autograder("collect", ASSIGNMENT, str(folder)) == 1, "a submission was refused"
+    assert "1 unchanged; 1 late" in capsys.readouterr().out, "the gradebook's deadline"
+    assert autograder("collect", ASSIGNMENT, "nowhere") == 2
+    assert "there is no nowhere" in capsys.readouterr().err
+    assert autograder("collect", ASSIGNMENT, str(folder), "--due", "soon") == 2

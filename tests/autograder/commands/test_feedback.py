@@ -1,0 +1,314 @@
+"""What students and instructors look at: it says all, and nothing of a submission runs in it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nbgrader.api import Gradebook
+from nbgrader.apps.api import NbGraderAPI
+
+from autograder.__main__ import main
+from autograder.commands.demo import ASSIGNMENT, make_submissions
+from autograder.course import load_config
+from autograder.examination.verdict import Verdict, verdict_path
+from autograder.inquiries.thread import INSTRUCTOR, STUDENT, Thread, write_thread
+from autograder.passes.formulas import with_formulas
+from autograder.passes.safe_markdown import safe_html
+from autograder.passes.timeline import timeline_of
+from course_lib.ranks import Network, Ranks
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.hostile_notebook import MARK, hostile, payloads
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+BROWSER = next(
+    (found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), ""
+)
+needs_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium")
+
+
+class Beacons:
+    """A server that only writes down what is fetched from it."""
+
+    def __init__(self) -> None:
+        seen = self.seen = list[str]()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                seen.append(self.path)
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture(scope="module")
+def beacons() -> Iterator[Beacons]:
+    beacons = Beacons()
+    yield beacons
+    beacons.server.shutdown()
+    beacons.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
+    """Two are graded: one attacks, one waits forever; and one asked why."""
+    root = tmp_path_factory.mktemp("a course")
+    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    shutil.copytree(ROOT / "assignments" / ASSIGNMENT, root / "assignments" / ASSIGNMENT)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    before = os.environ["PATH"]
+    data = root / "grading"
+    api = NbGraderAPI(config=load_config(root))
+    assert api.generate_assignment(ASSIGNMENT)["success"]
+    made = make_submissions(SOURCES / ASSIGNMENT, data / "release" / ASSIGNMENT)
+    made = {"eve": hostile(made["untouched"], beacons.address), "dan": made["deadlock"]}
+    for name, notebook in made.items():
+        folder = data / "submitted" / name / ASSIGNMENT
+        folder.mkdir(parents=True)
+        nbformat.write(notebook, folder / f"{ASSIGNMENT}.ipynb")
+        outcome = api.autograde(ASSIGNMENT, name)
+        assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
+    thread = Thread("eve", ASSIGNMENT, "average_gradients")
+    thread.add(STUDENT, "Why?\n" + "\n".join(payloads(beacons.address)))
+    thread.add(INSTRUCTOR, "Because it *raises*.")
+    write_thread(data, thread)
+    yield root
+    os.environ["PATH"] = before
+
+
+@pytest.fixture(scope="module")
+def pages(course: Path) -> dict[str, Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["autograder", "feedback", ASSIGNMENT, "--course", str(course)])
+        assert main() == 0
+    folder = course / "grading" / "feedback"
+    return {name: folder / name / ASSIGNMENT / f"{ASSIGNMENT}.html" for name in ("eve", "dan")}
+
+
+PICTURES = os.environ.get("PICTURES", "")
+"""A folder for screenshots, to be looked at by a person."""
+
+
+def browse(url: str, profile: Path, name: str) -> str:
+    """Return the page as the browser has it after two seconds of its own time."""
+    options = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+        *("--virtual-time-budget=2000", "--window-size=1200,3000", f"--user-data-dir={profile}"),
+    ]
+    # One after the other: with a screenshot, chromium prints no page.
+    pictures = [f"--screenshot={PICTURES}/{name}.png"] if PICTURES else []
+    for last in (*pictures, "--dump-dom"):
+        done = subprocess.run(
+            [BROWSER, *options, last, url], capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"<[^>]+>", "", html)
+
+
+@needs_sources
+def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
+    html = pages["dan"].read_text()
+    said = " ".join(text_of(html).split())
+    assert "What was examined." in said
+    data = pages["dan"].parents[3]
+    verdict = Verdict.read(verdict_path(data, ASSIGNMENT, "dan", ASSIGNMENT))
+    assert f"(Score: {verdict.score:.1f} / {verdict.max_score + 3:.1f})" in said
+    for check in verdict.checks:
+        hidden = [case["passed"] for case in check.cases if case["hidden"]]
+        visible = [case["passed"] for case in check.cases if not case["hidden"]]
+        told = f"visible {sum(visible)} of {len(visible)}; {sum(hidden)} of {len(hidden)} hidden"
+        assert said.count(told) >= 2, "above, and at the task"
+    assert "rank 0 waits in recv from rank 1" in said
+    assert "hidden.py" not in html
+    for case in ("every length up to 40", "an empty parameter", "1 row each"):
+        assert case not in html, "hidden cases stay hidden"
+    assert html.count('alt="g \\leftarrow') == 1, "formulas are pictures"
+
+
+@needs_sources
+def test_question_and_answer_stand_under_the_task(pages: dict[str, Path]) -> None:
+    html = pages["eve"].read_text()
+    assert "Because it <em>raises</em>." in html
+    assert html.index("Grade cell: <code>average_gradients") < html.index("Because it <em>raises")
+
+
+@needs_sources
+def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: Beacons) -> None:
+    for path in pages.values():
+        html = path.read_text()
+        assert "<script" not in html.lower()
+        assert html.index("Content-Security-Policy") < html.index("<style")
+        tags = re.findall(r"<[a-zA-Z][^>]*>", html)
+        assert not [tag for tag in tags if re.search(r"\son\w+\s*=", tag)]
+        fetched = [tag for tag in tags if not tag.startswith("<a ") and beacons.address in tag]
+        assert not fetched, "links may lead there: who clicks is asked by nobody"
+        assert not [tag for tag in tags if re.search(r"(?i)(href|src)\s*=\s*.?javascript", tag)]
+        assert len(html) < 3_000_000, "ten megabytes were printed"
+
+
+@needs_browser
+def test_the_attacks_run_where_nothing_is_done_about_them(tmp_path: Path) -> None:
+    beacons = Beacons()
+    try:
+        page = tmp_path / "page.html"
+        for number, payload in enumerate(payloads(beacons.address)):
+            (tmp_path / f"{number}.html").write_text(f"<html><body>{payload}</body></html>")
+        frames = (f'<iframe src="{n}.html"></iframe>' for n in range(len(payloads(""))))
+        page.write_text(f"<html><body>{''.join(frames)}</body></html>")
+        browse(page.as_uri(), tmp_path / "profile", "undefended")
+        assert {"/ran", "/img", "/css", "/bg", "/link", "/refresh", "/embed"} <= set(beacons.seen)
+    finally:
+        beacons.server.shutdown()
+        beacons.server.server_close()
+
+
+@needs_sources
+@needs_browser
+def test_nothing_runs_in_feedback(pages: dict[str, Path], beacons: Beacons, tmp_path: Path) -> None:
+    dom = browse(pages["eve"].as_uri(), tmp_path / "profile", "feedback")
+    assert f"{MARK}=" not in dom.partition(">")[0] + dom.partition("<head")[0]
+    assert "My answer, 中文, reads <strong>well</strong>" in dom
+    assert beacons.seen == []
+
+
+@pytest.fixture
+def formgrader(course: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {"port": port, "root_dir": ".", "token": "", "password": "", "ip": "127.0.0.1"}
+    options |= {"port_retries": 0, "open_browser": False}
+    if os.geteuid() == 0:
+        options["allow_root"] = True
+    given = [f"--ServerApp.{name}={value}" for name, value in options.items()]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jupyter_server", *given],
+        cwd=course,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{address}/api", timeout=5).close()
+                break
+            except OSError:
+                assert server.poll() is None, server.stderr and server.stderr.read()[-3000:]
+                time.sleep(0.2)
+        yield address
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+@needs_sources
+@needs_browser
+def test_nothing_runs_in_formgrader(
+    course: Path, formgrader: str, beacons: Beacons, tmp_path: Path
+) -> None:
+    url = load_config(course).CourseDirectory.db_url
+    with Gradebook(url, "sgd-to-ddp") as gradebook:
+        one = gradebook.find_submission_notebook(ASSIGNMENT, ASSIGNMENT, "eve").id
+    dom = browse(
+        f"{formgrader}/formgrader/submissions/{one}/?index=0",
+        tmp_path / "profile",
+        "formgrader",
+    )
+    assert "My answer, 中文, reads <strong>well</strong>" in dom, "the page is there"
+    assert "Student's answer" in dom
+    assert f"{MARK}=" not in dom.partition("<head")[0]
+    assert beacons.seen == []
+    assert 'href="javascript:' not in dom
+
+
+@pytest.mark.parametrize("number", range(len(payloads(""))))
+def test_a_payload_is_text(number: int) -> None:
+    html = safe_html(payloads("http://127.0.0.1:9")[number])
+    tags = re.findall(r"<(\w+)([^>]*)>", html)
+    allowed = {"p", "div", "span", "details", "summary", "a", "br", "pre", "code", "em", "strong"}
+    assert {name for name, _ in tags} <= allowed | {"img"}
+    assert not [rest for _, rest in tags if re.search(r"\b(on\w+|style|src|id|name)\s*=", rest)]
+    assert 'class="pull-right' not in html
+
+
+def test_ordinary_text_stays_what_it_is() -> None:
+    html = safe_html(
+        "# T\n\n> q\n\n| a |\n|---|\n| $x<y$ |\n\n[l](https://pytorch.org) `a<b` 中文\n\n- 1 < 2\n"
+    )
+    for part in ("<h1", "<blockquote>", "<table>", 'href="https://pytorch.org"', "a&lt;b", "中文"):
+        assert part in html, part
+    assert "1 &lt; 2" in html
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=300))
+def test_any_text_is_shown(source: str) -> None:
+    html = safe_html(source)
+    for name, rest in re.findall(r"<(\w+)([^>]*)>", html):
+        assert name.lower() not in ("script", "style", "iframe", "svg", "object", "form")
+        assert not re.search(r"\son\w+=", rest)
+
+
+def test_formulas_are_drawn_or_stay() -> None:
+    drawn = with_formulas(r"so $\frac{1}{K} \sum_k g_k$ costs 5$ and `$x$`, $\nosuch{x}$")
+    assert drawn.count("](data:image/png;base64,") == 1
+    assert "costs 5$ and `$x$`, $\\nosuch{x}$" in drawn
+
+
+def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
+    def program() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1000))
+
+    with Ranks(2, on="simulated", network=Network(latency=1e-3, bandwidth=1e9)) as ranks:
+        ranks.run(program)
+        events = [event._asdict() for event in ranks.trace.events]
+    for each in events:
+        each["group_name"] = "$\\frac"  # what a student may name a group
+    stored = json.loads(json.dumps({"world_size": 2, "events": events}))
+    png, words = timeline_of(stored)
+    assert png.startswith(b"\x89PNG")
+    assert "2 all_reduce" in words
+    told = timeline_of({"bytes_sent": [8, 0], "calls": [{"send": 1}, {}]})
+    words = "rank 0: 1 send, 8 B sent; rank 1: no call, 0 B sent."
+    assert told == (b"", f"In the first visible case that failed: {words}")
+    for broken in ({}, {"events": [1]}, {"events": [{"rank": "<b>"}], "world_size": "x"}):
+        assert timeline_of(broken)[0] == b""
+
+
+def test_nothing_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    monkeypatch.setattr("sys.argv", ["autograder", "feedback", "--course", str(tmp_path)])
+    assert main() == 2
+    assert "nothing of any assignment is graded" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""Seeds: the same every time, another for everybody, and nothing that a student could work out."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from autograder.examination.seed import assignment_secret, submission_seed
+
+
+def test_the_secret_is_made_once_also_by_many_at_once(tmp_path: Path) -> None:
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(assignment_secret(tmp_path, "02")))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and len(found[0]) == 64
+    assert assignment_secret(tmp_path, "03") != found[0]
+    assert sorted(path.name for path in (tmp_path / "seeds").iterdir()) == ["02", "03"]
+
+
+def test_a_seed_depends_on_all_that_it_belongs_to() -> None:
+    seeds = {
+        submission_seed(secret, student, notebook, source)
+        for secret in ("s", "t")
+        for student in ("ada", "bob")
+        for notebook in ("02", "03")
+        for source in ("0", "1")
+    }
+    assert len(seeds) == 16
+    assert submission_seed("s", "a", "b", "c") == submission_seed("s", "a", "b", "c")

@@ -1,0 +1,186 @@
+"""Grades from nbgrader's own gradebook, in the columns that other systems read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nbgrader.api import Gradebook
+
+from autograder.__main__ import main
+from autograder.collection.tables import csv_text, format_rows, safe_cell
+from autograder.commands.export import export
+from autograder.course import load_config
+from autograder.exporting.grades import ExportError
+from tests.helpers.course_folders import ROOT
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+NAME = "02_data_parallel_sgd"
+ROSTER = """student_id,system_id,name,first_name,last_name,email,section
+ada,340934,Ada Lovelace,Ada,Lovelace,ada@x.org,L1
+ming,678,王小明,小明,王,ming@x.org,L1
+grace,9,=HYPERLINK(1),@Grace,-Hopper,+1@x.org,L2
+nobody,10,No Body,No,Body,n@x.org,L2
+"""
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Ada has 9 of 12 less 2 for two days; Ming 0, to be read; Grace is not graded yet."""
+    root = tmp_path_factory.mktemp("course")
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    before = os.environ["PATH"]
+    config = load_config(root)
+    (root / "grading/roster.csv").write_text(ROSTER, encoding="utf-8")
+    (root / "grading/submitted/grace" / NAME).mkdir(parents=True)
+    with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
+        for name, points in ((NAME, 9.0), ("03_collectives", 1.0)):
+            book.add_assignment(name, duedate="2026-11-20 12:00:00")
+            book.add_notebook(name, name)
+            book.add_grade_cell("task", name, name, cell_type="code", max_score=points)
+            book.add_grade_cell("words", name, name, cell_type="markdown", max_score=3)
+        for student in ("ada", "ming", "late-comer"):
+            book.add_student(student)
+        late = datetime(2026, 11, 22, 9)
+        book.add_submission(NAME, "ada", timestamp=late)
+        book.add_submission(NAME, "ming")
+        scores = (("ada", "task", 7, 0), ("ada", "words", 2, 0), ("ming", "task", 0, 0))
+        for student, cell_name, auto, _ in scores:
+            grade = book.find_grade(cell_name, NAME, NAME, student)
+            grade.auto_score = auto
+            grade.needs_manual_grade = False
+        book.find_grade("words", NAME, NAME, "ming").needs_manual_grade = True
+        book.find_submission_notebook(NAME, NAME, "ada").late_submission_penalty = 2
+        book.db.commit()
+    yield root
+    os.environ["PATH"] = before
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_plain_has_everything(course: Path) -> None:
+    rows = {(r["assignment"], r["student_id"]): r for r in read(export(course)[0])}
+    assert len(rows) == 10, "five students, two assignments"
+    ada = rows[NAME, "ada"]
+    assert (ada["raw_score"], ada["late_penalty"], ada["score"], ada["max_score"]) == (
+        *("9.0", "2.0", "7.0", "12.0"),
+    ) or tuple(map(float, (ada["raw_score"], ada["late_penalty"], ada["score"]))) == (9, 2, 7)
+    assert (ada["days_late"], ada["status"]) == ("2", "graded")
+    status = {name: rows[NAME, name]["status"] for name in ("ming", "grace", "nobody")}
+    assert status == {"ming": "to be read", "grace": "not graded", "nobody": "missing"}
+    assert rows[NAME, "nobody"]["score"] == ""
+    assert rows[NAME, "ming"]["name"] == "王小明"
+    zero = {r["student_id"]: r["score"] for r in read(export(course, (NAME,), zero=True)[0])}
+    assert (zero["nobody"], zero["grace"]) == ("0", ""), "what was handed in is not missing"
+
+
+def test_no_cell_is_a_formula(course: Path) -> None:
+    for system in ("plain", "canvas", "moodle"):
+        for assignments in ((), (NAME,)):
+            text, _ = export(course, assignments, system=system)
+            cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+            assert not [cell for cell in cells if cell[:1] in "=+@\t\r" and cell]
+            assert "'=HYPERLINK(1)" in text or "'-Hopper" in text
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_whatever_a_name_is_the_row_stays_a_row(name: str) -> None:
+    cell = safe_cell(name)
+    assert cell == "-" or not cell.lstrip(" \u3000").startswith(("=", "+", "-", "@", "\t"))
+    (header, row) = csv.reader(io.StringIO(csv_text(["a", "b"], [[name, 1]]), newline=""))
+    assert (header, row[1]) == (["a", "b"], "1")
+    csv_text(["a"], [[name]]).encode("utf-8")
+    assert len(format_rows(["a"], [[name]]).split("\n")) == 2
+
+
+def test_canvas_without_its_file(course: Path) -> None:
+    text, _ = export(course, (NAME,), system="canvas", title="Homework 2 (77)")
+    lines = list(csv.reader(io.StringIO(text)))
+    assert lines[0] == [
+        *("Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Homework 2 (77)"),
+    ]
+    assert (lines[1][0], float(lines[1][-1])) == ("    Points Possible", 12)
+    assert lines[2][:5] == ["Lovelace, Ada", "340934", "", "ada", "L1"]
+    assert float(lines[2][5]) == 7
+    assert lines[3][0] == "王, 小明"
+
+
+def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:
+    own = tmp_path / "c.csv"
+    own.write_text(
+        "Student,ID,SIS User ID,SIS Login ID,Integration ID,Section,"
+        f"{NAME} (77),Other (78),Final Score\n"
+        "    Points Possible,,,,,,12,5,(read only)\n"
+        '"Lovelace, Ada",340934,S1,ada@x.org,,L1,,5,\n'
+        '"Student, Test",1,,,,L1,,,\n"王, 小明",678,S2,?,,L1,,,\n',
+        encoding="utf-8-sig",
+    )
+    text, _ = export(course, (NAME,), system="canvas", fill=own)
+    rows = read(text)
+    assert list(rows[0])[-2:] == ["Section", f"{NAME} (77)"]
+    found = {row["Student"]: row[f"{NAME} (77)"] for row in rows}
+    assert float(found["Lovelace, Ada"]) == 7, "found by the login before the @"
+    assert float(found["王, 小明"]) == 0, "found by Canvas's number"
+    assert found["Student, Test"] == ""
+    with pytest.raises(ExportError, match="no grade export of Canvas"):
+        export(course, (NAME,), system="canvas", fill=ROOT / "pyproject.toml")
+
+
+def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
+    rows = read(export(course, (NAME,), system="moodle")[0])
+    assert (rows[0]["Identifier"], float(rows[0]["Grade"])) == ("Participant 340934", 7)
+    own = tmp_path / "w.csv"
+    header = (
+        "Identifier,Full name,ID number,Email address,Status,Grade,Maximum Grade,Marking workflow "
+        "state,Grade can be changed,Last modified (submission),Last modified (grade),"
+        "Feedback comments"
+    )
+    own.write_text(
+        f"{header}\nParticipant 340934,Ada,,ada@x.org,Submitted,,100.00,,Yes,"
+        '"Sunday, 22 November 2026, 9:00 AM",-,\n'
+        "Participant 5,Else,,else@x.org,,,100.00,,Yes,-,-,\n"
+    )
+    text, _ = export(course, (NAME,), system="moodle", fill=own)
+    assert text.partition("\n")[0] == header
+    ada, other = read(text)
+    assert float(ada["Grade"]) == pytest.approx(100 * 7 / 12, abs=0.01)
+    assert "9 of 12 points; 2 days late: 2 points less" in ada["Feedback comments"]
+    assert other["Grade"] == ""
+    assert ada["Last modified (grade)"] == "-"
+
+
+def test_moodles_gradebook(course: Path) -> None:
+    rows = read(export(course, (), system="moodle")[0])
+    assert list(rows[0])[:4] == ["First name", "Last name", "ID number", "Email address"]
+    assert float(rows[0][f"Assignment: {NAME} (Real)"]) == 7
+
+
+def test_the_command(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def autograder(*arguments: str, root: Path = course) -> int:
+        monkeypatch.setattr("sys.argv", ["autograder", *arguments, "--course", str(root)])
+        return main()
+
+    assert autograder("export") == 0
+    out = capsys.readouterr().out
+    assert "1 graded, 1 to be read, 1 not graded, 2 missing; late penalty on 1" in out
+    assert (course / "grading/grades_plain.csv").read_bytes().startswith(b"\xef\xbb\xbf")
+    assert autograder("export", "no_such") == 2
+    assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
+    assert autograder("export", "--fill", "x.csv") == 2
+    assert "add --for" in capsys.readouterr().err
+    (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
+    assert autograder("export", root=tmp_path) == 2
+    assert "no gradebook yet" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""A whole class: killed on the way, resumed, booked, regraded, replayed; nothing is lost."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from nbgrader.apps.api import NbGraderAPI
+
+from autograder import __main__ as program
+from autograder.commands import grade as grade_command
+from autograder.commands.demo import ASSIGNMENT
+from autograder.course import Folders, load_config
+from autograder.examination.verdict import Verdict, verdict_path
+from autograder.passes.settings import Settings
+from autograder.pool.one import Outcome, outcome_of
+from tests.helpers.course_folders import needs_sources
+from tests.helpers.whole_class import (
+    TASKS,
+    Course,
+    booked,
+    course_of,
+    hand_in,
+    path_kept,
+    small_class,
+    unexpected,
+)
+
+pytestmark = [
+    needs_sources,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # nbgrader's, and what it stands on
+]
+
+
+# The class of twelve ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: Any) -> Iterator[Course]:
+    """Twelve submissions. Four are graded when the command is killed, six when its worker is.
+
+    What is to be written for ``refused`` cannot be, as on a disk that is full.
+    """
+    with path_kept():
+        root = course_of(tmp_path_factory.mktemp("a class"), less=True)
+        course = Course(root, small_class(root))
+        hand_in(root, course.members)
+        course.killed("grade", ASSIGNMENT, "--jobs", "1", at=4)
+        course.before = course.times()
+        assert not booked(root)
+        hand_in(root, {"refused": course.members["overlap"]})
+        (course.graded / "refused").write_text("")
+        process = course.start("grade", "--jobs", "1")
+        course.until(process, 6)
+        (worker,) = psutil.Process(process.pid).children()
+        worker.kill()
+        course.said, _ = process.communicate()
+        course.status = process.returncode
+        yield course
+
+
+def in_this_process(
+    root: Path, paths: Sequence[Path], settings: Settings, *, jobs: int, again: bool, tell: Any
+) -> list[Outcome]:
+    """Stand for the pool, which starts processes: they take seconds."""
+    folders = Folders.of(root, load_config(root))
+    outcomes = [outcome_of(folders, path, settings, again) for path in paths]
+    for outcome in outcomes:
+        tell(outcome)
+    return outcomes
+
+
+class Commands:
+    """Runs `autograder` in this process; the text is what it printed."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+        self._root, self._patch, self._capsys = root, monkeypatch, capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        self._patch.setattr(sys, "argv", ["autograder", *arguments, "--course", str(self._root)])
+        try:
+            status = program.main()
+        except SystemExit as end:  # argparse's
+            status = int(end.code or 0)
+        said = self._capsys.readouterr()
+        return status, said.out + said.err
+
+
+@pytest.fixture
+def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Commands:
+    monkeypatch.setattr(grade_command, "grade_all", in_this_process)
+    return Commands(course.root, monkeypatch, capsys)
+
+
+def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
+    found = booked(course.root)
+    assert unexpected(course.members, found) == [], course.said
+    assert {name for name, grades in found.items() if grades["penalty"]} == {"late"}
+    assert "nothing: no 02_data_parallel_sgd.ipynb; there is: notes.txt" in course.said
+
+
+def test_what_the_machine_fails_is_listed_and_no_zero(course: Course) -> None:
+    assert course.status == 1
+    assert "refused: the machine: " in course.said and "(tried 3 times)" in course.said
+    assert "graded: 11, of which unchanged: " in course.said and "failed: 1" in course.said
+    assert "Nobody got a zero" in course.said
+    assert "refused" not in booked(course.root)
+
+
+def test_what_was_graded_before_the_kill_was_not_run_again(course: Course) -> None:
+    now = course.times()
+    assert len(course.before) >= 4
+    assert {name: now[name] for name in course.before} == course.before
+    assert all(len(paths) == 1 for paths in course.verdicts().values())
+    assert not list(course.graded.glob("*/*.part"))
+
+
+def test_a_verdict_says_what_it_is_about(course: Course) -> None:
+    verdicts = course.verdicts()
+    verdict = Verdict.read(verdicts["deadlock"][0])
+    assert verdicts["deadlock"][0].stem == verdict.key
+    assert verdict.settings["case_seconds"] == 10
+    assert set(verdict.timings) == {"cells", *TASKS}
+    assert verdict.checks_sha256 == Verdict.read(verdicts["right"][0]).checks_sha256
+    seeds = {Verdict.read(paths[0]).seed for paths in verdicts.values()}
+    assert len(seeds) == len(verdicts)  # everybody has inputs of their own
+    secret = course.root / "grading" / "seeds" / ASSIGNMENT
+    assert secret.stat().st_mode & 0o777 == 0o600
+    (check,) = (c for c in Verdict.read(verdicts["sum"][0]).checks if c.score < c.max_score)
+    assert check.trace["world_size"] >= 2 and min(check.trace["bytes_sent"]) > 0
+
+
+def test_plain_nbgrader_autograde_gives_the_same_grades(course: Course) -> None:
+    before = booked(course.root)
+    config = load_config(course.root)
+    for name in ("late", "deadlock"):
+        pooled = Verdict.read(course.verdicts()[name][0])
+        outcome = NbGraderAPI(config=config).autograde(ASSIGNMENT, name)
+        assert outcome["success"], outcome
+        path = verdict_path(course.root / "grading", ASSIGNMENT, name, ASSIGNMENT)
+        plain = Verdict.read(path)
+        assert (plain.key, plain.seed) == (pooled.key, pooled.seed)
+        assert plain.seconds != pooled.seconds  # it was run
+        assert [c.score for c in plain.checks] == [c.score for c in pooled.checks]
+    assert booked(course.root) == before
+
+
+def test_status_counts_them(course: Course, autograder: Commands) -> None:
+    status, said = autograder("status", ASSIGNMENT)
+    assert status == 0
+    # One has no notebook, another is refused.
+    assert said.splitlines()[1].split()[:6] == [ASSIGNMENT, "13", "11", "0", "0", "11"], said
+    assert "nothing: handed in no notebook" in said
+
+
+def test_a_mended_check_changes_nothing_before_it_is_booked(
+    course: Course, autograder: Commands
+) -> None:
+    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    text = checks.read_text()
+    before = booked(course.root)
+    who = ("--student", "sum", "--student", "right")
+    try:
+        checks.write_text(
+            text + "CHECKS['average_gradients'] = replace(CHECKS['average_gradients'],"
+            " judge=lambda case, inputs, outputs: None, expects=())\n"
+        )
+        _, said = autograder("status", ASSIGNMENT)
+        assert said.splitlines()[1].split()[2:4] == ["0", "11"], said  # all are outdated
+        status, said = autograder("regrade", ASSIGNMENT, "--changed", *who)
+        assert status == 0, said
+        assert "1 gain, 0 lose, 1 have as many points as before" in said
+        assert "+4  average_gradients" in said and "Nothing was booked" in said
+        assert booked(course.root) == before
+        status, said = autograder("regrade", ASSIGNMENT, "--changed", "--book", *who)
+        assert status == 0 and "of which unchanged: 2" in said, said
+        assert booked(course.root)["sum"]["average_gradients"] == TASKS["average_gradients"]
+    finally:
+        checks.write_text(text)
+    status, said = autograder("grade", ASSIGNMENT, *who)  # the first verdicts are still there
+    assert "graded: 2, of which unchanged: 2" in said, said
+    assert booked(course.root) == before
+
+
+def test_a_replay_says_the_same_and_draws_it(course: Course, autograder: Commands) -> None:
+    path = verdict_path(course.root / "grading", ASSIGNMENT, "sum", ASSIGNMENT)
+    status, said = autograder("replay", str(path))
+    assert status == 0, said
+    assert "the sum over the ranks, not the mean" in said
+    assert "The same points as in the verdict." in said
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
+    with (course.graded / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, said = autograder("grade", ASSIGNMENT)
+    assert (status, "another command is grading" in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("grade", "99_nothing"), "has no submission of 99_nothing"),
+        (("grade", ASSIGNMENT, "--student", "nobody"), "nobody handed in nothing"),
+        (("grade", ASSIGNMENT, "--jobs", "0"), "is no number of submissions"),
+        (("regrade", ASSIGNMENT), "one of the arguments --all --changed is required"),
+        (("replay", "no/such.json"), "there is no no/such.json"),
+        (("status", "99_nothing"), "has no submission of 99_nothing"),
+    ],
+)
+def test_bad_input_is_answered(
+    course: Course, autograder: Commands, arguments: tuple[str, ...], words: str
+) -> None:
+    status, said = autograder(*arguments)
+    assert status == 2 and words in said and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("missing", ["submitit", "sbatch"])
+def test_without_slurm_it_says_what_is_missing(
+    course: Course, autograder: Commands, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None if missing == "submitit" else sys)
+    monkeypatch.setenv("PATH", "")
+    status, said = autograder("grade", ASSIGNMENT, "--slurm")
+    assert status == 2 and f"needs {missing}" in said.replace("Slurm's ", ""), said

@@ -1,0 +1,278 @@
+"""What a learner types, and what comes of it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import errno
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib.learner import assignments
+from course_lib.learner.__main__ import main
+from course_lib.learner.check import plan
+from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
+from tests.helpers import ROOT
+from tests.helpers.desk_files import write
+
+pytestmark = pytest.mark.timeout(120)
+WRONG = "def rank():\n    return 7"
+AS_CHECK_DOES = """
+import json, sys
+from pathlib import Path
+from course_lib.learner import __main__ as program, check
+check.add_options = lambda parser: None
+check.run = lambda arguments: check.run_steps(json.loads(sys.argv[1]), Path(sys.argv[2]))[0]
+sys.exit(program.main(["check"]))
+"""
+
+
+def test_start_hands_out_and_never_overwrites(mine: Path, capsys: Any) -> None:
+    assert main(["start", "2"]) == 0
+    assert f"Handed out: {mine}" in capsys.readouterr().out
+    write(mine, assignment(WRONG))
+    assert main(["start", "topic"]) == 0
+    assert "it stays as it is" in capsys.readouterr().out
+    assert WRONG in [cell["source"] for cell in assignments.cells(mine)]
+
+
+@pytest.mark.parametrize("answer", ["", "n\n", "what?\n", "y\n", "YES\n"])
+def test_start_over_asks_and_keeps_what_was_written(
+    mine: Path, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["start", NAME])
+    write(mine, assignment(WRONG))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    agreed = answer.strip().lower() in ("y", "yes")
+    assert main(["start", NAME, "--over"]) == int(not agreed)
+    kept = mine.with_name(f"{NAME}.old.ipynb") if agreed else mine
+    assert WRONG in [cell["source"] for cell in assignments.cells(kept)]
+    if agreed:
+        assert STUB in [cell["source"] for cell in assignments.cells(mine)]
+
+
+@pytest.mark.parametrize("said", ["9", "nothing", "", "02_topik"])
+@pytest.mark.parametrize("command", ["start", "check", "solution"])
+def test_an_unknown_assignment_is_told_with_those_there_are(
+    course: Path, command: str, said: str, capsys: Any
+) -> None:
+    assert main([command, said]) == 2
+    error = capsys.readouterr().err
+    assert NAME in error and len(error.splitlines()) == 1
+
+
+def test_assignments_are_found_by_number_topic_and_file() -> None:
+    for said in ("03_collectives", "3", "03", "collectives", "work/03_collectives.ipynb", "colle"):
+        assert assignments.find(ROOT, said) == "03_collectives"
+    with pytest.raises(assignments.Unknown, match="01_minibatch_sgd or 02_data_parallel_sgd"):
+        assignments.find(ROOT, "sgd")
+
+
+def outcome(capfd: Any) -> str:
+    """Return the line of the task in the table of points."""
+    return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("  rank "))
+
+
+def planned(course: Path, notebook: Path) -> list[Any]:
+    """Return the checks that would be run, and whether anything was written for each."""
+    tasks = [task for task in assignments.tasks(course, NAME) if task.checked]
+    steps = plan(notebook, course, NAME, tasks)
+    assert all("played" not in step["source"] for step in steps)
+    assert [step["number"] for step in steps] == sorted(step["number"] for step in steps)
+    return [(step["check"], bool(step["source"])) for step in steps if "check" in step]
+
+
+def test_a_check_is_run_where_something_was_written_whatever_became_of_its_cell(
+    course: Path, mine: Path
+) -> None:
+    main(["start", NAME])
+    assert planned(course, mine) == [("rank", False)]
+    write(mine, assignment(STUB, "x = 1"))  # in a cell of their own
+    assert planned(course, mine) == [("rank", True)]
+    changed = assignment(WRONG)
+    (check,) = (c for c in changed.cells if "check(" in c.source)
+    check.source = "print('all is well')"
+    write(mine, changed)
+    assert planned(course, mine) == [("rank", True)]
+    steps = plan(mine, course, NAME, assignments.tasks(course, NAME)[:1])
+    assert all("all is well" not in step["source"] for step in steps)
+    again = copy.deepcopy(check)
+    again.id = "again"
+    changed.cells.append(again)
+    write(mine, changed)
+    assert planned(course, mine) == [("rank", True)]
+    changed.cells = [c for c in changed.cells if "all is well" not in c.source]
+    write(mine, changed)
+    assert planned(course, mine) == [("rank", True)]
+
+
+def test_check_counts_the_points_and_notes_them(
+    course: Path, mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["start", NAME])
+    write(mine, assignment(RIGHT))
+    assert main(["check", NAME]) == 0
+    assert "3 of 3" in outcome(capfd)
+    write(mine, assignment(RIGHT.replace("get_rank()", "get_rank() + no_such_name")))
+    assert main(["check", NAME]) == 1
+    assert "0 of 3   Rank 0 raised NameError" in outcome(capfd).replace("Ranks 0, 1", "Rank 0")
+    assert main(["progress"]) == 0
+    assert "0/3" in capfd.readouterr().out
+
+
+def test_check_without_a_process_for_what_is_not_written(mine: Path, capfd: Any) -> None:
+    main(["start", NAME])
+    assert main(["check", NAME]) == 1
+    assert "not written yet" in outcome(capfd)
+
+
+def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> None:
+    assert main(["check", NAME]) == 2
+    assert f"course start {NAME}" in capsys.readouterr().err
+    main(["start", NAME])
+    assert main(["check", NAME, "ranks"]) == 2
+    assert "there are rank" in capsys.readouterr().err
+    mine.write_text("<<<<<<< HEAD")
+    assert main(["check", NAME]) == 2
+    assert "is no notebook any more" in capsys.readouterr().err
+
+
+def test_check_survives_a_cell_that_ends_the_process(mine: Path, capfd: Any) -> None:
+    main(["start", NAME])
+    write(mine, assignment("import os\nos._exit(5)"))
+    assert main(["check", NAME]) == 2
+    assert "ended with status 5" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> None:
+    """Interrupted at the terminal, or killed: the cell that would run for a minute ends too."""
+    pid_file = tmp_path / "pid"
+    note = f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))"
+    steps = [{"source": f"import os, time\n{note}\ntime.sleep(60)", "number": 1}]
+    process = subprocess.Popen(
+        [sys.executable, "-c", AS_CHECK_DOES, json.dumps(steps), tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.05)
+    child = int(pid_file.read_text())
+    process.send_signal(how)
+    told = process.communicate(timeout=60)[0]
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "nothing is left running" in told
+
+
+def test_progress_counts_points_predictions_and_time(course: Path, capsys: Any) -> None:
+    assert main(["progress"]) == 0
+    assert "Nothing is noted yet" in capsys.readouterr().out
+    notes = course / "work" / ".desk"
+    notes.mkdir(parents=True)
+
+    def note(file: str, minute: int, **entry: object) -> None:
+        line = {"time": f"2026-11-22T{10 + minute // 60}:{minute % 60:02}:00+0000", **entry}
+        with (notes / file).open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+    note("checks.jsonl", 0, checked=f"{NAME}/rank", fraction=1.0, all=True)
+    note("checks.jsonl", 10, checked=f"{NAME}/rank", fraction=1 / 3, all=False)  # broken since
+    note("checks.jsonl", 12, checked="gone/task", fraction=1.0, all=True)
+    for minute, right in ((15, True), (16, False)):
+        note("predictions.jsonl", minute, notebook=NAME, predicted=f"q{minute}", guess=1)
+        note("predictions.jsonl", minute, notebook=NAME, scored=f"q{minute}", right=right)
+    note("predictions.jsonl", 70, notebook="00_start", scored="later", right=True)
+    with (notes / "checks.jsonl").open("a") as lines:
+        lines.write('{"time": 3}\n[1]\n{ cut')
+    assert main(["progress"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == [NAME, "1/3", "1", "of", "2", "16", "min"]
+    assert lines[3].split() == ["together", "1/3", "2", "of", "3", "16", "min"]
+
+
+def test_solution_is_shown_after_a_question(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["solution", NAME]) == 1
+    told = capsys.readouterr().out
+    assert "tried 0 and solved 0" in told and "get_rank" not in told
+    assert main(["solution", NAME, "--yes"]) == 0
+    told = capsys.readouterr().out
+    assert RIGHT in told and "Because." in told and "SOLUTION" not in told
+    assert main(["solution", NAME, "why", "--yes"]) == 0
+    assert "get_rank" not in capsys.readouterr().out
+
+
+def test_solution_says_where_there_is_none(course: Path, capsys: Any) -> None:
+    (course / "instructor").rename(course.parent / "kept back")
+    assert main(["solution", NAME, "--yes"]) == 2
+    assert "leaves out instructor/" in capsys.readouterr().err
+
+
+def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["progress", "--no-browser"])
+    assert refused.value.code == 2
+    passed: list[Any] = []
+    monkeypatch.setattr("course_lib.learner.lab.main", lambda words: passed.append(words) or 0)
+    assert main(["lab", "--no-browser", "--desk", "d", "--port=9000"]) == 0
+    assert passed == [["--desk", "d", "--lab", "--no-browser", "--port=9000"]]
+
+
+def test_a_missing_package_or_a_read_only_place_is_one_sentence(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (course / "work").touch()
+    assert main(["start", NAME]) == 2
+    error = capsys.readouterr().err
+    assert "Not a directory" in error and "course doctor" in error
+    monkeypatch.delitem(sys.modules, "course_lib.learner.start")
+    monkeypatch.delattr("course_lib.learner.start")
+    monkeypatch.setitem(sys.modules, "nbformat", None)
+    monkeypatch.delitem(sys.modules, "course_lib.desk.notebooks")
+    monkeypatch.delitem(sys.modules, "course_lib.desk.refresh")
+    assert main(["start", NAME]) == 2
+    assert "course doctor" in capsys.readouterr().err
+
+
+def test_an_old_python_is_told_in_one_sentence(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And can read the files that say so."""
+    for name in ("course_lib/__init__.py", "learner/__init__.py", "learner/__main__.py"):
+        source = (ROOT / "course_lib" / name.removeprefix("course_lib/")).read_text()
+        ast.parse(source, feature_version=(3, 9))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "course: needs Python 3.11 or newer, and this is 3.9\n"
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("course_lib.desk.refresh.put", full)
+    monkeypatch.setattr("course_lib.desk.records.put", full)
+    assert main(["start", NAME]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left" in line and "make room" in line and "--desk" in line

@@ -1,0 +1,91 @@
+"""A headless Chromium, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websocket  # comes with JupyterLab's server
+
+PROGRAM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), "")
+needs_browser = pytest.mark.skipif(not PROGRAM, reason="there is no chromium or google-chrome")
+
+
+class Browser:
+    """One page of a browser, with its own profile; a context manager."""
+
+    def __init__(self, dark: bool = False) -> None:
+        self._profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        options += ["--remote-debugging-port=0", "--remote-allow-origins=*", "--no-first-run"]
+        options += ["--window-size=1280,900", f"--user-data-dir={self._profile.name}"]
+        options += ["--blink-settings=preferredColorScheme=0"] if dark else []
+        self._process = subprocess.Popen(
+            [PROGRAM, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._number = 0
+        told = Path(self._profile.name, "DevToolsActivePort")
+        self._until(lambda: told.is_file() and len(told.read_text().splitlines()) == 2, 90)
+        port, path = told.read_text().splitlines()
+        self._socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=120)
+        target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
+        attach = {"targetId": target, "flatten": True}
+        self._session = self._ask("Target.attachToTarget", attach)["sessionId"]
+
+    def _until(self, is_so: Any, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline and self._process.poll() is None, "no browser"
+            time.sleep(0.1)
+
+    def _ask(self, method: str, parameters: dict[str, Any], session: str = "") -> Any:
+        self._number += 1
+        asked: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        self._socket.send(json.dumps(asked | ({"sessionId": session} if session else {})))
+        while True:
+            answer = json.loads(self._socket.recv())
+            if answer.get("id") == self._number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return answer["result"]
+
+    def open(self, url: str) -> None:
+        self._ask("Page.navigate", {"url": url}, self._session)
+
+    def run(self, script: str) -> Any:
+        """Return the value of a JavaScript expression; a promise is waited for."""
+        asked = {"expression": script, "awaitPromise": True, "returnByValue": True}
+        answer = self._ask("Runtime.evaluate", asked, self._session)
+        assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
+        return answer["result"].get("value")
+
+    def wait_for(self, script: str, seconds: float = 120) -> Any:
+        """Return the value of an expression as soon as it is true."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.run(script)):
+            assert time.monotonic() < deadline, f"not so after {seconds:g} s: {script}"
+            time.sleep(0.2)
+        return value
+
+    def screenshot(self, path: Path) -> None:
+        data = self._ask("Page.captureScreenshot", {"format": "png"}, self._session)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._profile.cleanup()

@@ -1,0 +1,244 @@
+"""Submissions to one assignment: right, wrong, deadlocked, hostile, damaged, late, empty."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+from nbgrader.api import Gradebook
+from nbgrader.apps.api import NbGraderAPI
+
+from autograder.commands.demo import ASSIGNMENT, replace_tasks
+from autograder.course import load_config
+from course_lib.checking.local import load_module
+from course_lib.checking.mutants import mutants_of
+from tests.helpers.course_folders import ROOT, SOURCES
+
+FILE = f"{ASSIGNMENT}.ipynb"
+TASKS = {"shard_bounds": 3.0, "average_gradients": 4.0, "data_parallel_step": 5.0}
+"""What each task is worth."""
+DUE = "2030-01-15 12:00:00"
+CONFIG = """
+c.LateSubmissionPlugin.penalty_method = "zero"
+"""
+LESS = """
+from dataclasses import replace
+CHECKS = {name: replace(check, cases=check.cases[1:3]) for name, check in CHECKS.items()}
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the class.
+
+    Attributes:
+        write: makes what is in the folder.
+        full: the tasks that earn all of their points; the others earn less.
+        graded: whether there is anything to grade.
+
+    """
+
+    write: Callable[[Path], Any]
+    full: frozenset[str] = frozenset(TASKS)
+    graded: bool = True
+
+
+def course_of(root: Path, less: bool = False) -> Path:
+    """Make a course folder in which the assignment is released; `less`: with few cases."""
+    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    config = (ROOT / "nbgrader_config.py").read_text()
+    (root / "nbgrader_config.py").write_text(config + CONFIG)
+    if less:
+        source = root / SOURCES.name / ASSIGNMENT
+        (source / "checks.py").write_text((source / "checks.py").read_text() + LESS)
+        hidden = (source / "hidden.py").read_text()
+        (source / "hidden.py").write_text(
+            hidden + "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
+        )
+    config = load_config(root)
+    assert NbGraderAPI(config=config).generate_assignment(ASSIGNMENT)["success"]
+    with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as gradebook:
+        gradebook.update_or_create_assignment(ASSIGNMENT, duedate=DUE)
+    return root
+
+
+def _notebook(root: Path, *mutants: tuple[str, str]) -> Any:
+    source = SOURCES / ASSIGNMENT
+    known = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
+    return replace_tasks(
+        nbformat.read(root / "grading/release" / ASSIGNMENT / FILE, as_version=4),
+        nbformat.read(source / FILE, as_version=4),
+        [known[name] for name in mutants],
+    )
+
+
+def _saved(notebook: Any) -> Callable[[Path], Any]:
+    return lambda folder: nbformat.write(notebook, folder / FILE)
+
+
+def _late(notebook: Any) -> Callable[[Path], Any]:
+    def write(folder: Path) -> None:
+        nbformat.write(notebook, folder / FILE)
+        (folder / "timestamp.txt").write_text("2030-01-17 12:00:00 UTC")
+
+    return write
+
+
+def _damaged(notebook: Any) -> Callable[[Path], Any]:
+    def write(folder: Path) -> None:
+        text = nbformat.writes(notebook)
+        (folder / FILE).write_text(
+            text.replace('"nbformat": 4', f'"n": {"9" * 9000}, "nbformat": 4')
+        )
+
+    return write
+
+
+def small_class(root: Path) -> dict[str, Member]:
+    """Return twelve of each kind that takes little time."""
+    right = _notebook(root)
+    hostile = nbformat.reads(nbformat.writes(right), as_version=4)
+    hostile.cells.insert(1, nbformat.v4.new_code_cell("import os, signal\nos.kill(-1, 9)"))
+    without = {task: frozenset(TASKS) - {task} for task in TASKS}
+
+    def mutant(task: str, mistake: str) -> Member:
+        return Member(_saved(_notebook(root, (task, mistake))), without[task])
+
+    return {
+        "right": Member(_saved(right)),
+        "right-too": Member(_saved(_notebook(root, ("average_gradients", "flat")))),
+        "sum": mutant("average_gradients", "sum"),
+        "deadlock": mutant("average_gradients", "deadlock"),
+        "crash": mutant("average_gradients", "exit"),
+        "overlap": mutant("shard_bounds", "overlap"),
+        "hostile": Member(_saved(hostile)),
+        "damaged": Member(_damaged(right)),
+        "late": Member(_late(right)),
+        "empty-file": Member(lambda folder: (folder / FILE).touch(), frozenset()),
+        "nothing": Member(lambda folder: (folder / "notes.txt").touch(), graded=False),
+        "untouched": Member(
+            lambda folder: shutil.copy(root / "grading/release" / ASSIGNMENT / FILE, folder),
+            frozenset(),
+        ),
+    }
+
+
+def large_class(root: Path, count: int) -> dict[str, Member]:
+    """Return `count`: all mutants and all attacks, and the small class, again and again."""
+    from tests.autograder.examination.test_attacks import ATTACKS, notebook_of
+
+    found = small_class(root)
+    for mutant in mutants_of(load_module(SOURCES / ASSIGNMENT / "mutants.py")):
+        fails = mutant.reason is not None and "grader" in mutant.where
+        full = frozenset(TASKS) - {mutant.task} if fails else frozenset(TASKS)
+        notebook = _notebook(root, (mutant.task, mutant.mistake))
+        found[f"{mutant.task}-{mutant.mistake}"] = Member(_saved(notebook), full)
+    for name, attack in ATTACKS.items():
+        short = re.sub(r"\W+", "-", name).strip("-")
+        found[f"attack-{short}"] = Member(_saved(notebook_of(attack)), frozenset(attack.passes))
+    numbered = itertools.islice(itertools.cycle(found.items()), count)
+    return {f"{number:03}-{name}": member for number, (name, member) in enumerate(numbered)}
+
+
+def hand_in(root: Path, members: dict[str, Member]) -> None:
+    """Put their work where nbgrader collects it."""
+    for name, member in members.items():
+        folder = root / "grading/submitted" / name / ASSIGNMENT
+        folder.mkdir(parents=True)
+        member.write(folder)
+        os.utime(folder)
+
+
+def booked(root: Path) -> dict[str, dict[str, float]]:
+    """Return what the gradebook has: student → task → points, and ``penalty``."""
+    config = load_config(root)
+    found = {}
+    with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as gradebook:
+        for submission in gradebook.assignment_submissions(ASSIGNMENT):
+            grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
+            points = {g.cell.name: g.auto_score for g in grades if g.cell.name in TASKS}
+            found[submission.student.id] = {
+                **points,
+                "penalty": sum(n.late_submission_penalty or 0 for n in submission.notebooks),
+            }
+    return found
+
+
+@dataclass
+class Course:
+    """A course folder with a class, and what was seen while it was graded."""
+
+    root: Path
+    members: dict[str, Member]
+    said: str = ""
+    status: int = 0
+    before: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def graded(self) -> Path:
+        return self.root / "grading" / "graded" / ASSIGNMENT
+
+    def verdicts(self) -> dict[str, list[Path]]:
+        found = {name: sorted((self.graded / name).glob("*.json")) for name in self.members}
+        return {name: paths for name, paths in found.items() if paths}
+
+    def times(self) -> dict[str, int]:
+        return {name: paths[0].stat().st_mtime_ns for name, paths in self.verdicts().items()}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autograder", *arguments, "--course", str(self.root)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def until(self, process: subprocess.Popen[str], at: int) -> None:
+        while len(self.verdicts()) < at:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+
+    def killed(self, *arguments: str, at: int) -> None:
+        """Run a command until so many verdicts are there; then SIGKILL, as when power is lost."""
+        process = self.start(*arguments)
+        self.until(process, at)
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert len(below) >= 2  # a worker and its sandbox
+        process.kill()
+        process.communicate()
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert not alive, "processes outlived the command"
+
+
+@contextlib.contextmanager
+def path_kept() -> Iterator[None]:
+    before = os.environ["PATH"]
+    yield
+    os.environ["PATH"] = before  # nbgrader_config.py puts this Python's folder in front
+
+
+def unexpected(members: dict[str, Member], found: dict[str, dict[str, float]]) -> list[str]:
+    """Return in a line each what is not as it should be."""
+    wrong = []
+    for name, member in members.items():
+        if not member.graded:
+            wrong += [f"{name} is booked"] * (name in found)
+            continue
+        points = found.get(name, {})
+        for task, worth in TASKS.items():
+            if (points.get(task) == worth) != (task in member.full):
+                wrong.append(f"{name}: {task} has {points.get(task)} of {worth}")
+    return wrong

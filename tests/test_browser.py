@@ -1,0 +1,202 @@
+"""The course in a browser: a real JupyterLab on a student's desk, and what they click there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from course_lib.desk.lab import environment
+from course_lib.desk.refresh import refresh
+from tests.helpers import ROOT
+from tests.helpers.browser import Browser, needs_browser
+from tests.helpers.course_folders import needs_sources
+
+pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
+SHOTS = os.environ.get("SCREENSHOTS")
+"""A folder; what the browser shows at the end of each test is put there, to be looked at."""
+
+NOTEBOOK = "window.jupyterapp.shell.currentWidget"
+CODE = f"{NOTEBOOK}.content.widgets.filter(c => c.model.type === 'code')"
+STATE = f"""JSON.stringify({CODE}.map(c => ({{
+    count: c.model.executionCount, tags: c.model.getMetadata('tags') || [],
+    busy: c.node.querySelector('.jp-InputPrompt').textContent.includes('*'),
+    source: c.model.sharedModel.getSource(), outputs: c.model.outputs.toJSON() }})))"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("my desk") / "work"
+    refresh(ROOT, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(desk: Path) -> Iterator[str]:
+    """Start JupyterLab as `course lab` does; return its address."""
+    options = ["--no-browser", "--port=0", "--IdentityProvider.token=", "--allow-root"]
+    options += ["--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={desk}"]
+    runtime = desk.parent / "runtime"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", *options],
+        env={**environment(), "JUPYTER_RUNTIME_DIR": str(runtime), "HOME": str(desk.parent)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 180
+        while not (found := list(runtime.glob("jpserver-*.json"))):
+            assert time.monotonic() < deadline and process.poll() is None, "no JupyterLab"
+            time.sleep(0.3)
+        time.sleep(0.5)
+        yield json.loads(found[0].read_text())["url"]
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def page(lab: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+        if SHOTS:
+            browser.screenshot(Path(SHOTS, f"{request.node.name}.png"))
+
+
+def open_notebook(page: Browser, lab: str, path: str) -> None:
+    page.open(f"{lab}lab/tree/{path}?reset")
+    page.wait_for("window.jupyterapp !== undefined", 180)
+    page.wait_for(
+        f"{NOTEBOOK} && {NOTEBOOK}.sessionContext && {NOTEBOOK}.sessionContext.session"
+        f" && {NOTEBOOK}.sessionContext.session.kernel"
+        f" && {NOTEBOOK}.sessionContext.session.kernel.status === 'idle'",
+        180,
+    )
+
+
+def cells(page: Browser) -> list[dict[str, Any]]:
+    return json.loads(page.run(STATE))
+
+
+def text_of(cell: dict[str, Any]) -> str:
+    texts = [o.get("text") or o.get("traceback") or o.get("data", {}) for o in cell["outputs"]]
+    return "\n".join(str(each) for each in texts)
+
+
+def start(page: Browser, command: str) -> None:
+    page.run(f"void window.jupyterapp.commands.execute('{command}')")
+
+
+def run_all(page: Browser, seconds: float = 400) -> list[dict[str, Any]]:
+    """Click Run All, and return the cells when the last one has ended."""
+    start(page, "notebook:run-all-cells")
+    deadline = time.monotonic() + seconds
+    while True:
+        now = [cell for cell in cells(page) if cell["source"].strip()]
+        if all(cell["count"] and not cell["busy"] for cell in now):
+            return now
+        failed = any(output["output_type"] == "error" for c in now for output in c["outputs"])
+        if failed and not any(cell["busy"] for cell in now):
+            return now  # an error that is not expected ends Run All
+        assert time.monotonic() < deadline, f"still running: {[cell['count'] for cell in now]}"
+        time.sleep(0.5)
+
+
+def write_notebook(desk: Path, name: str, *sources: str) -> str:
+    """Put a notebook of these cells on the desk; an error in one does not stop the others."""
+    made = [v4.new_code_cell(s, metadata={"tags": ["raises-exception"]}) for s in sources]
+    notebook = v4.new_notebook(cells=made)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, desk / name)
+    return name
+
+
+def test_lecture_00_runs_from_top_to_bottom(page: Browser, lab: str) -> None:
+    open_notebook(page, lab, "lectures/00_start_here.ipynb")
+    ran = run_all(page)
+    assert all(cell["count"] for cell in ran)
+    for cell in ran:
+        failed = any(output["output_type"] == "error" for output in cell["outputs"])
+        assert failed == ("raises-exception" in cell["tags"]), text_of(cell)
+    assert page.run("document.querySelectorAll('.jp-OutputArea-output img').length") >= 1
+
+
+def test_a_cell_runs_on_every_rank(page: Browser, lab: str, desk: Path) -> None:
+    name = write_notebook(
+        desk,
+        "ranks.ipynb",
+        "%load_ext course_lib\n%ranks 3 --on cpu",
+        "%%ranks\nx = torch.tensor(rank + 1.0)\ndist.all_reduce(x)\nprint('sum', x.item())",
+    )
+    open_notebook(page, lab, name)
+    told = text_of(run_all(page)[1])
+    assert told.count("6.0") == 3 or "all ranks" in told.lower(), told
+
+
+def test_an_interrupt_ends_a_deadlock_and_the_next_cell_works(
+    page: Browser, lab: str, desk: Path
+) -> None:
+    wait = (
+        "def wait():\n    x = torch.empty(1)\n    dist.recv(x, src=(dist.get_rank() + 1) % 2)\n\n\n"
+        "ranks.run(wait)"
+    )
+    name = write_notebook(
+        desk,
+        "interrupt.ipynb",
+        "import torch, torch.distributed as dist\nfrom course_lib.ranks import Ranks\n"
+        "ranks = Ranks(2, on='cpu', timeout=500)\nprint(ranks.run(dist.get_rank))",
+        wait,
+        "print(ranks.run(dist.get_rank))",
+    )
+    open_notebook(page, lab, name)
+    start(page, "notebook:run-all-cells")
+    page.wait_for(f"{CODE}[0].model.executionCount === 1", 240)
+    time.sleep(3)  # the ranks are in recv by now, or have been found to wait for one another
+    start(page, "notebook:interrupt-kernel")
+    page.wait_for(f"{CODE}[2].model.executionCount === 3", 240)
+    first, stuck, after = cells(page)
+    assert "[0, 1]" in text_of(first) and "[0, 1]" in text_of(after)
+    told = text_of(stuck)
+    assert "waits in recv" in told or "KeyboardInterrupt" in told, told
+
+
+@needs_sources
+def test_a_check_is_red_and_then_green(page: Browser, lab: str) -> None:
+    name = "02_data_parallel_sgd"
+    source = nbformat.read(ROOT / f"instructor/{name}/{name}.ipynb", as_version=4)
+    solutions = {
+        cell.metadata.nbgrader.grade_id: cell.source
+        for cell in source.cells
+        if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("solution")
+    }
+    open_notebook(page, lab, f"assignments/{name}/{name}.ipynb")
+    write = f"{CODE}.find(c => c.model.sharedModel.getSource().startsWith('def shard_bounds'))"
+    check = f"{CODE}.find(c => c.model.sharedModel.getSource().includes('/shard_bounds'))"
+    told = f"JSON.stringify({check}.model.outputs.toJSON())"
+
+    def run(cell: str) -> None:
+        page.run(f"{NOTEBOOK}.content.activeCellIndex = {NOTEBOOK}.content.widgets.indexOf({cell})")
+        page.run("window.jupyterapp.commands.execute('notebook:run-cell')")
+
+    for cell in (f"{CODE}[0]", write, check):
+        run(cell)
+    page.wait_for(f"{told}.includes('CheckFailed')", 240)
+    assert "NotImplementedError" in page.run(told)
+    page.run(f"{write}.model.sharedModel.setSource({json.dumps(solutions['write_shard_bounds'])})")
+    for cell in (write, check):
+        run(cell)
+    page.wait_for(f"{told}.includes('3 of 3 cases passed')", 240)
+    assert "CheckFailed" not in page.run(told)

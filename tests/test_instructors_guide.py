@@ -1,0 +1,83 @@
+"""Every command in the instructor's guide is one, with options that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from autograder.__main__ import COMMANDS, main
+from tests.helpers import ROOT
+
+GUIDE = ROOT / "docs" / "instructors_guide.md"
+TEXT = GUIDE.read_text(encoding="utf-8")
+PENDING = {"grade", "regrade", "replay", "status"}
+"""Commands that the guide has and this branch has not: to be empty once they are merged."""
+
+
+def commands(program: str) -> list[list[str]]:
+    """Return the command lines of a program, in blocks and in the text, as words."""
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
+    inline = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+    lines = [line.strip() for line in blocks.splitlines()]
+    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", inline)]
+    found = [shlex.split(line, comments=True) for line in lines if line.startswith(f"{program} ")]
+    assert found
+    return [words[1:] for words in found]
+
+
+@pytest.mark.parametrize("words", commands("autograder"), ids=" ".join)
+def test_a_command_of_the_autograder_parses(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words == ["COMMAND", "--help"]:
+        return
+    if words[0] in PENDING:
+        pytest.skip(f"autograder {words[0]} is not merged yet")
+    if len(words) == 1 and words[0] in COMMANDS:  # a name in the text: `autograder replay` it
+        return
+    ran = []
+    if words[0] in COMMANDS:
+        module = import_module(f"autograder.commands.{words[0]}")
+        monkeypatch.setattr(module, "run", lambda root, arguments: ran.append(arguments) or 0)
+    monkeypatch.setattr(sys, "argv", ["autograder", *words])
+    monkeypatch.chdir(ROOT)
+    try:
+        assert main() == 0
+    except SystemExit as end:
+        assert end.code in (0, None), capsys.readouterr().err
+        assert words[-1] in ("--help", "--version"), capsys.readouterr().err
+    else:
+        assert ran
+
+
+def test_every_command_is_in_the_guide() -> None:
+    told = {words[0] for words in commands("autograder")}
+    assert told >= set(COMMANDS) - {"demo"}
+
+
+def test_commands_of_nbgrader_and_make_are_there() -> None:
+    from nbgrader.apps.nbgraderapp import NbGraderApp
+
+    known = {name.replace("-", "_") for name in NbGraderApp.subcommands}
+    assert {words[0].replace("-", "_") for words in commands("nbgrader")} <= known
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {words[0] for words in commands("make") if words} <= set(targets)
+
+
+def test_links_lead_somewhere() -> None:
+    anchors = {
+        re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-")
+        for head in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(\s*([^)\s]+)\)", TEXT):
+        path, _, anchor = target.partition("#")
+        if path.startswith("https:"):
+            continue
+        assert not path or (GUIDE.parent / path).exists(), target
+        assert path or anchor in anchors, target
+    assert isinstance(GUIDE, Path)

@@ -1,0 +1,97 @@
+"""The course as web pages: `make site`."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.helpers import ROOT
+from tests.helpers.browser import Browser, needs_browser
+
+SITE = ROOT / "docs" / "site"
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_build", SITE / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_link_that_leads_nowhere_is_found(builder: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.html").write_text(
+        '<a href="sub/b.html#there"></a><a href="sub/b.html#lost"></a><a href="gone.html"></a>'
+        '<a href="https://example.org"></a><a href="#"></a><a href="#here" id="here"></a>'
+    )
+    (tmp_path / "sub/b.html").write_text('<p id="there"><a href="../a.html"></a><img src="no.png">')
+    assert builder.broken_links(tmp_path) == [
+        "a.html: sub/b.html#lost",
+        "a.html: gone.html",
+        "sub/b.html: no.png",
+    ]
+
+
+def test_what_is_fetched_from_elsewhere_is_found(builder: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<script src="https://cdn.example/x.js"></script><script src="x.js"></script>'
+        '<link rel="stylesheet" href="https://cdn.example/x.css"><a href="https://example.org">'
+    )
+    assert builder.remote_resources(tmp_path) == [
+        "https://cdn.example/x.css",
+        "https://cdn.example/x.js",
+    ]
+
+
+def test_all_lectures_and_tables_have_a_place_in_the_contents() -> None:
+    contents = (SITE / "index.md").read_text(encoding="utf-8")
+    for entry in ("/lectures/*", "/assignments/*/*", "/instructor/README", "/benchmarks/results/*"):
+        assert f"\n{entry}\n" in contents
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"\n/docs/{page.stem}\n" in contents, f"{page.name} has no place on the site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("myst_nb", reason="pip install -e '.[site]' brings it")
+    pytest.importorskip("sphinx_book_theme")
+    folder = tmp_path_factory.mktemp("site") / "html"
+    done = subprocess.run(
+        [sys.executable, SITE / "build.py", "--to", folder], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) -> None:
+    """Sphinx's warnings are errors, and all links between pages lead somewhere."""
+    for lecture in (ROOT / "lectures").glob("*.ipynb"):
+        page = (site / "lectures" / f"{lecture.stem}.html").read_text(encoding="utf-8")
+        assert 'class="output' in page or "cell_output" in page
+        assert "<math" in page or lecture.stem.startswith("00")
+    assert (site / "calculator.html").is_file() and (site / "searchindex.js").is_file()
+    assert "kill matrix" in (site / "instructor/README.html").read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
+    site: Path, dark: bool
+) -> None:
+    with Browser(dark=dark) as browser:
+        browser.open(f"{(site / 'docs/site/index.html').as_uri()}")
+        theme = "document.documentElement.dataset.theme"
+        assert browser.wait_for(theme) == ("dark" if dark else "light")
+        browser.open(f"{(site / 'search.html').as_uri()}?q=deadlock")
+        browser.wait_for("document.querySelectorAll('.search li').length >= 3")
