@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from course_lib.data import linear_regression
 from course_lib.sharding import shard
@@ -73,7 +74,7 @@ class Training:
         outputs = self.model(self.inputs[mine]).squeeze(1)
         loss = (outputs - self.targets[mine]).square().sum() / ROWS
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if parts > 1:
             for param in self.model.parameters():
                 dist.all_reduce(param.grad)
@@ -94,7 +95,7 @@ class Training:
 # --- on each rank -------------------------------------------------------------------------------
 
 
-def train_on(rank: int, members: Sequence[int], training: Training, store: dist.Store,
+def train_on(rank: int, members: Sequence[int], training: Training, store: Store,
              steps: int, tell: Callable[..., object]) -> None:  # fmt: skip
     """Train up to `steps`, with whoever is left; `tell` the supervisor of every step."""
     generation = 0
@@ -115,8 +116,8 @@ def train_on(rank: int, members: Sequence[int], training: Training, store: dist.
                 dist.destroy_process_group()
 
 
-def _meet(store: dist.Store, generation: int, place: int, count: int) -> None:
-    own = dist.PrefixStore(f"generation {generation}", store)
+def _meet(store: Store, generation: int, place: int, count: int) -> None:
+    own = PrefixStore(f"generation {generation}", store)
     dist.init_process_group("gloo", store=own, rank=place, world_size=count, timeout=_MEETING)
 
 
@@ -131,7 +132,7 @@ def _agree(training: Training) -> None:
     training.take_over(box[0])
 
 
-def _members(store: dist.Store, generation: int) -> list[int]:
+def _members(store: Store, generation: int) -> list[int]:
     """Return who is left, as soon as the supervisor has said so."""
     key = f"members {generation}"
     store.wait([key], _MEETING)
@@ -142,7 +143,7 @@ def _process(rank: int, path: str, members: list[int], steps: int, seed: int,
              pipe: Connection) -> None:  # fmt: skip
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    store = dist.FileStore(path, -1)
+    store = FileStore(path, -1)
     training = Training(seed)
     train_on(rank, members, training, store, steps, lambda *news: pipe.send(news))
     pipe.send(("weights", {name: w.numpy() for name, w in training.model.state_dict().items()}))
@@ -180,7 +181,7 @@ def supervise(
     context.set_forkserver_preload([__name__])
     folder = tempfile.mkdtemp()
     path = os.path.join(folder, "store")  # a file, so no port can be taken, and none stays open
-    store = dist.FileStore(path, -1)
+    store = FileStore(path, -1)
     outcome, living, pipes = Outcome({rank: [] for rank in range(world_size)}), {}, {}
     members, generation = list(range(world_size)), 0
     try:
