@@ -117,11 +117,12 @@ class Pace(NamedTuple):
 def pace_of(times: Sequence[float], least: int) -> Pace | None:
     """Return the pace, if the steps repeat after a multiple of `least`; else None.
 
-    They repeat after q steps if q steps took equally long at each of the last q + 1 ends. Ranks
+    They repeat after q steps if q steps took equally long at each end in the last half. Ranks
     that wait for one another fall into step, but not always in every step the same one is first.
     """
     for period in range(least, len(times) // 3 + 1, least):
-        last = [times[-1 - i] - times[-1 - i - period] for i in range(period + 1)]
+        ends = range(max(period + 1, len(times) // 2))  # a short look takes three of a kind for all
+        last = [times[-1 - i] - times[-1 - i - period] for i in ends]
         if max(last) - min(last) <= _REPEATS * max(last):
             return Pace(list(times), period, last[0], exact=True)
     return None
