@@ -58,6 +58,11 @@ RULES = {
     },
     # It records what ranks do, and does it again.
     "course_lib.capstone": {"torch", "course_lib.ranks"},
+    # It trains with the rungs, on simulated ranks.
+    "course_lib.who_wins": {
+        *("torch", "matplotlib", "course_lib.ranks", "course_lib.data"),
+        *(f"course_lib.{m}" for m in READING_ORDER),
+    },
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},

@@ -1,0 +1,137 @@
+"""The command line: ``python -m course_lib.who_wins``."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA
+from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.records import Records
+from course_lib.who_wins.report import as_json, assumptions, bagua_text, map_table, steps_table
+from course_lib.who_wins.sweep import Place, jobs_of, run
+from course_lib.who_wins.tune import tune
+from course_lib.who_wins.winners import cells_of, steps_of
+
+_EXAMPLES = """\
+examples:
+  python -m course_lib.who_wins --figure map.png          # the whole map, in minutes
+  python -m course_lib.who_wins --quick                   # its corners, two seeds
+  python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
+  python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7 --json
+  python -m course_lib.who_wins --tune                    # the learning rates that were tried
+
+An interrupted run goes on where it was: its results are in --folder.
+"""
+
+LATENCIES = (20e-6, 5e-3, 20e-3)
+BANDWIDTHS = (30e3, 100e3, 1e6, 10e6)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _map(options)
+    except (ValueError, OSError) as error:
+        print(f"who_wins: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Problem()
+    parser = argparse.ArgumentParser(
+        prog="python -m course_lib.who_wins",
+        description="Which algorithm trains to a target loss first, on which network.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="the four corners of the map, with two seeds")
+    add("--latencies", type=float, nargs="+", help="seconds of a message")
+    add("--bandwidths", type=float, nargs="+", help="bytes per second of a worker's link")
+    add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
+        help=f"of: {', '.join(ALGORITHMS)}")  # fmt: skip
+    add("--seeds", type=int, help="trainings of each algorithm (3; --quick: 2)")
+    add("--workers", type=int, default=default.workers, help="ranks that compute (%(default)s)")
+    add("--target", type=float, default=default.target, help="loss to reach (%(default)s)")
+    add("--steps", type=int, default=default.steps, help="after which to give up (%(default)s)")
+    add("--straggler", type=float, default=1.0, help="how much slower worker 1 computes")
+    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="side by side")
+    add("--folder", type=Path, default=Path("work/who_wins"), help="of results (%(default)s)")
+    add("--tune", action="store_true", help="try learning rates instead, and print a table")
+    add("--figure", type=Path, help="draw the map to this file")
+    add("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text if sys.stderr.isatty() else text.replace("\r", "").rstrip() + "\n")
+    sys.stderr.flush()
+
+
+def _map(options: argparse.Namespace) -> int:
+    problem = Problem(
+        workers=options.workers,
+        target=options.target,
+        straggler=options.straggler,
+        steps=options.steps,
+    )
+    count = (2 if options.quick else 3) if options.seeds is None else options.seeds
+    if min(count, options.processes) < 1:
+        raise ValueError("--seeds and --processes are at least 1")
+    seeds = range(count)
+    names = [name for name in ALGORITHMS if name in (options.algorithms or ALGORITHMS)]
+    records = Records(options.folder / "results.jsonl")
+    if options.tune:
+        print(tune(names, problem, records, options.processes, _say))
+        return 0
+    places = _places(options)
+    run(jobs_of(names, places, seeds, problem), records, options.processes, _say)
+    steps = steps_of(names, seeds, problem, records)
+    cells = cells_of(names, places, seeds, problem, records)
+    if options.figure:
+        from course_lib.who_wins.figure import map_figure
+
+        map_figure(cells, panels_of(names)).savefig(options.figure, dpi=100)
+    if options.json:
+        print(json.dumps(as_json(cells, steps), indent=2))
+        return 0
+    print(assumptions(problem, seeds), map_table(cells), sep="\n\n", end="\n\n")
+    if steps:
+        print(steps_table(steps), end="\n\n")
+    if len(set(names) & set(COMPARED_BY_BAGUA)) > 1:
+        print("Beside BAGUA (among the families that it compares):", bagua_text(cells), sep="\n\n")
+    return 0
+
+
+def _places(options: argparse.Namespace) -> list[Place]:
+    latencies = options.latencies or (_ends(LATENCIES) if options.quick else LATENCIES)
+    bandwidths = options.bandwidths or (_ends(BANDWIDTHS) if options.quick else BANDWIDTHS)
+    if min(latencies) < 0 or min(bandwidths) <= 0:
+        raise ValueError("latencies are 0 s or more, bandwidths above 0 bytes/s")
+    return [(latency, bandwidth) for latency in sorted(set(latencies))
+            for bandwidth in sorted(set(bandwidths))]  # fmt: skip
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return values[0], values[-1]
+
+
+def panels_of(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the panels of the figure: all algorithms, and those that BAGUA compares."""
+    panels = {"all": list(names)}
+    known = [name for name in names if name in COMPARED_BY_BAGUA]
+    if 1 < len(known) < len(names):
+        panels["the families in BAGUA's paper"] = known
+    return panels
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)

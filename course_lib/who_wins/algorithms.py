@@ -1,0 +1,167 @@
+"""The contestants: each of the course's algorithms as one step of training.
+
+`prepare(model, lr)` makes ready on one rank, and returns the function that takes a step with one
+batch. Everything that communicates is imported; here it is only put together:
+
+    ring            one ring of our own per tensor, after backward      sync_per_parameter
+    flat            one all-reduce of all gradients, after backward     sync_flat
+    bucketed        all-reduces beside backward                         DistributedDataParallel
+    8-bit, 1-bit, top-k, PowerSGD   the same, compressed                compression_hook
+    decentralized   weights mix with two neighbours', beside backward   Gossip
+    local SGD       an average of the weights every 8 steps             LocalSGD
+    DiLoCo          every 8 steps an outer step                         DiLoCo
+    asynchronous, bounded staleness: a server, which is one rank more   ParameterServer, serve
+
+`dist.all_reduce` is a ring, as in NCCL for long tensors. Learning rates are the best of those that
+``python -m course_lib.who_wins tune`` tries, by steps to the target, on seeds that the map does not
+use.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.collectives import place_in, ring_all_reduce
+from course_lib.compression import (
+    CompressionState,
+    Compressor,
+    ErrorFeedback,
+    OneBit,
+    PowerSGD,
+    TopK,
+    Uniform8Bit,
+    compression_hook,
+)
+from course_lib.ddp import DistributedDataParallel
+from course_lib.decentralized import Gossip, ring_mixing
+from course_lib.gradient_sync import sync_flat, sync_per_parameter
+from course_lib.local_sgd import DiLoCo, LocalSGD
+from course_lib.who_wins.problem import backward
+
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[Batch], None]
+Prepare = Callable[[nn.Module, float], Step]
+
+EVERY = 8
+"""Steps between two meetings of local SGD and of DiLoCo."""
+KIBIBYTE = 1 / 1024
+"""In what PyTorch's arguments call megabytes."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One contestant.
+
+    Args:
+        letter: on the map.
+        lr: learning rate.
+        prepare: see the module; None where a server hands out weights.
+        server: options of `serve`.
+        same_as: another algorithm with the same weights after every step (a test holds them equal):
+            then that one's training counts for this one, too.
+        period: steps after which the pattern of messages repeats.
+        differ: whether ranks have weights of their own between two meetings.
+
+    """
+
+    letter: str
+    lr: float
+    prepare: Prepare | None = None
+    server: Mapping[str, int] | None = None
+    same_as: str | None = None
+    period: int = 1
+    differ: bool = False
+
+
+def _after_backward(sync: Callable[..., None], **options: object) -> Prepare:
+    def prepare(model: nn.Module, lr: float) -> Step:
+        optimizer = torch.optim.SGD(model.parameters(), lr)
+
+        def step(batch: Batch) -> None:
+            optimizer.zero_grad()
+            backward(model, batch)
+            sync(model.parameters(), **options)
+            optimizer.step()
+
+        return step
+
+    return prepare
+
+
+def _beside_backward(
+    bucket_kib: float, compressor: Callable[[], Compressor] | None = None
+) -> Prepare:
+    def prepare(model: nn.Module, lr: float) -> Step:
+        optimizer = torch.optim.SGD(model.parameters(), lr)
+        cap = bucket_kib * KIBIBYTE
+        # Equal from the start, so what is sent at construction is left out.
+        wrapped = DistributedDataParallel(model, cap, cap, init_sync=False)
+        if compressor is not None:
+            wrapped.register_comm_hook(CompressionState(compressor()), compression_hook)
+
+        def step(batch: Batch) -> None:
+            optimizer.zero_grad()
+            backward(wrapped, batch)
+            optimizer.step()
+
+        return step
+
+    return prepare
+
+
+def _with_neighbours(model: nn.Module, lr: float) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    gossip = Gossip(optimizer, ring_mixing(place_in(None)[1]))
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        with gossip:
+            backward(model, batch)
+        optimizer.step()
+
+    return step
+
+
+def _local_sgd(model: nn.Module, lr: float) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    return _alone(model, optimizer, LocalSGD(optimizer, EVERY))
+
+
+def _diloco(model: nn.Module, lr: float) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    return _alone(model, optimizer, DiLoCo(optimizer, EVERY))
+
+
+def _alone(model: nn.Module, optimizer: torch.optim.Optimizer, meeting: LocalSGD | DiLoCo) -> Step:
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        backward(model, batch)
+        meeting.step()
+
+    return step
+
+
+_ALL = float("inf")
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ring": Algorithm(
+        "R", 0.8, _after_backward(sync_per_parameter, all_reduce=ring_all_reduce), same_as="flat"
+    ),
+    "flat": Algorithm("F", 0.8, _after_backward(sync_flat)),
+    "bucketed": Algorithm("B", 0.8, _beside_backward(16), same_as="flat"),
+    "8-bit": Algorithm("8", 0.8, _beside_backward(_ALL, Uniform8Bit)),
+    "1-bit": Algorithm("1", 1.2, _beside_backward(_ALL, lambda: ErrorFeedback(OneBit()))),
+    "top-k": Algorithm("T", 1.4, _beside_backward(_ALL, lambda: ErrorFeedback(TopK(0.01)))),
+    "PowerSGD": Algorithm("P", 0.9, _beside_backward(_ALL, lambda: ErrorFeedback(PowerSGD(2)))),
+    "asynchronous": Algorithm("A", 0.15, server={}),
+    "bounded staleness": Algorithm("S", 0.15, server={"bound": 2}),
+    "decentralized": Algorithm("D", 0.5, _with_neighbours, differ=True),
+    "local SGD": Algorithm("L", 0.5, _local_sgd, period=EVERY, differ=True),
+    "DiLoCo": Algorithm("O", 0.02, _diloco, period=EVERY, differ=True),
+}
+"""By name, as the map knows them."""
+
+COMPARED_BY_BAGUA = ("flat", "bucketed", "8-bit", "1-bit", "asynchronous", "decentralized")
+"""Families that BAGUA's paper compares; the others stand on a map of their own."""

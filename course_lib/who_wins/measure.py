@@ -1,0 +1,237 @@
+"""From an algorithm and a network to virtual seconds until the target is reached.
+
+Where ranks wait for one another in a fixed pattern, the weights after step s do not depend on the
+network: only the clock does. So the training is executed once for each seed (`train`), and for each
+network a few steps more (`time_steps`), until the seconds that a step, or a period of steps, takes
+repeat; from then on the clock is a straight line (`Pace`). The seconds to the target are then
+*derived* from two things executed. A test trains to the end under some networks, and finds the
+virtual time to nine digits.
+
+With a server the order in which gradients arrive depends on the network, and with it the weights:
+there every cell is trained to the end (`train_with_server`). To compute costs there what `lumps`
+has counted once: operator by operator would take four times as long.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from course_lib.asynchronous import ParameterServer, serve
+from course_lib.ranks import Network, Ranks, clock, compute
+from course_lib.who_wins.algorithms import ALGORITHMS, Algorithm
+from course_lib.who_wins.problem import (
+    Look,
+    Problem,
+    backward,
+    batches,
+    look_at,
+    mean_of,
+    network_of,
+    new_model,
+    steps_to,
+)
+
+FREE = network_of(0.0, 1e30)
+_REPEATS = 1e-9
+_FIRST_TRY, _LAST_TRY = 6, 24
+"""Steps until a rhythm is looked for; periods, where those are longer than a step."""
+
+
+# --- in step ------------------------------------------------------------------------------------
+
+
+def _run_steps(
+    problem: Problem, name: str, lr: float, seed: int, steps: int, looking: str
+) -> tuple[list[float], list[Look]]:
+    """On a rank: take steps; return the clock after each, and the weights, of whom `looking` says.
+
+    The clock begins with the first step.
+    """
+    algorithm, rank = ALGORITHMS[name], dist.get_rank()
+    assert algorithm.prepare is not None
+    model = new_model(seed)
+    step = algorithm.prepare(model, lr)
+    mine = batches(problem, seed, rank)
+    times, looks, start = [], [], clock()
+    for _ in range(steps):
+        step(next(mine))
+        times.append(clock() - start)
+        if looking == "all" or (looking == "first" and rank == 0):
+            looks.append(look_at(model))
+    return times, looks
+
+
+def run_steps(
+    problem: Problem, name: str, lr: float, seed: int, steps: int, network: Network | None
+) -> tuple[list[float], list[Look]]:
+    """Train for `steps`; return the virtual seconds after each, of the last rank, and the weights.
+
+    Without a network nothing costs time: for the weights only. With one, operators are counted.
+    """
+    device = None if network is None else problem.device
+    ranks = Ranks(problem.workers, on="simulated", network=network or FREE, device=device)
+    looking = "all" if ALGORITHMS[name].differ else "first"
+    results = ranks.run(_run_steps, problem, name, lr, seed, steps, looking)
+    times = [max(each) for each in zip(*(times for times, _ in results), strict=True)]
+    if looking == "first":
+        return times, results[0][1]
+    looks = [mean_of(list(each)) for each in zip(*(looks for _, looks in results), strict=True)]
+    return times, looks
+
+
+def train(problem: Problem, name: str, seed: int, lr: float | None = None) -> int | None:
+    """Return the steps to the target, of the mean over the ranks' weights; None: not reached."""
+    algorithm = ALGORITHMS[name]
+    chosen = algorithm.lr if lr is None else lr
+    torch.set_num_threads(1)
+    _, looks = run_steps(problem, name, chosen, seed, problem.steps, None)
+    return steps_to(problem.target, looks)
+
+
+class Pace(NamedTuple):
+    """When steps end under one network.
+
+    Attributes:
+        times: virtual seconds after each of the steps that were executed.
+        period: steps after which the pattern repeats.
+        seconds: of one period.
+        exact: whether it repeats to nine digits; else `seconds` is the mean of the last half.
+
+    """
+
+    times: list[float]
+    period: int
+    seconds: float
+    exact: bool
+
+    def after(self, steps: int) -> float:
+        """Return the virtual seconds after `steps` steps: as executed, or derived from those."""
+        if steps <= len(self.times):
+            return self.times[steps - 1]
+        periods = -(-(steps - len(self.times)) // self.period)
+        return self.times[steps - periods * self.period - 1] + periods * self.seconds
+
+
+def pace_of(times: Sequence[float], least: int) -> Pace | None:
+    """Return the pace, if the steps repeat after a multiple of `least`; else None.
+
+    They repeat after q steps if q steps took equally long at each end in the last half. Ranks
+    that wait for one another fall into step, but not always in every step the same one is first.
+    """
+    for period in range(least, len(times) // 3 + 1, least):
+        ends = range(max(period + 1, len(times) // 2))  # a short look takes three of a kind for all
+        last = [times[-1 - i] - times[-1 - i - period] for i in ends]
+        if max(last) - min(last) <= _REPEATS * max(last):
+            return Pace(list(times), period, last[0], exact=True)
+    return None
+
+
+def time_steps(problem: Problem, name: str, network: Network) -> Pace:
+    """Run as many steps on `network` as it takes until they repeat, or enough for a mean."""
+    algorithm = ALGORITHMS[name]
+    least = algorithm.period
+    tries, most = (_FIRST_TRY, _LAST_TRY) if least == 1 else (3 * least, 3 * least)
+    while True:
+        times, _ = run_steps(problem, name, algorithm.lr, 0, tries, network)
+        pace = pace_of(times, least)
+        if pace is not None:
+            return pace
+        if tries >= most:
+            half = tries // 2 // least * least
+            return Pace(times, half, times[-1] - times[-1 - half], exact=False)
+        tries *= 2
+
+
+# --- with a server ------------------------------------------------------------------------------
+
+
+class Lumps(NamedTuple):
+    """Seconds of computation between two messages: of a worker's gradient, and of an update."""
+
+    worker: float
+    server: float
+
+
+class Served(NamedTuple):
+    """What came of a training with a server: updates and virtual seconds to the target.
+
+    `pace` is the virtual seconds of an update, over all that were made.
+    """
+
+    updates: int | None
+    seconds: float | None
+    pace: float
+
+
+def _work(problem: Problem, seed: int, seconds: float) -> None:
+    """On a worker: gradients, until training is over. The first batches are those of rank 0."""
+    model, rank = new_model(seed), dist.get_rank()
+    mine = batches(problem, seed, rank - 1)
+    with ParameterServer(model.parameters()) as server:
+        while server.pull():
+            backward(model, next(mine))
+            compute(seconds)
+            server.push()
+
+
+def _served(
+    problem: Problem, name: str, lr: float, seed: int, updates: int, lumps: Lumps
+) -> tuple[list[float], list[Look]]:
+    if dist.get_rank():
+        slow = problem.straggler if dist.get_rank() == 1 else 1.0
+        _work(problem, seed, slow * lumps.worker)
+        return [], []
+    model = new_model(seed)
+    times, looks = [], []
+
+    def look(_: int) -> None:
+        compute(lumps.server)
+        times.append(clock())
+        looks.append(look_at(model))
+
+    options: dict[str, int] = dict(ALGORITHMS[name].server or {})
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    serve(optimizer, updates, after_update=look, **options)  # type: ignore[arg-type]
+    return times, looks
+
+
+def run_server(
+    problem: Problem, name: str, lr: float, seed: int, updates: int, network: Network,
+    lumps: Lumps, counted: bool = False,
+) -> tuple[list[float], list[Look]]:  # fmt: skip
+    """Train with a server, for `updates`; return virtual seconds and weights after each.
+
+    `counted` counts operators, in addition to the declared lumps.
+    """
+    device = problem.device if counted else None
+    ranks = Ranks(problem.workers + 1, on="simulated", network=network, device=device)
+    result: tuple[list[float], list[Look]] = ranks.run(
+        _served, problem, name, lr, seed, updates, lumps
+    )[0]
+    return result
+
+
+def lumps_of(problem: Problem) -> Lumps:
+    """Count, on two ranks, what is computed between a message that comes and the one that goes."""
+    two = Problem(2, problem.rows, problem.target)
+    ranks = Ranks(2, on="simulated", network=FREE, device=two.device)
+    ranks.run(_served, two, "asynchronous", 0.1, 0, 4, Lumps(0.0, 0.0))
+    worker, server = (
+        sum(e.end - e.start for e in ranks.trace.events if e.rank == rank and e.kind == "compute")
+        for rank in (1, 0)
+    )
+    return Lumps(worker / 4, server / 4)
+
+
+def train_with_server(
+    problem: Problem, name: str, seed: int, network: Network, lumps: Lumps, lr: float | None = None
+) -> Served:
+    """Train to the target under `network`."""
+    algorithm: Algorithm = ALGORITHMS[name]
+    updates = problem.steps * problem.workers
+    chosen = algorithm.lr if lr is None else lr
+    times, looks = run_server(problem, name, chosen, seed, updates, network, lumps)
+    reached = steps_to(problem.target, looks)
+    return Served(reached, None if reached is None else times[reached - 1], times[-1] / len(times))

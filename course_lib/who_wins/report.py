@@ -1,0 +1,120 @@
+"""The map as tables in Markdown, and beside what others have found."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA
+from course_lib.who_wins.problem import Problem, gradient_bytes
+from course_lib.who_wins.winners import Cell, beside_bagua, interval
+
+
+def latency_words(seconds: float) -> str:
+    """Return a latency for people: ``20 µs``, ``5 ms``."""
+    return f"{1e6 * seconds:g} µs" if seconds < 1e-3 else f"{1e3 * seconds:g} ms"
+
+
+def bandwidth_words(rate: float) -> str:
+    """Return a bandwidth for people: ``30 kB/s``, ``1 MB/s``."""
+    return f"{rate / 1e3:g} kB/s" if rate < 1e6 else f"{rate / 1e6:g} MB/s"
+
+
+def map_table(cells: Sequence[Cell]) -> str:
+    """Return a row per network: mean virtual seconds to the target, the winner's with interval."""
+    names = list(cells[0].seconds)
+    lines = [
+        f"| latency, bandwidth | winner | {' | '.join(names)} |",
+        "|---|---|" + "---:|" * len(names),
+    ]
+    for cell in cells:
+        first = cell.order()[0]
+        latency, bandwidth = cell.place
+        winner = f"**{first}**" if cell.is_clear() else f"{first}, not clear"
+        values = [
+            _value(cell.seconds[name], bold=name == first, exact=cell.exact[name]) for name in names
+        ]
+        where = f"{latency_words(latency)}, {bandwidth_words(bandwidth)}"
+        lines.append(f"| {where} | {winner} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def _value(seconds: Sequence[float], bold: bool, exact: bool) -> str:
+    found = interval(seconds)
+    if math.isinf(found.mean):
+        reached = sum(not math.isinf(each) for each in seconds)
+        return f"{reached} of {len(seconds)}"
+    text = ("" if exact else "~") + f"{found.mean:.3g}"
+    if bold and not math.isinf(found.half):
+        text += f" ± {found.half:.2g}"
+    return f"**{text}**" if bold else text
+
+
+def steps_table(steps: Mapping[str, Sequence[float]]) -> str:
+    """Return a row per algorithm that trains in step: steps to the target."""
+    lines = ["| algorithm | learning rate | steps to the target |", "|---|---:|---:|"]
+    for name, values in steps.items():
+        found = interval(values)
+        text = f"{found.mean:.1f} ± {found.half:.1f}"
+        if math.isinf(found.mean):
+            text = f"reached by {sum(not math.isinf(v) for v in values)} of {len(values)} seeds"
+        lines.append(f"| {name} | {ALGORITHMS[name].lr:g} | {text} |")
+    return "\n".join(lines)
+
+
+def bagua_text(cells: Sequence[Cell]) -> str:
+    """Return sentences: where the map agrees with BAGUA's published finding, where it does not."""
+    names = [name for name in COMPARED_BY_BAGUA if name in cells[0].seconds]
+    lines = []
+    for by_epoch, measure in ((True, "an epoch, as published"), (False, "the target")):
+        for says, agree, differ in beside_bagua(cells, names, by_epoch):
+            total = len(agree) + len(differ)
+            lines.append(f'- By the time to {measure}: "{says}" in {len(agree)} of {total} cells.')
+            for place, name in differ.items():
+                where = f"{latency_words(place[0])} and {bandwidth_words(place[1])}"
+                lines.append(f"  - Not at {where}: there {name} wins.")
+    return "\n".join(lines)
+
+
+def assumptions(problem: Problem, seeds: Sequence[int]) -> str:
+    """Return what the map is a map of, in a few sentences."""
+    return (
+        f"{problem.workers} workers with {problem.rows} rows each, {gradient_bytes() / 1e3:.1f} kB "
+        f"of gradients, until the loss over all training rows is at most {problem.target:g}; "
+        f"{len(seeds)} seeds. Virtual seconds; ± is a 95 % interval over the seeds. A number "
+        "with ~ stands on steps that did not repeat exactly. `k of n`: that many seeds reached the "
+        "target within the steps they had."
+    )
+
+
+def as_json(cells: Sequence[Cell], steps: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the map as plain values; what did not reach the target is null."""
+
+    def finite(values: Sequence[float]) -> list[float | None]:
+        return [None if math.isinf(value) else value for value in values]
+
+    names = [name for name in COMPARED_BY_BAGUA if name in cells[0].seconds]
+    return {
+        "steps": {name: finite(values) for name, values in steps.items()},
+        "cells": [
+            {
+                "latency": cell.place[0],
+                "bandwidth": cell.place[1],
+                "winner": cell.order()[0],
+                "clear": cell.is_clear(),
+                "seconds": {name: finite(values) for name, values in cell.seconds.items()},
+                "exact": cell.exact,
+                "seconds of a gradient each": cell.pace,
+            }
+            for cell in cells
+        ],
+        "bagua": [
+            {
+                "says": says,
+                "by epoch": by_epoch,
+                "agree": agree,
+                "differ": [[*place, name] for place, name in differ.items()],
+            }
+            for by_epoch in (True, False)
+            for says, agree, differ in beside_bagua(cells, names, by_epoch)
+        ],
+    }

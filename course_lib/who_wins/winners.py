@@ -1,0 +1,156 @@
+"""Who wins a cell of the map: seconds to the target over several seeds, and whether it is clear.
+
+The seconds of two algorithms with the same seed belong together: the same first weights, the same
+batches. So the winner is *clear* if the mean of log(second / first) over the seeds is above 0 with
+95 % confidence (Student's t), and not if two intervals happen not to overlap.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from course_lib.who_wins.algorithms import ALGORITHMS
+from course_lib.who_wins.measure import Pace, Served
+from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.records import Records
+from course_lib.who_wins.sweep import Job, Place, train_job
+
+# The 97.5 % quantile of Student's t with 1, 2, … degrees of freedom; beyond, less than 0.1 off.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+COMPRESSED = ("8-bit", "1-bit", "top-k", "PowerSGD")
+
+
+class Interval(NamedTuple):
+    """A mean and half the width of its 95 % interval; infinite where it is not known."""
+
+    mean: float
+    half: float
+
+
+class Cell(NamedTuple):
+    """One network.
+
+    Attributes:
+        place: its latency and bandwidth.
+        seconds: of each algorithm, by seed; infinite where it did not reach the target.
+        exact: of each algorithm, whether its steps repeat exactly under this network.
+        pace: of each algorithm, seconds until each worker has computed one more gradient: what an
+            epoch takes, however far it gets.
+
+    """
+
+    place: Place
+    seconds: dict[str, list[float]]
+    exact: dict[str, bool]
+    pace: dict[str, float]
+
+    def order(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return the algorithms (those in `names`), the fastest first."""
+        known = [n for n in self.seconds if names is None or n in names]
+        return sorted(known, key=lambda name: mean(self.seconds[name]))
+
+    def is_clear(self, names: Iterable[str] | None = None) -> bool:
+        """Whether the first is ahead of the second with 95 % confidence."""
+        first, *others = self.order(names)
+        if not others:
+            return True
+        pairs = list(zip(self.seconds[first], self.seconds[others[0]], strict=True))
+        if any(math.isinf(a) for a, _ in pairs):
+            return False
+        if any(math.isinf(b) for _, b in pairs):
+            return True
+        ahead = interval([math.log(b / a) for a, b in pairs])
+        return ahead.mean - ahead.half > 0
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean of several seeds, and half of its 95 % interval; of one seed, infinity."""
+    if any(math.isinf(value) for value in values):
+        return Interval(math.inf, math.inf)
+    if len(values) < 2:
+        return Interval(values[0], math.inf)
+    t = _T[len(values) - 2] if len(values) < len(_T) + 2 else 2.1
+    return Interval(mean(values), t * stdev(values) / math.sqrt(len(values)))
+
+
+def steps_of(
+    names: Iterable[str], seeds: Sequence[int], problem: Problem, records: Records
+) -> dict[str, list[float]]:
+    """Return, for those that train in step, the steps to the target by seed."""
+    found = {}
+    for name in names:
+        if ALGORITHMS[name].prepare is not None:
+            reached = [records[train_job(name, seed, problem).key] for seed in seeds]
+            found[name] = [math.inf if steps is None else float(steps) for steps in reached]
+    return found
+
+
+def cells_of(
+    names: Sequence[str],
+    places: Iterable[Place],
+    seeds: Sequence[int],
+    problem: Problem,
+    records: Records,
+) -> list[Cell]:
+    """Return the map: every place with what `sweep.run` has found there."""
+    steps = steps_of(names, seeds, problem, records)
+    cells = []
+    for place in places:
+        seconds: dict[str, list[float]] = {}
+        exact, paces = dict.fromkeys(names, True), {}
+        for name in names:
+            lr = ALGORITHMS[name].lr
+            if name not in steps:
+                jobs = [Job("serve", name, lr, seed, place, problem) for seed in seeds]
+                served = [Served(**records[job.key]) for job in jobs]
+                seconds[name] = [math.inf if s.seconds is None else s.seconds for s in served]
+                paces[name] = problem.workers * mean(each.pace for each in served)
+                continue
+            pace = Pace(**records[Job("pace", name, lr, None, place, problem).key])
+            exact[name], paces[name] = pace.exact, pace.seconds / pace.period
+            seconds[name] = [
+                math.inf if math.isinf(each) else pace.after(int(each)) for each in steps[name]
+            ]
+        cells.append(Cell(place, seconds, exact, paces))
+    return cells
+
+
+class Beside(NamedTuple):
+    """Half of a published finding, and the cells in which ours agrees or does not."""
+
+    says: str
+    agree: list[Place]
+    differ: dict[Place, str]
+
+
+def beside_bagua(cells: Sequence[Cell], names: Iterable[str], by_epoch: bool) -> list[Beside]:
+    """Hold the map against BAGUA's: who is fastest where bandwidth is low, or latency high.
+
+    S. Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021, and
+    https://tutorials.baguasys.com/benchmark/ (BERT-Large, 1 to 100 Gb/s, up to 5 ms): with low
+    bandwidth the algorithms that send fewer bytes win, with high latency the decentralized ones.
+    They report the time of an epoch, `by_epoch`; otherwise it is the time to the target.
+
+    Compared are the column of least bandwidth and the row of most latency, without the corner that
+    both share, of which the page shows nothing.
+    """
+    least = min(cell.place[1] for cell in cells)
+    most = max(cell.place[0] for cell in cells)
+    low = [c for c in cells if c.place[1] == least and c.place[0] != most]
+    high = [c for c in cells if c.place[0] == most and c.place[1] != least]
+    known = list(names)
+
+    def beside(says: str, some: Iterable[Cell], family: Sequence[str]) -> Beside:
+        winners = {
+            cell.place: min(known, key=lambda n: cell.pace[n]) if by_epoch else cell.order(known)[0]
+            for cell in some
+        }
+        agree = [place for place, name in winners.items() if name in family]
+        return Beside(says, agree, {p: n for p, n in winners.items() if n not in family})
+
+    return [
+        beside("low bandwidth: compression wins", low, COMPRESSED),
+        beside("high latency: decentralized wins", high, ("decentralized",)),
+    ]

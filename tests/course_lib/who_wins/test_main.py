@@ -1,0 +1,102 @@
+"""The command: a small map, interrupted and gone on with; tables, JSON, a figure."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from course_lib.who_wins.__main__ import main, panels_of
+from course_lib.who_wins.algorithms import ALGORITHMS
+from course_lib.who_wins.records import Records
+from tests.helpers import ROOT
+
+pytestmark = pytest.mark.timeout(180)
+SMALL = (
+    *("--workers", "2", "--target", "2.25", "--seeds", "2", "--processes", "1", "--steps", "4"),
+    *("--latencies", "1e-3", "--bandwidths", "1e5", "1e7"),
+)
+
+
+def test_a_small_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--algorithms", "flat", "1-bit", "asynchronous", "--folder", str(tmp_path))
+    figure = tmp_path / "map.png"
+    assert main([*SMALL, *few, "--json", "--figure", str(figure)]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    # Two paces each, two trainings each, and two times two with a server.
+    assert "12 of 12 runs" in err
+    assert [each["bandwidth"] for each in found["cells"]] == [1e5, 1e7]
+    slow, fast = (each["seconds"] for each in found["cells"])
+    for name in ("flat", "1-bit", "asynchronous"):
+        assert all(a > b > 0 for a, b in zip(slow[name], fast[name], strict=True))
+    assert slow["1-bit"][0] < slow["flat"][0]
+
+    assert main([*SMALL, *few]) == 0  # all of it is there already
+    out, err = capsys.readouterr()
+    assert "12 of 12 runs are in" in err
+    assert "| 1 ms, 100 kB/s | " in out and "low bandwidth: compression wins" in out
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "course_lib.who_wins", *SMALL, "--folder", str(tmp_path)]
+    command += ["--algorithms", "flat", "1-bit", "8-bit", "top-k"]
+    results = tmp_path / "results.jsonl"
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 100
+        while not results.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "goes on from here" in err and "Traceback" not in err
+    there = len(Records(results))
+    assert there >= 1
+    results.write_text(results.read_text() + '{"key": {"ki')  # as if it had been killed
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert f"{there} of 16 runs are in" in done.stderr
+
+
+@pytest.mark.large
+def test_processes_side_by_side_give_the_same_map(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("--algorithms", "flat", "local SGD", "bounded staleness", "--json")
+    outputs = []
+    for processes in ("1", "2"):
+        folder = tmp_path / processes
+        assert main([*SMALL, *few, "--processes", processes, "--folder", str(folder)]) == 0
+        outputs.append(json.loads(capsys.readouterr().out))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "1"], "too few"),
+        (["--bandwidths", "0"], "bandwidths above 0"),
+        (["--seeds", "-1"], "at least 1"),
+        (["--straggler", "0"], "above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--folder", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_letters_differ_and_the_second_panel_is_baguas() -> None:
+    letters = [each.letter for each in ALGORITHMS.values()]
+    assert len(set(letters)) == len(letters)
+    assert list(panels_of(list(ALGORITHMS))) == ["all", "the families in BAGUA's paper"]
+    assert list(panels_of(["flat", "1-bit"])) == ["all"]

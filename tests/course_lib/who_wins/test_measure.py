@@ -1,0 +1,126 @@
+"""Derived seconds are those of the training executed to its end."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.who_wins.algorithms import ALGORITHMS, EVERY
+from course_lib.who_wins.measure import (
+    FREE,
+    Lumps,
+    lumps_of,
+    pace_of,
+    run_server,
+    run_steps,
+    time_steps,
+)
+from course_lib.who_wins.problem import Problem, loss_of, network_of, steps_to
+
+pytestmark = pytest.mark.timeout(120)
+SMALL = Problem(workers=3, rows=4)
+IN_STEP = [name for name, each in ALGORITHMS.items() if each.prepare is not None]
+
+
+@given(
+    pattern=st.lists(st.floats(0.1, 10), min_size=1, max_size=4),
+    first=st.floats(0.1, 20),
+    beyond=st.integers(0, 40),
+)
+def test_a_pattern_that_repeats_is_found_and_continued(
+    pattern: list[float], first: float, beyond: int
+) -> None:
+    times, now = [], first
+    for step in range(60):
+        now += pattern[step % len(pattern)]
+        times.append(now)
+    pace = pace_of(times[:20], 1)
+    assert pace is not None and pace.exact
+    assert pace.after(20 + beyond) == pytest.approx(times[19 + beyond], rel=1e-6)
+    assert pace.after(3) == times[2]
+
+
+def test_no_pattern_is_made_up() -> None:
+    assert pace_of([float(i**2) for i in range(20)], 1) is None
+
+
+@pytest.mark.parametrize("name", ["flat", "1-bit", "decentralized"])
+@pytest.mark.parametrize("place", [(5e-3, 1e5), (20e-6, 10e6)])
+def test_a_whole_training_takes_what_a_few_steps_foretell(
+    name: str, place: tuple[float, float]
+) -> None:
+    network = network_of(*place)
+    whole, _ = run_steps(SMALL, name, ALGORITHMS[name].lr, 7, 25, network)
+    pace = time_steps(SMALL, name, network)
+    assert pace.exact and len(pace.times) < 25
+    assert pace.after(25) == pytest.approx(whole[-1], rel=1e-9)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", IN_STEP)
+@pytest.mark.parametrize("place", [(20e-3, 1e6), (1e-3, 3e4)])
+def test_every_whole_training_takes_what_a_few_steps_foretell(
+    name: str, place: tuple[float, float]
+) -> None:
+    problem, network = Problem(), network_of(*place)
+    whole, _ = run_steps(problem, name, ALGORITHMS[name].lr, 7, 7 * EVERY, network)
+    pace = time_steps(problem, name, network)
+    tolerance = 1e-9 if pace.exact else 0.02
+    assert pace.after(len(whole)) == pytest.approx(whole[-1], rel=tolerance)
+
+
+@pytest.mark.parametrize("name", IN_STEP)
+def test_weights_do_not_depend_on_the_network(name: str) -> None:
+    """Else they could not be trained once for all networks."""
+    steps = EVERY if ALGORITHMS[name].period > 1 else 2
+    _, free = run_steps(SMALL, name, 0.1, 0, steps, None)
+    _, slow = run_steps(SMALL, name, 0.1, 0, steps, network_of(1e-3, 1e5))
+    for a, b in zip(free[-1], slow[-1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_trains_the_same_has_the_same_weights() -> None:
+    for name, each in ALGORITHMS.items():
+        if each.same_as is not None:
+            _, looks = run_steps(SMALL, name, each.lr, 3, 5, None)
+            _, others = run_steps(SMALL, each.same_as, each.lr, 3, 5, None)
+            for a, b in zip(looks[-1], others[-1], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_that_differ_are_averaged() -> None:
+    _, looks = run_steps(SMALL, "decentralized", 0.5, 0, 3, None)
+    _, flat = run_steps(SMALL, "flat", 0.5, 0, 3, None)
+    # After the first step all have mixed equal weights: the mean is that of synchronous SGD.
+    for a, b in zip(looks[0], flat[0], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("place", [(1e-3, 1e6), (20e-3, 1e5)])
+def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]) -> None:
+    network, lumps = network_of(*place), lumps_of(SMALL)
+    lumped, a = run_server(SMALL, "asynchronous", 0.1, 0, 9, network, lumps)
+    counted, b = run_server(SMALL, "asynchronous", 0.1, 0, 9, network, Lumps(0, 0), counted=True)
+    assert lumped[-1] == pytest.approx(counted[-1], rel=0.02)
+    for mine, theirs in zip(a[-1], b[-1], strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_straggler_holds_up_who_waits_for_it() -> None:
+    lumps = lumps_of(SMALL)
+    slow = Problem(workers=3, rows=4, straggler=3.0)
+    alone, _ = run_steps(SMALL, "flat", 0.1, 0, 3, FREE)
+    with_one, _ = run_steps(slow, "flat", 0.1, 0, 3, FREE)
+    assert with_one[-1] == pytest.approx(3 * alone[-1], rel=0.05)
+    served, _ = run_server(SMALL, "asynchronous", 0.1, 0, 20, FREE, lumps)
+    slowed, _ = run_server(slow, "asynchronous", 0.1, 0, 20, FREE, lumps)
+    assert served[-1] < slowed[-1] < 1.6 * served[-1]
+
+
+def test_steps_count_from_one_and_losses_fall() -> None:
+    _, looks = run_steps(SMALL, "flat", 0.5, 0, 12, None)
+    losses = [loss_of(look) for look in looks]
+    assert min(losses) < losses[0]
+    below = next(i for i, loss in enumerate(losses, 1) if loss <= losses[5])
+    assert steps_to(losses[5], looks) == below
+    assert steps_to(0.0, looks) is None

@@ -1,0 +1,53 @@
+"""Who wins a cell, whether that is clear, and where the map differs from what is published."""
+
+import math
+
+import pytest
+
+from course_lib.who_wins.winners import Cell, beside_bagua, interval
+
+NAMES = ("flat", "1-bit", "decentralized")
+
+
+def cell(latency: float, bandwidth: float, **seconds: list[float]) -> Cell:
+    by_name = {name.replace("_", "-"): values for name, values in seconds.items()}
+    by_name = {{"one-bit": "1-bit"}.get(name, name): each for name, each in by_name.items()}
+    pace = {name: 10 / sum(values) for name, values in by_name.items()}  # the other way round
+    return Cell((latency, bandwidth), by_name, dict.fromkeys(by_name, True), pace)
+
+
+def test_an_interval_is_students() -> None:
+    assert interval([1.0, 3.0]).mean == 2.0
+    assert interval([1.0, 3.0]).half == pytest.approx(12.706)  # t · √2 / √2
+    assert interval([1.0, 2.0, 3.0]).half == pytest.approx(4.303 / math.sqrt(3))
+    assert math.isinf(interval([1.0]).half)
+    assert math.isinf(interval([1.0, math.inf]).mean)
+
+
+def test_the_winner_has_the_least_mean_and_pairs_say_whether_it_is_clear() -> None:
+    wide = cell(1, 1, flat=[1.0, 10.0, 100.0], one_bit=[1.1, 11.2, 110.0])
+    assert wide.order() == ["flat", "1-bit"]
+    assert wide.is_clear()  # by 10 % in every seed, however much seeds differ
+    unclear = cell(1, 1, flat=[1.0, 2.0, 3.0], one_bit=[2.0, 1.0, 3.1])
+    assert not unclear.is_clear()
+
+
+def test_who_does_not_reach_the_target_does_not_win() -> None:
+    failed = cell(1, 1, flat=[1.0, math.inf], one_bit=[5.0, 6.0])
+    assert failed.order() == ["1-bit", "flat"]
+    assert failed.is_clear()
+    assert failed.order(["flat"]) == ["flat"]
+    nobody = cell(1, 1, flat=[math.inf, 1.0], one_bit=[math.inf, math.inf])
+    assert not nobody.is_clear()
+
+
+def test_the_published_finding_is_held_against_edges_without_their_corner() -> None:
+    fast = {"flat": [3.0, 3.0], "one_bit": [1.0, 1.0], "decentralized": [2.0, 2.0]}
+    late = {"flat": [1.0, 1.0], "one_bit": [2.0, 2.0], "decentralized": [3.0, 3.0]}
+    cells = [cell(1, 10, **fast), cell(1, 90, **late), cell(5, 10, **late), cell(5, 90, **late)]
+    low, high = beside_bagua(cells, NAMES, by_epoch=False)
+    assert low.agree == [(1, 10)] and not low.differ
+    assert high.differ == {(5, 90): "flat"} and not high.agree
+    low, high = beside_bagua(cells, NAMES, by_epoch=True)
+    assert low.differ == {(1, 10): "flat"}
+    assert high.agree == [(5, 90)]
