@@ -516,7 +516,7 @@ def data_parallel_step__gathers_the_rows(model, loss_fn, x, y, lr, group=None):
     return loss.item()
 
 
-@fails("2 × broadcast")
+@fails("4 × broadcast")
 def data_parallel_step__uses_ddp(model, loss_fn, x, y, lr, group=None):
     from torch.nn.parallel import DistributedDataParallel
 
