@@ -60,6 +60,24 @@ def fan_out() -> None:
         dist.recv(x, 0)
 
 
+def rows_and_columns() -> None:
+    """All-reduce 4 MB in the rows and 4 MB in the columns of a 2×2 mesh, at the same time."""
+    rank = dist.get_rank()
+    if not MESH:
+        MESH.extend(dist.new_group(pair) for pair in ([0, 1], [2, 3], [0, 2], [1, 3]))
+    works = [
+        dist.all_reduce(torch.ones(MB), group=MESH[rank // 2], async_op=True),
+        dist.all_reduce(torch.ones(MB), group=MESH[2 + rank % 2], async_op=True),
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+MESH: list[dist.ProcessGroup] = []
+"""On a rank: the rows, then the columns, made in the first round."""
+
+
 def late() -> None:
     """All-reduce 2 MB, for which rank 1 comes 0.1 s late."""
     time.sleep(0.1 * dist.get_rank())
@@ -84,6 +102,9 @@ CASES = {
     "a ring by hand, K = 3": Case(ring, 3, ring_time(3, 6 * MB)),
     "two all_reduces beside computation": Case(two_buckets, 2, 2 * ring_time(2, 4 * MB)),
     "two sends over one link": Case(fan_out, 3, SLOW.latency + 4 * MB / SLOW.bandwidth),
+    "rows and columns of 2×2 at once": Case(
+        rows_and_columns, 4, 8 * MB / SLOW.bandwidth + SLOW.latency
+    ),
     "a rank that comes late": Case(late, 2, 0.1 + collective_time("all_reduce", SLOW, 2, 2 * MB)),
 }
 

@@ -8,6 +8,9 @@ gets those only that it can grade: one that never ends would cost it minutes, an
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import shutil
 import socket
 import statistics
@@ -25,8 +28,12 @@ from machine import BusyElsewhere, arguments, publish, sentence
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
+from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict
 from autograder.passes.examine import masked_from
+from autograder.passes.settings import Settings
+from autograder.pool.book import book
+from autograder.pool.class_list import Books, standing, students
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
@@ -89,6 +96,15 @@ def make_course(root: Path, stock: bool, count: int) -> None:
         nbformat.write(handed_in, folder / FILE)
 
 
+def check_peer(root: Path) -> None:
+    """Raise if the peer did not find right what is right: then it did not do the same work."""
+    path = root / "grading/autograded/student000" / ASSIGNMENT / FILE
+    for cell in nbformat.read(path, as_version=4).cells:
+        errors = [o for o in cell.get("outputs", ()) if o.output_type == "error"]
+        if errors and is_grade(cell) and not is_solution(cell):
+            raise RuntimeError(f"stock nbgrader: {errors[0].ename}: {errors[0].evalue}")
+
+
 def fresh(root: Path) -> None:
     """Forget what was graded; the gradebook stays."""
     for name in ("graded", "verdicts", "autograded"):
@@ -100,51 +116,59 @@ def graded(root: Path) -> list[Verdict]:
     return [Verdict.read(path) for path in (root / "grading/verdicts").glob("*/*/*.json")]
 
 
-def booking(root: Path) -> float:
-    """Return the seconds that booking a class takes that is graded, its start included."""
-    for mark in (root / "grading/graded").glob("*/*/booked"):
-        mark.unlink()
-    return run(root, sys.executable, "-m", "autograder", "grade", ASSIGNMENT)
+def booking(root: Path) -> list[float]:
+    """Return the seconds that booking each of a graded class takes."""
+    config = load_config(root)
+    folders = Folders.of(root, config)
+    books = Books(config, ASSIGNMENT)
+    names = students(folders, ASSIGNMENT)
+    found = [standing(folders, ASSIGNMENT, s, Settings.of(config), books) for s in names]
+    ticks = [time.monotonic()]
+    failed = book(
+        *(folders, config, ASSIGNMENT, found), lambda student, why: ticks.append(time.monotonic())
+    )
+    if failed:
+        raise RuntimeError(str(failed))
+    return [end - start for start, end in itertools.pairwise(ticks)]
 
 
-def starts(fork: Callable[[Sequence[int]], Callable[[], None]]) -> float:
-    """Return the median seconds from the request for a process to its first word."""
-    took = []
-    for _ in range(STARTS):
-        pairs = [socket.socketpair() for _ in range(2)]
-        start = time.monotonic()
-        end = fork([theirs.fileno() for _, theirs in pairs])
-        for _, theirs in pairs:
-            theirs.close()
-        pairs[0][0].recv(64)
-        took.append(time.monotonic() - start)
-        end()
-        for ours, _ in pairs:
-            ours.close()
-    return statistics.median(took)
+def start_seconds(fork: Callable[[Sequence[int]], Callable[[], None]]) -> float:
+    """Return the seconds from the request for a process to its first word; end it."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    start = time.monotonic()
+    end = fork([theirs.fileno() for _, theirs in pairs])
+    for _, theirs in pairs:
+        theirs.close()
+    pairs[0][0].recv(64)
+    took = time.monotonic() - start
+    end()
+    for ours, _ in pairs:
+        ours.close()
+    return took
 
 
-def process_seconds() -> tuple[float, float]:
-    """Return the seconds until a cell stands, and until a bare fork of such a server does."""
+def process_seconds() -> tuple[list[float], list[float]]:
+    """Return the seconds until a cell stands, and until a fork of the same server does outside."""
     run_, config = "autograder.inside.examinee:serve_rank", {"rank": 0, "world_size": 1}
-    with SandboxedPlace(masked_from(load_module(SOURCE / "hidden.py").MASKED)) as place:
-        place.warm()
 
-        def in_cell(fds: Sequence[int]) -> Callable[[], None]:
-            return place.cell(run_, config, fds).close
+    def launch(fd: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "autograder.inside.examinee", str(fd)]
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return subprocess.Popen(command, pass_fds=[fd], env={**os.environ, **one_thread})
 
-        in_cells = starts(in_cell)
-    server = ForkServer()
+    def in_cell(fds: Sequence[int]) -> Callable[[], None]:
+        return place.cell(run_, config, fds).close
 
     def bare(fds: Sequence[int]) -> Callable[[], None]:
         pid = server.fork(run_, config, fds)
         return lambda: server.kill([pid])
 
-    try:
-        bare_fork = starts(bare)
-    finally:
-        server.close()
-    return in_cells, bare_fork
+    masked = masked_from(load_module(SOURCE / "hidden.py").MASKED)
+    with contextlib.closing(ForkServer(launch)) as server, SandboxedPlace(masked) as place:
+        place.warm()
+        pairs = [(start_seconds(in_cell), start_seconds(bare)) for _ in range(STARTS)]
+    cells, forks = zip(*pairs, strict=True)
+    return list(cells), list(forks)
 
 
 def cells_of_a_submission() -> int:
@@ -165,7 +189,6 @@ def main() -> None:
     ours: list[float] = []
     stock: list[float] = []
     booked: list[float] = []
-    again: list[float] = []
     busy = BusyElsewhere()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -174,18 +197,19 @@ def main() -> None:
         make_course(folder / "stock", True, options.stock_size)
         for _ in range(options.rounds):
             took = nbgrader(folder / "stock", "autograde", ASSIGNMENT, "--force")
+            check_peer(folder / "stock")
             stock.append(took / options.stock_size)
             fresh(folder / "ours")
             command = (sys.executable, "-m", "autograder", "grade", ASSIGNMENT)
             ours.append(run(folder / "ours", *command) / count)
-            again.append(run(folder / "ours", *command))
-            booked.append((booking(folder / "ours") - again[-1]) / count)
+            booked += booking(folder / "ours")
         verdicts = graded(folder / "ours")
         seconds = statistics.median(verdict.seconds for verdict in verdicts)
-        cell, bare = process_seconds()
+        in_cells, forks = process_seconds()
         others = f"Others used {100 * busy.share():.0f} % of the machine meanwhile."
     cells, size = cells_of_a_submission(), options.stock_size
     ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
+    cell, bare = statistics.median(in_cells), statistics.median(forks)
     share = cells * max(0.0, cell - bare) / seconds
     mine, theirs = statistics.median(ours), statistics.median(stock)
     markdown = f"""# Grading a class, beside stock nbgrader
@@ -202,7 +226,7 @@ stock nbgrader graded {size} of them in a round. Assignment {ASSIGNMENT}.
 
 Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
 
-Sandbox: a cell stands after {1000 * cell:.0f} ms, a bare fork of the same kind of server after
+Sandbox: a cell stands after {1000 * cell:.0f} ms, a fork of the same server outside after
 {1000 * bare:.0f} ms. A submission has {cells} cells and takes {seconds:.2f} s in its worker:
 *derived*, as if cells started one after the other, the sandbox costs **{100 * share:.0f} %** of it
 (target at most {100 * SANDBOX:g} %).
@@ -212,8 +236,8 @@ Sandbox: a cell stands after {1000 * cell:.0f} ms, a bare fork of the same kind 
         "a submission, stock nbgrader with mp.spawn (s)": stock,
         "stock nbgrader / autograder grade (ratio)": ratios,
         "booking of a submission (s)": booked,
-        "a cell of the sandbox stands (ms)": [1000 * cell],
-        "a bare fork stands (ms)": [1000 * bare],
+        "a cell of the sandbox stands (ms)": [1000 * each for each in in_cells],
+        "a fork of the same server stands outside (ms)": [1000 * each for each in forks],
         "sandbox, share of a submission (ratio)": [share],
     }
     publish("grading", markdown, series, options.write)

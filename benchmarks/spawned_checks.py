@@ -39,8 +39,11 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
     sys.path[:0] = [path for path in ("", str(Path(__file__).parent)) if path not in sys.path]
     check = load_checks(Path(source, "checks.py"))[name]
     hidden = load_module(Path(source, "hidden.py")).HIDDEN.get(name, ())
+    alone = all(case.world_size == 1 for case in (*check.cases, *hidden))
 
     def run(check: Check, case: Case, inputs: Sequence[Plain]) -> list[Any]:
+        if alone:  # nobody starts a process for what needs no group
+            return [check.program(function, inputs[0])]
         with tempfile.TemporaryDirectory() as folder:
             work = cloudpickle.dumps((check.program, function, inputs))
             Path(folder, "work").write_bytes(work)

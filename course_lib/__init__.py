@@ -24,7 +24,8 @@
 
 Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
 runs functions on several ranks, `checking` examines what students write, `desk` hands out their
-copies, `learner` is the program `course`, `figures` and `chunk_figures` draw.
+copies, `learner` is the program `course`, `capstone` times a race, `figures` and `chunk_figures`
+draw.
 """
 
 from __future__ import annotations

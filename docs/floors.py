@@ -1,9 +1,13 @@
-"""Draws who imports whom, from the code: ``python docs/floors.py`` makes docs/architecture.png."""
+"""Draws who imports whom, from the code: ``python docs/floors.py`` makes docs/architecture.png.
+
+It writes the drawing's description into docs/architecture.md, too.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import textwrap
 from collections.abc import Iterable
 from graphlib import TopologicalSorter
@@ -14,6 +18,8 @@ from matplotlib.figure import Figure
 from course_lib import READING_ORDER
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+_IMAGE = re.compile(r"!\[[^]]*\]\(architecture\.png\)")
 RUNGS = "the rungs: sgd … decentralized"
 NOT_DRAWN = {"course_lib", "course_lib.ranks", "autograder", "autograder.course"}
 """Faces, which import what is behind them, and the two programs' beginnings."""
@@ -125,9 +131,12 @@ def main() -> None:
     """Draw, and print the description that stands beside the drawing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "docs", help="the folder")
-    graph = imports()
-    path = parser.parse_args().to / "architecture.png"
-    draw(graph).savefig(path, dpi=100)
+    graph, to = imports(), parser.parse_args().to
+    draw(graph).savefig(to / "architecture.png", dpi=100)
+    if to == PAGE.parent:
+        page = PAGE.read_text(encoding="utf-8")
+        image = f"![{described(graph)}](architecture.png)"
+        PAGE.write_text(_IMAGE.sub(lambda _: image, page), encoding="utf-8")
     print(described(graph))
 
 

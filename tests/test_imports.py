@@ -61,6 +61,8 @@ RULES = {
         *("torch", "matplotlib", "course_lib.ranks", "course_lib.data"),
         *(f"course_lib.{m}" for m in READING_ORDER),
     },
+    # It records what ranks do, and does it again.
+    "course_lib.capstone": {"torch", "course_lib.ranks"},
     # It draws timelines as traces do.
     "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
@@ -96,6 +98,11 @@ RULES = {
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
         "course_lib.desk.notebooks",
     },
+    "autograder.leaderboard": {
+        *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
+        *("autograder.passes", "autograder.examination", "autograder.sandbox"),
+        "course_lib.desk.notebooks",
+    },
     # What comes in, and what goes out, as files: no student's code runs for either.
     "autograder.collection": {
         *("nbgrader", "nbformat", "traitlets", "dateutil"),
@@ -113,7 +120,7 @@ RULES = {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
-        *("autograder.inquiries", "course_lib.ranks"),
+        *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -123,6 +130,7 @@ RULES = {
         folder: {
             "torch",
             "numpy",
+            "course_lib.capstone",
             "course_lib.cost_model",
             "course_lib.checking",
             "course_lib.ranks",
@@ -138,7 +146,7 @@ NEVER = {
     f"autograder{room}": PICKLES
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
-        *(".collection", ".exporting", ".similarity", ".inquiries"),
+        *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
     )
 }
 

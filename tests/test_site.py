@@ -78,6 +78,7 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
         page = (site / "lectures" / f"{lecture.stem}.html").read_text(encoding="utf-8")
         assert 'class="output' in page or "cell_output" in page
         assert "<math" in page or lecture.stem.startswith("00")
+    assert 'data-theme="dark"' in (site / "_static/pygments.css").read_text()
     assert (site / "calculator.html").is_file() and (site / "searchindex.js").is_file()
     assert "kill matrix" in (site / "instructor/README.html").read_text(encoding="utf-8").lower()
 

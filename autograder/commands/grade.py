@@ -108,16 +108,22 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
             standing(folders, assignment, student, settings, books)
             for student in students(folders, assignment, only)
         ]
+        stale = [s.student for s in all_ if s.notebooks and not s.complete and not s.failed]
+        if stale:
+            print(
+                f"{', '.join(stale)}: code or checks are not those that were graded, but newer: "
+                "give the same command again"
+            )
         waiting = [found for found in all_ if found.complete and not found.booked]
         if not waiting:
             print(f"booked already: {sum(found.booked for found in all_)}")
-            return []
+            return stale
         progress = Progress("booking", len(waiting))
         failed = book(
             *(folders, config, assignment, waiting),
             lambda student, why: progress.step(note=f"{student}: {why}" if why else ""),
         )
-    return list(failed)
+    return [*stale, *failed]
 
 
 @contextlib.contextmanager

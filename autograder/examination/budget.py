@@ -1,11 +1,29 @@
-"""The time that one submission may take: per case, per check, and in all."""
+"""The time that one submission may take: per cell, per case, per check, and in all.
+
+The rule, for every limit: **time on the wall counts, except while the submission waits for a
+core.** Who computes, sleeps or is stuck uses up its time; who stands in the queue for a core,
+because the machine is busy with others, does not. So the same code gets the same verdict on a
+machine of which it has a tenth.
+
+Nobody can hide in the queue: what all processes of the submission run on cores counts in any case,
+so filling the queue oneself gains nothing; and a tenth of the wall counts whatever happens, so that
+nothing lasts longer than ten times its limit, by the wall. A submission that gets that far has its
+numbers in the verdict's notes.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from autograder.sandbox.cores import Cores
 from course_lib.ranks.explain.errors import RanksError
+
+PATIENCE = 10
+"""A second that counts lasts at most so many on the wall."""
+LOOK_EVERY = 0.2
+"""Seconds between two looks at what can be seen from outside only."""
 
 
 class OutOfTime(RanksError):
@@ -14,7 +32,7 @@ class OutOfTime(RanksError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds, on the wall clock.
+    """Seconds that count.
 
     Attributes:
         cell: of one cell of the notebook.
@@ -33,42 +51,122 @@ class Limits:
 class Budget:
     """What is left of a submission's time. The clock runs only while student code does.
 
+    It stops before processes are ended: how long one has waited is known as long as it is there.
+
+    Args:
+        limits: the limits.
+        cores: what the submission's processes have had of the cores so far, and those of ours that
+            they wait for, by their pids.
+        wall: the clock on the wall.
+
     Attributes:
         limits: the limits.
-        used: seconds so far.
+        used: seconds that have counted so far, at the last look.
+        waited: seconds on the wall that have not.
 
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        cores: Callable[[], Mapping[int, Cores]] = dict,
+        wall: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limits = limits
-        self.used = 0.0
-        self._since: float | None = None
+        self.used = self.waited = 0.0
+        self._cores, self._wall = cores, wall
+        self._looked: float | None = None
+        self._seen: Mapping[int, Cores] = {}
 
     def __enter__(self) -> Budget:
         """Let the clock run."""
-        self._since = time.monotonic()
+        self._looked, self._seen = self._wall(), self._cores()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._since is not None:
-            self.used += time.monotonic() - self._since
-        self._since = None
+        self._look()
+        self._looked = None
 
     @property
     def left(self) -> float:
         """Seconds that the submission still has."""
-        running = 0.0 if self._since is None else time.monotonic() - self._since
-        return self.limits.submission - self.used - running
+        return self.until(self.limits.submission)
 
-    def of(self, seconds: float) -> float:
-        """Return how long something may take that has a limit of `seconds` of its own.
+    @property
+    def now(self) -> float:
+        """What `used` is if all that has passed since the last look counts."""
+        return self.used + self._since
+
+    @property
+    def _since(self) -> float:
+        return 0.0 if self._looked is None else self._wall() - self._looked
+
+    def told_when_over(self) -> str | None:
+        """Return what the verdict says of a submission whose time is used up."""
+        if self.left > 0:
+            return None
+        words = f"the submission used up its {self.limits.submission:g} s"
+        if self.waited < 1:
+            return words
+        words += f", which took {self.used + self.waited:.0f} s: it also waited for a core"
+        if self.waited < self.used:
+            return words
+        return f"{words}. This machine was busy with others: grade it again with fewer at once"
+
+    def until(self, moment: float) -> float:
+        """Return the seconds that must still count before `used` is `moment`; 0 once it is."""
+        if self._looked is not None and (self._since > LOOK_EVERY or self.now >= moment):
+            self._look()
+        return max(0.0, moment - self.now)
+
+    def of(self, seconds: float) -> Deadline:
+        """Return the end of something that has a limit of `seconds` of its own.
 
         Raises:
             OutOfTime: nothing is left.
 
         """
-        if self.left <= 0:
+        left = self.left
+        if left <= 0:
             raise OutOfTime(
                 f"The submission has used up its {self.limits.submission:g} s: this was not run."
             )
-        return min(seconds, self.left)
+        return Deadline(self, min(seconds, left))
+
+    def _look(self) -> None:
+        """Count the time since the last look."""
+        assert self._looked is not None
+        now, seen = self._wall(), self._cores()
+        ran = waited = 0.0
+        for pid, cores in seen.items():
+            before = self._seen.get(pid, Cores(0.0, 0.0))
+            ran += max(0.0, cores.ran - before.ran)
+            waited += max(0.0, cores.waited - before.waited)
+        passed = now - self._looked
+        counts = min(passed, max(passed - waited, ran, passed / PATIENCE))
+        self.used += counts
+        self.waited += passed - counts
+        self._looked, self._seen = now, seen
+
+
+class Deadline:
+    """A moment of a running budget's time, which may come nearer.
+
+    Attributes:
+        seconds: how far away it was at first.
+
+    """
+
+    def __init__(self, budget: Budget, seconds: float) -> None:
+        self.seconds = seconds
+        self._budget = budget
+        self._at = budget.now + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, at least, and 0 once it has passed."""
+        return self._budget.until(self._at)
+
+    def shorten(self, seconds: float) -> None:
+        """Let it come in `seconds` at the latest."""
+        self._at = min(self._at, self._budget.now + seconds)

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.examination.channel import LOOK_EVERY, Channel
+from autograder.examination.budget import LOOK_EVERY, Deadline
+from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
 from course_lib.checking.cases import Case
 from course_lib.checking.frames import Frame
@@ -111,7 +112,7 @@ class CaseRanks:
         """What the ranks sent and when, as it was carried here."""
         return Trace(self._server.fabric.events, self._k)
 
-    def run(self, inputs: Sequence[Plain], seconds: float) -> list[Any]:
+    def run(self, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
         """Give every rank its input; return their outputs in rank order.
 
         Raises:
@@ -120,7 +121,6 @@ class CaseRanks:
         """
         for rank, value in zip(self._ranks, inputs, strict=True):
             rank.channel.queue(Frame.INPUT, encode(value))
-        deadline = time.monotonic() + seconds
         stuck: RanksError | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ, None)
@@ -128,11 +128,10 @@ class CaseRanks:
                 selector.register(rank.channel.socket, rank.channel.events, number)
             looked = time.monotonic()
             while not all(rank.answered or rank.failure for rank in self._ranks):
-                now = time.monotonic()
-                if now > deadline:
+                if (left := deadline.left) <= 0:
                     break
                 turn = False
-                for key, _ in selector.select(min(LOOK_EVERY, deadline - now)):
+                for key, _ in selector.select(wait_at_most(left)):
                     if key.data is None:
                         turn = True
                     else:
@@ -141,16 +140,16 @@ class CaseRanks:
                 if turn and stuck is None:
                     stuck = self._turn(selector)
                     if stuck is not None:
-                        deadline = min(deadline, now + GRACE)
+                        deadline.shorten(GRACE)
                 if self._server.ended_badly or any(rank.failure for rank in self._ranks):
-                    deadline = min(deadline, now + GRACE)
-                if now - looked > LOOK_EVERY:
-                    looked = now
+                    deadline.shorten(GRACE)
+                if time.monotonic() - looked > LOOK_EVERY:
+                    looked = time.monotonic()
                     if over := self._place.over_memory():
                         raise RanksError(f"{over[0].upper()}{over[1:]}.", self._states())
                 if stuck is not None and not isinstance(stuck, RankError):
                     raise stuck
-        return self._outcome(stuck, seconds)
+        return self._outcome(stuck, deadline.seconds)
 
     def _outcome(self, stuck: RanksError | None, seconds: float) -> list[Any]:
         failures = {n: rank.failure for n, rank in enumerate(self._ranks) if rank.failure}

@@ -7,12 +7,18 @@ import socket
 import time
 from collections.abc import Callable
 
+from autograder.examination.budget import LOOK_EVERY, Deadline
 from course_lib.checking.frames import Frame, FrameReader, header
 
 MAX_ANSWER = 64 * 2**20
-LOOK_EVERY = 0.2
-"""Seconds between two looks at what can be seen from outside only."""
+SHORTEST_WAIT = 0.01
+"""Seconds: a deadline may move away while it is looked at, so nobody waits for it any shorter."""
 _PIECE = 1 << 20
+
+
+def wait_at_most(left: float) -> float:
+    """Return for how long to wait for news where `left` seconds must still count."""
+    return min(LOOK_EVERY, max(SHORTEST_WAIT, left))
 
 
 class Channel:
@@ -76,26 +82,25 @@ class Channel:
         else:
             self.ended = True
 
-    def ask(self, seconds: float, look: Callable[[], object]) -> tuple[int, bytes]:
+    def ask(self, deadline: Deadline, look: Callable[[], object]) -> tuple[int, bytes]:
         """Send what is queued and return the next frame that comes; `look` now and then.
 
         Raises:
-            TimeoutError: the whole of it has not come within `seconds`.
+            TimeoutError: the whole of it has not come by `deadline`.
             EOFError: the other end hung up before.
             WireError: what came is not a frame, or too long.
 
         """
         looked = time.monotonic()
-        deadline = looked + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, self.events)
             while not self.frames:
                 if self.ended:
                     raise EOFError("the stream has ended")
-                left = deadline - time.monotonic()
+                left = deadline.left
                 if left <= 0:
                     raise TimeoutError
-                if selector.select(min(left, LOOK_EVERY)):
+                if selector.select(wait_at_most(left)):
                     self.serve()
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()

@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.case import GRACE, failure_told
-from autograder.examination.channel import LOOK_EVERY, Channel
+from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.frames import Frame
 from course_lib.checking.wire import Plain, WireError, decode, encode
@@ -74,7 +75,7 @@ class NodeRanks:
     def __exit__(self, *_: object) -> None:
         self._kept.close()
 
-    def run(self, inputs: Sequence[Plain], seconds: float) -> list[Any]:
+    def run(self, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
         """Give every rank its input; return their outputs in rank order.
 
         Raises:
@@ -83,28 +84,26 @@ class NodeRanks:
         """
         for channel, value in zip(self._channels, inputs, strict=True):
             channel.queue(Frame.INPUT, encode(value))
-        deadline = looked = time.monotonic()
-        deadline += seconds
+        looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             for rank, channel in enumerate(self._channels):
                 selector.register(channel.socket, channel.events, rank)
             while len(self._answers) + len(self._failures) < len(self._channels):
-                now = time.monotonic()
-                if now > deadline:
+                if (left := deadline.left) <= 0:
                     break
-                for key, _ in selector.select(min(LOOK_EVERY, deadline - now)):
+                for key, _ in selector.select(wait_at_most(left)):
                     self._serve(selector, key.data)
                 if self._failures:  # those who wait for it will never answer
-                    deadline = min(deadline, now + GRACE)
-                if now - looked > LOOK_EVERY:
-                    looked = now
+                    deadline.shorten(GRACE)
+                if time.monotonic() - looked > LOOK_EVERY:
+                    looked = time.monotonic()
                     if over := self._place.over_memory():
                         raise RanksError(f"{over[0].upper()}{over[1:]}.", self._states())
         if self._failures:
             first = min(self._failures)
             raise rank_error(self._failures, first, self._states(), None)
         if len(self._answers) < len(self._channels):
-            raise timed_out(f"case on {self._words} ranks", seconds, self._states())
+            raise timed_out(f"case on {self._words} ranks", deadline.seconds, self._states())
         return [self._answers[rank] for rank in range(len(self._channels))]
 
     def _serve(self, selector: selectors.BaseSelector, rank: int) -> None:

@@ -57,7 +57,7 @@ class Submission:
 
     def __init__(self, place: SandboxedPlace, limits: Limits | None = None) -> None:
         self._place = place
-        self.budget = Budget(limits or Limits())
+        self.budget = Budget(limits or Limits(), place.cores)
         self._cells: list[tuple[int, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
         self._taken: dict[str, tuple[int, bytes]] = {}
@@ -71,8 +71,7 @@ class Submission:
         """
         number = len(self._cells) + 1 if number is None else number
         try:
-            with self.budget:
-                answer = self._ask_notebook(Frame.CELL, {"source": source, "number": number})
+            answer = self._ask_notebook(Frame.CELL, {"source": source, "number": number})
         except (_NotebookEnded, OutOfTime) as ended:
             return CellOutcome(error=str(ended))
         self._cells.append((number, source))
@@ -96,17 +95,18 @@ class Submission:
         return answer
 
     def _ask(self, kind: Frame, request: dict[str, Plain]) -> tuple[int, bytes]:
-        seconds = self.budget.of(self.budget.limits.cell)
         channel, cell = self._notebook or self._start_notebook()
+        deadline = self.budget.of(self.budget.limits.cell)
         channel.queue(kind, encode(request))
         try:
-            return channel.ask(self.budget.of(seconds), self._look)
+            with self.budget:
+                return channel.ask(deadline, self._look)
         except _NotebookEnded:
             self._end_notebook()
             raise
         except TimeoutError:
             self._end_notebook()
-            raise _NotebookEnded(f"the cell took longer than {seconds:.3g} s") from None
+            raise _NotebookEnded(f"the cell took longer than {deadline.seconds:.3g} s") from None
         except (EOFError, WireError):
             if not channel.ready:
                 self._end_notebook()
@@ -176,24 +176,24 @@ class Submission:
             if timeouts >= limits.timeouts:
                 raise OutOfTime(f"{timeouts} cases took too long: this one was not run.")
             program = program or pack_program(check.program)
-            with self.budget:
-                function = self._take(check.function)
-                seconds = self.budget.of(min(check.seconds, limits.case))
+            function = self._take(check.function)
+            deadline = self.budget.of(min(check.seconds, limits.case))
+            try:
                 if on is not None:
                     k = case.world_size
-                    with NodeRanks(self._place, k, program, function, on) as real:
-                        try:
-                            return Observed(real.run(inputs, seconds))
-                        except RankTimeout:
-                            timeouts += 1
-                            raise
+                    with NodeRanks(self._place, k, program, function, on) as real, self.budget:
+                        return Observed(real.run(inputs, deadline))
                 with CaseRanks(self._place, case, program, function, case.network) as ranks:
                     try:
-                        return Observed(ranks.run(inputs, seconds), ranks.trace, case.network)
+                        with self.budget:
+                            outputs = ranks.run(inputs, deadline)
                     except RanksError as error:
-                        timeouts += isinstance(error, RankTimeout)
                         error.trace = ranks.trace  # type: ignore[attr-defined]
                         raise
+                    return Observed(outputs, ranks.trace, case.network)
+            except RankTimeout:
+                timeouts += 1
+                raise
 
         return run
 

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from autograder.inside import cell, handover
+from autograder.inside import cell, handover, huge_pages
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.wire import decode, encode
 from course_lib.ranks.calls import cell_sources, install_sources
@@ -274,7 +274,9 @@ def main() -> None:
     for name in (*WIDE, "course_lib.checking.given", "autograder.inside.node"):
         importlib.import_module(name)
     warm_up()
+    gc.collect()
     gc.freeze()
+    huge_pages.collapse()
     gc.enable()
     fork_server.serve(control, fork_process=forker)
 

@@ -56,7 +56,8 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
-        help="Time limit of all that one submission's code does, in seconds.",
+        help="Time limit of all that one submission's code does, in seconds. For every limit: what "
+        "it waits for a core does not count, and a tenth of the time on the wall does in any case.",
     ).tag(config=True)
     memory_gib = Float(
         Settings.memory_gib,
@@ -173,8 +174,8 @@ def examine_notebook(
     place.warm()  # on our time, not on the submission's
     with runs(place, limits) as submission:
         examine_cells(nb, checks, hidden.HIDDEN, submission, verdict, log)
-    if submission.budget.left <= 0:
-        verdict.notes.append(f"the submission used up its {settings.submission_seconds:g} s")
+    if (told := submission.budget.told_when_over()) is not None:
+        verdict.notes.append(told)
     verdict.seconds = time.monotonic() - start
 
 

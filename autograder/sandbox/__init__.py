@@ -5,7 +5,8 @@
   - `binary`: which bubblewrap program, and the system's tools
   - `user`: who the command runs as
   - `tree`, `mounts`: what it sees
-  - `limits`: what it may use up; `memory`: the sum over its processes
+  - `limits`: what it may use up; `memory`: the sum over its processes; `cores`: what they have had
+    of the machine's cores
   - `seccomp`: which calls to the kernel are refused
   - `first_process`: with which all of it ends
   - `unavailable`: what is said where there can be none

@@ -94,6 +94,29 @@ def _own_group() -> str | None:
 
 def descendants(ancestor: int) -> list[int]:
     """Return all processes below `ancestor`, seen from here."""
+    children = _children if os.path.exists("/proc/thread-self/children") else _all_children().get
+    found: list[int] = []
+    waiting = [ancestor]
+    while waiting:
+        below = children(waiting.pop()) or []
+        found += below
+        waiting += below
+    return found
+
+
+def _children(parent: int) -> list[int]:
+    """Return those that any thread of `parent` has started, as the kernel lists them."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            with contextlib.suppress(OSError):
+                listed = Path(f"/proc/{parent}/task/{thread}/children").read_text()
+                found += map(int, listed.split())
+    return found
+
+
+def _all_children() -> dict[int, list[int]]:
+    """Return every process's children, where the kernel was built without those lists."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -102,13 +125,7 @@ def descendants(ancestor: int) -> list[int]:
                 # The command's name, in parentheses, may itself hold spaces and parentheses.
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
-    waiting = [ancestor]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    return children
 
 
 def available_memory() -> int:

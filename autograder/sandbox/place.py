@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autograder.sandbox.bubblewrap import Limits, Sandbox
+from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
     MemoryGroup,
     available_memory,
@@ -196,6 +197,14 @@ class SandboxedPlace:
             cells=True,
         )
         return _SandboxProcess(self._sandbox)
+
+    def cores(self) -> dict[int, Cores]:
+        """Return what the sandbox's processes have had of the cores, by pid.
+
+        Our own process is among them, with its wait: it carries what the ranks send.
+        """
+        below = descendants(self._sandbox.pid) if self._sandbox is not None else ()
+        return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
 
     def over_memory(self) -> str:
         """Return in words that the cells have taken too much memory together, or nothing."""

@@ -3,7 +3,9 @@
 What the released notebook holds is taken out of every solution first. A passage that half of the
 class wrote says little: there are not many ways to write a short function. So a fingerprint that
 d of n solutions have weighs log(n/d), as words do in search (inverse document frequency), and two
-solutions are as alike as the weight that they share: 2 w(A ∩ B) / (w(A) + w(B)).
+solutions are as alike as the weight that they share: 2 w(A ∩ B) / (w(A) + w(B) + c). The constant
+c is what two fingerprints weigh that only the two have: those who share nothing but what all wrote
+are not alike.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from autograder.similarity.fingerprints import joined, passages, winnow
 from autograder.similarity.normalise import normalise
 
-_FEW = 6
+_FEW = 4
 """Fingerprints below which a solution says too little to be compared."""
 
 
@@ -34,7 +36,7 @@ class Pair:
     """Two solutions that share something.
 
     Attributes:
-        alike: 2 w(A ∩ B) / (w(A) + w(B)), from 0 to 1.
+        alike: 2 w(A ∩ B) / (w(A) + w(B) + c), from 0 to 1.
         shared: how many fingerprints they share.
         rare: how many of these nobody else has.
         left, right: cell → ranges of lines that are shared.
@@ -104,10 +106,11 @@ def compare(
     count = has.sum(0)
     # Of two solutions both have the same words: then all weigh the same.
     weight = np.log((len(long) + 1) / count) if len(long) > 2 else np.ones(len(columns))
+    constant = 2 * np.log((len(long) + 1) / 2) if len(long) > 2 else 2.0
     progress(f"comparing {len(long) * (len(long) - 1) // 2} pairs …")
     weighted = has * weight
     total = weighted.sum(1)
-    alike = 2 * (weighted @ has.T) / np.maximum(total[:, None] + total[None, :], 1e-9)
+    alike = 2 * (weighted @ has.T) / (total[:, None] + total[None, :] + constant)
     rows, others = np.triu_indices(len(long), 1)
     values = alike[rows, others]
     best = np.argsort(-values, kind="stable")[:top]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from autograder.similarity.normalise import Symbol
 
-K = 14
+K = 12
 """Symbols in a row: about two short lines."""
 W = 4
 """Hashes in a window: a common passage of K + W - 1 symbols is always found."""

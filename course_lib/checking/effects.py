@@ -94,7 +94,7 @@ class Watch:
             after = _aspects(module)
             found += [(code, name) for code in before if before[code] != after[code]]
         for name, state in self._states.items():
-            if not _same_state(state, _GENERATORS[name]()):
+            if state != _GENERATORS[name]():
                 found.append(("random", name))
         if torch.is_grad_enabled() != self._grad_mode:
             found.append(("grad_mode", "enabled" if torch.is_grad_enabled() else "disabled"))
@@ -122,7 +122,8 @@ def same(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_floating_point():
-        return bool(torch.allclose(a.detach(), b, rtol=0, atol=0, equal_nan=True))
+        a = a.detach()
+        return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     return torch.equal(a.detach(), b)
 
 
@@ -140,16 +141,14 @@ def _aspects(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def _numpy_state() -> tuple[Any, ...]:
+    state: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
+    return *state[:1], state[1].tobytes(), *state[2:]
+
+
+# Each returns what `==` compares at once.
 _GENERATORS: dict[str, Callable[[], Any]] = {
-    "torch": torch.get_rng_state,
+    "torch": lambda: torch.get_rng_state().numpy().tobytes(),
     "Python": random.getstate,
-    "NumPy": np.random.get_state,
+    "NumPy": _numpy_state,
 }
-
-
-def _same_state(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_same_state, a, b))
-    return bool(np.array_equal(a, b))

@@ -57,16 +57,18 @@ def received(event: Event) -> int:
 
 def told(events: Sequence[Event]) -> str:
     """Return operations in words, like ones together: who, what, to whom, on which line."""
-    groups: dict[tuple[str, int | None, int, str], int] = {}
+    groups: dict[tuple[str, int | None, str], list[int]] = {}
     for event in events:
-        key = (event.kind, event.peer, event.bytes, event.where)
-        groups[key] = groups.get(key, 0) + 1
+        groups.setdefault((event.kind, event.peer, event.where), []).append(event.bytes)
     lines = []
-    for (kind, peer, size, where), count in list(groups.items())[:_SAID]:
+    for (kind, peer, where), sizes in list(groups.items())[:_SAID]:
+        size = format_bytes(min(sizes))
+        if max(sizes) > min(sizes):
+            size += f" to {format_bytes(max(sizes))}"
         whom = "" if peer is None else {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
         whom = whom if isinstance(whom, str) else whom.get(kind, f" with root {peer}")
         place = f" ({where})" if where else ""
-        lines.append(f"{count} × {kind}{whom}, {format_bytes(size)}{place}")
-    if rest := sum(list(groups.values())[_SAID:]):
+        lines.append(f"{len(sizes)} × {kind}{whom}, {size}{place}")
+    if rest := sum(map(len, list(groups.values())[_SAID:])):
         lines.append(f"{counted(rest, 'more operation')}")
     return "; ".join(lines) or "nothing"

@@ -13,6 +13,7 @@ bits first. The last byte is filled up with zeros.
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 WIDTHS = (1, 2, 4, 8)
 
@@ -33,11 +34,16 @@ def width_for(values: int) -> int:
     raise ValueError(f"a byte has 256 values, not {values}")
 
 
+def for_numpy(tensor: Tensor) -> bool:
+    """Return whether NumPy may take over: on a CPU, where nobody counts or records operators."""
+    return tensor.device.type == "cpu" and _get_current_dispatch_mode() is None
+
+
 def pack_bits(codes: Tensor, width: int) -> Tensor:
     """Return `codes`, shape (length,), bool or uint8 below 2**width, as packed bytes, uint8."""
     if width == 8:
         return codes.to(torch.uint8)
-    if width == 1 and codes.device.type == "cpu":  # one instruction for 8 numbers, and 10 x faster
+    if width == 1 and for_numpy(codes):  # one instruction for 8 numbers, and 10 x faster
         return torch.from_numpy(np.packbits(codes.numpy(), bitorder="little"))
     per_byte = 8 // width
     padding = -codes.numel() % per_byte
@@ -52,7 +58,7 @@ def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
     """Return the first `length` codes in `packed`, uint8, shape (length,)."""
     if width == 8:
         return packed[:length]
-    if width == 1 and packed.device.type == "cpu":
+    if width == 1 and for_numpy(packed):
         bits = np.unpackbits(packed.numpy(), bitorder="little", count=length)
         return torch.from_numpy(bits)
     places = torch.arange(0, 8, width, device=packed.device, dtype=torch.uint8)
@@ -66,7 +72,7 @@ def choose_by_bits(packed: Tensor, either: Tensor, out: Tensor) -> None:
     `either`: float32, shape (2,); `out`: a float32 vector. On a CPU a table has the numbers of
     every byte, so that one look-up of 32 bytes writes eight of them.
     """
-    whole = out.numel() // 8 if packed.device.type == "cpu" else 0
+    whole = out.numel() // 8 if for_numpy(packed) else 0
     if whole:
         table = either[_BITS_OF_A_BYTE].numpy().view("V32").ravel()
         eights = out[: 8 * whole].numpy().view("V32")
@@ -80,6 +86,6 @@ _BITS_OF_A_BYTE = unpack_bits(torch.arange(256, dtype=torch.uint8), 1, 8 * 256).
 
 def pack_signs(x: Tensor) -> Tensor:
     """Return a bit for each element of the vector `x`, 1 where it is negative, packed."""
-    if x.device.type == "cpu":  # ten times as fast as PyTorch's signbit
+    if for_numpy(x):  # ten times as fast as PyTorch's signbit
         return pack_bits(torch.from_numpy(np.signbit(x.numpy())), 1)
     return pack_bits(x.signbit(), 1)

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits
+from course_lib.compression.bits import for_numpy, pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.payload import (
     Compressor,
     Payload,
@@ -123,7 +123,7 @@ def largest(x: Tensor, k: int) -> Tensor:
 
     Among equal elements it is open which are taken.
     """
-    if x.device.type != "cpu" or x.numel() < 4 * SAMPLE or k > x.numel() // 8:
+    if not for_numpy(x) or x.numel() < 4 * SAMPLE or k > x.numel() // 8:
         return _by_sorting(x, k)
     sample = x[:: x.numel() // SAMPLE].abs()
     expected = k / x.numel() * sample.numel()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from docutils import nodes
 from docutils.utils.math import MathError
@@ -71,11 +72,13 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
 _log = logging.getLogger(__name__)
 _SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])")  # of brackets: MathML finds its own
+# In JupyterLab the place of a heading is its text, with dashes for spaces.
+_HEADING = re.compile(r"\]\(([^()\s#]*\.ipynb|)#([^()\s]+)\)")
 _FOLDER = re.compile(r"\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
 
 
 def _to_pages(app: Any, docname: str, source: list[str]) -> None:
-    """Let a link to a folder lead to its page: the notebook of that name, or its README."""
+    """Let links lead to pages: of a folder to its notebook or README, of headings to theirs."""
     here = (ROOT / docname).parent
 
     def page(found: re.Match[str]) -> str:
@@ -87,7 +90,13 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
             return "]"  # a folder of code has no page: its name stays
         return found[0]
 
-    source[0] = _FOLDER.sub(page, source[0])
+    def slug(found: re.Match[str]) -> str:
+        if not (found[1] or (ROOT / f"{docname}.ipynb").is_file()):
+            return found[0]
+        words = re.sub(r"[^\w\- ]", "", unquote(found[2]).lower())
+        return f"]({found[1]}#{words})"
+
+    source[0] = _HEADING.sub(slug, _FOLDER.sub(page, source[0]))
 
 
 def _plain(

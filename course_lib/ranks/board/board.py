@@ -46,6 +46,16 @@ class Board(Pages):
         self._write_texts(rank, text, where)
         self._change(rank, state, Wait.NOTHING)
 
+    def set_all(self, state: RankPhase) -> None:
+        """Say that all ranks are in `state`: between calls, by the parent."""
+        words, number, now = self._words, int(state), time.monotonic_ns()
+        for word, text in zip(self._heads, self._texts, strict=True):
+            self._bytes[text] = self._bytes[text + pages.TEXT] = 0
+            words[word + pages.SINCE] = now
+            words[word + pages.WAIT] = 0
+            words[word + pages.STATE] = number
+            words[word + pages.CHANGES] += 1
+
     def block(
         self,
         rank: int,
@@ -162,11 +172,9 @@ class Board(Pages):
 
     def untouched(self) -> bool:
         """Return whether no rank has communicated since the board was cleared."""
-        words = self._words
-        for rank in range(self.world_size):
-            word = rank * self._stride // 8
-            first_group = word + self._groups_at // 8
-            if words[word + pages.HEAD] or words[first_group] or words[word + pages.PENDING]:
+        words, to_groups = self._words, self._groups_at // 8
+        for word in self._heads:
+            if words[word + pages.HEAD] or words[word + to_groups] or words[word + pages.PENDING]:
                 return False
         return True
 

@@ -45,6 +45,9 @@ class Pages:
         self._map = mmap.mmap(fd, size)
         self._bytes = memoryview(self._map)
         self._words = self._bytes[: size // 8 * 8].cast("Q")
+        # Before and after every call each rank's part is looked at: where it begins is known.
+        self._heads = range(0, self._stride // 8 * world_size, self._stride // 8)
+        self._texts = range(self._text_at, self._text_at + size, self._stride)
         self._found: dict[tuple[int, int], int] = {}
         self._seen: dict[int, int] = {}  # rank → how many of its channels are in `_found`
 
@@ -118,7 +121,10 @@ class Pages:
         return self._read_text(entry, SIGNATURE), self._read_text(entry + SIGNATURE, WHERE)
 
     def _write_texts(self, rank: int, text: str, where: str) -> None:
-        at = rank * self._stride + self._text_at
+        at = self._texts[rank]
+        if not text and not where:  # as mostly
+            self._bytes[at] = self._bytes[at + TEXT] = 0
+            return
         self._write_text(at, text, TEXT)
         self._write_text(at + TEXT, where, WHERE)
 

@@ -6,21 +6,26 @@ and after that a file that is neither installed nor part of Python.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 _RANKS = Path(__file__).parents[1]
-_COURSE = tuple(str(path) + os.sep for path in (_RANKS, _RANKS.with_name("checking")))
+_COURSE = tuple(
+    str(path) + os.sep
+    for path in (_RANKS, _RANKS.with_name("checking"), _RANKS.with_name("capstone"))
+)
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """PyTorch's folder."""
 OURS = (*_COURSE, TORCH)
-"""Folders whose lines are never the user's: ranks, all of it, checks, and PyTorch."""
+"""Folders whose lines are never the user's: ranks, all of it, checks, the race, and PyTorch."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (
     *OURS,
@@ -54,22 +59,35 @@ def innermost(
     return own or installed
 
 
+_OWN = 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _rank_of(name: str) -> int:
+    """Return what a file that is no cell says: `_OWN`, 1 if it is installed, 0 if it is ours."""
+    if not is_installed(name):
+        return _OWN
+    return 0 if name.startswith((*OURS, "<frozen")) else 1
+
+
 def locator(labels: Mapping[str, str]) -> Callable[[], str]:
     """Return a function that names the innermost line of the user's code that is running."""
 
     def locate() -> str:
-        frame = sys._getframe(1)
-        frames = []
+        # As `innermost` does, but a line's number, which takes time, is asked of one frame only.
+        frame: FrameType | None = sys._getframe(1)
+        best, best_rank = None, 0
         while frame is not None:
             name = frame.f_code.co_filename
             if name in labels:  # as mostly in a notebook: nothing further out says more
                 return named(name, frame.f_lineno, labels)
-            frames.append((name, frame.f_lineno))
-            if frame.f_back is None:
-                break
+            rank = _rank_of(name)
+            if rank > best_rank:
+                best, best_rank = frame, rank
+                if rank == _OWN and not labels:
+                    break  # there are no cells further out
             frame = frame.f_back
-        found = innermost(frames, labels)
-        return named(*found, labels) if found else ""
+        return named(best.f_code.co_filename, best.f_lineno, labels) if best else ""
 
     return locate
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.costs.transfer import Transfer
+from course_lib.ranks.costs.streams import Running, Streams
 from course_lib.ranks.fabric.operation import NEW_GROUP, Mismatch, Operation, stream_of
 from course_lib.ranks.fabric.values import apply_collective
-
-
-@dataclass(eq=False)
-class Running:
-    """A collective that all its ranks have entered."""
-
-    parts: list[Operation]
-    """In the order of the group."""
-    transfer: Transfer
-    offered: float = math.inf
-    """When it next wants to go on, as far as the fabric knows."""
 
 
 class Collectives:
@@ -42,15 +28,13 @@ class Collectives:
         network: Network,
         links: Links,
         end: Callable[[Operation, float], None],
-        offer: Callable[[float, Running], None],
+        offer: Callable[[float, Running[Operation]], None],
     ) -> None:
         self._network = network
         self._links = links
         self._end = end
-        self._offer = offer
         self._open: dict[tuple[bool, str, int], dict[int, Operation]] = {}
-        # A group's collectives follow one another on each rank, as on a stream of NCCL.
-        self._streams: defaultdict[tuple[str, int], deque[tuple[Running, int]]] = defaultdict(deque)
+        self._streams = Streams(end, offer)
 
     def enter(self, operation: Operation) -> None:
         """Let one rank enter; when it is the last, move the data, and let the messages begin.
@@ -89,33 +73,11 @@ class Collectives:
             [part.inputs for part in parts],
             [part.outputs for part in parts],
         )
-        running = Running(parts, transfer)
-        for member, part in enumerate(parts):
-            stream = self._streams[part.group, part.rank]
-            stream.append((running, member))
-            if len(stream) == 1:
-                transfer.enter(member, part.posted)
-        self._want(running)
+        self._streams.add(parts, transfer)
 
-    def go_on(self, running: Running, until: float) -> None:
+    def go_on(self, running: Running[Operation], until: float) -> None:
         """Send what a collective can send before `until`."""
-        running.offered = math.inf
-        for member in running.transfer.advance(until):
-            part, end = running.parts[member], running.transfer.times[member]
-            stream = self._streams[part.group, part.rank]
-            stream.popleft()
-            if stream:
-                following, place = stream[0]
-                following.transfer.enter(place, max(end, following.parts[place].posted))
-                self._want(following)
-            self._end(part, end)
-        self._want(running)
-
-    def _want(self, running: Running) -> None:
-        start = running.transfer.next_start()
-        if start is not None and start < running.offered:
-            running.offered = start
-            self._offer(start, running)
+        self._streams.go_on(running, until)
 
     def unserved(self) -> list[Operation]:
         """Return the operations whose collective is not complete."""

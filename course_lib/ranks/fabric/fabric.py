@@ -17,8 +17,9 @@ from enum import Enum
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.streams import Running
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.fabric.collectives import Collectives, Running
+from course_lib.ranks.fabric.collectives import Collectives
 from course_lib.ranks.fabric.messages import Messages
 from course_lib.ranks.fabric.operation import (
     NEW_GROUP,
@@ -71,7 +72,7 @@ class Fabric:
         self._in_flight = Messages(network, self._links, self._end)
         self._collectives = self._no_collectives()
         self._messages: Counter[tuple[int, int, str]] = Counter()
-        self._heap: list[tuple[float, int, int, Operation | Running]] = []
+        self._heap: list[tuple[float, int, int, Operation | Running[Operation]]] = []
         self._posted = 0
         self._ready: list[tuple[float, int]] = []
         self._polls: Counter[int] = Counter()
@@ -104,7 +105,7 @@ class Fabric:
             operation.seq = self.entered[(*key, rank)]
         self._push(operation.posted, rank, operation)
 
-    def _push(self, time: float, rank: int, what: Operation | Running) -> None:
+    def _push(self, time: float, rank: int, what: Operation | Running[Operation]) -> None:
         self._posted += 1
         heapq.heappush(self._heap, (time, rank, self._posted, what))
 
@@ -240,6 +241,10 @@ class Fabric:
         self._in_flight = Messages(self.network, self._links, self._end)
         self._collectives = self._no_collectives()
         self.waiting = [None] * self.world_size
+
+    def close(self) -> None:
+        """Let go of everything: what carries the messages holds the fabric, which holds it."""
+        del self._in_flight, self._collectives
 
     def unserved(self) -> list[Operation]:
         """Return the operations that were posted and have found no partner."""

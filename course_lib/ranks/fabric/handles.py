@@ -108,6 +108,10 @@ class Handles:
         self._memory = None
         remove_mode(self._mode)
 
+    def forget(self) -> None:
+        """Let go of the mode that shows the operators, which holds the handles."""
+        del self._mode
+
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Let this package look at tensors."""

@@ -12,7 +12,7 @@ from course_lib.ranks.costs.computation import enter_rank
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.fabric.operation import NEW_GROUP, Operation
 from course_lib.ranks.fabric.process_group import SimulatedRank
-from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds
+from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds, unseen
 from course_lib.ranks.fabric_socket import frames
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post
@@ -132,7 +132,7 @@ class FabricClient:
                 continue
             size = target.numel() * target.element_size()
             value = frames.from_bytes(data[at : at + size], target.dtype)
-            with torch.no_grad():
+            with torch.no_grad(), unseen():  # it is the network that writes
                 target.detach().copy_(value.reshape(target.shape))
             at += size
 

@@ -4,13 +4,19 @@ The parent of the ranks runs it, in a thread. Every rank tells it what it starts
 all who take part have told, it sends the messages over the same `Links`, by the same algorithms,
 as the simulated network, and tells each rank its end. So both kinds of ranks take the same time,
 and the sending and the receiving side of a link are busy with one message at a time.
+
+Messages that share a link take turns, whichever group they are of: each is sent when its moment
+has come, and not when its collective begins.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
+import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,12 +25,17 @@ from typing import Any
 from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.streams import Running, Streams
+
+_AHEAD = 2e-3
+"""Seconds by which messages are sent before their moment, so that ranks hear of an end in time."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank is ready for, from `ready` on (seconds of the machine's monotonic clock)."""
+    """What one rank is ready for."""
 
+    rank: int
     id: int
     """The rank's own number for it."""
     kind: str
@@ -33,7 +44,8 @@ class Offer:
     members: tuple[int, ...]
     """Of a message: sender and receiver."""
     tag: int
-    ready: float
+    posted: float
+    """Since when it is ready, in seconds of the machine's monotonic clock."""
     sizes: Sequence[int]
     """Bytes of each tensor that the rank puts in; of a receive, that it gets."""
     root: int
@@ -47,11 +59,24 @@ class Offer:
 
 
 class EmulatedNetwork:
-    """The network of K ranks, each at the other end of a connection."""
+    """The network of K ranks, each at the other end of a connection.
 
-    def __init__(self, network: Network, connections: Sequence[Connection]) -> None:
+    Args:
+        network: what messages cost.
+        connections: to each rank's `EmulatedLink`.
+        clock: the machine's monotonic clock.
+
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        connections: Sequence[Connection],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._network = network
         self._connections = list(connections)
+        self._clock = clock
         self._lock = threading.Lock()
         self.forget()
         threading.Thread(target=self._run, name="emulated-network", daemon=True).start()
@@ -61,59 +86,81 @@ class EmulatedNetwork:
         with self._lock:
             self._links = Links(self._network, len(self._connections))
             self._open: dict[tuple[Any, ...], dict[int, Offer]] = {}
-            self._streams: dict[tuple[int, int], float] = {}
+            self._streams: Streams[Offer] = Streams(self._tell, self._push)
+            self._heap: list[tuple[float, int, int, Running[Offer] | list[Offer]]] = []
+            self._pushed = 0
 
     def _run(self) -> None:
         left = {id(connection): rank for rank, connection in enumerate(self._connections)}
         while left:
+            # Whatever was told by now is taken before anything is sent.
+            now = self._clock()
             waiting = [each for each in self._connections if id(each) in left]
-            for connection in wait(waiting):
+            for connection in wait(waiting, self._patience(now)):
                 assert isinstance(connection, Connection)
                 try:
-                    told = json.loads(connection.recv_bytes(1 << 16))
-                    told[4] = tuple(told[4])
-                    offer = Offer(*told)
+                    self._listen(left[id(connection)], connection)
                 except (OSError, EOFError, ValueError, TypeError):  # the rank has ended
                     del left[id(connection)]
                     connection.close()
-                    continue
-                self._take(left[id(connection)], offer)
+            with self._lock:
+                self._send(now + _AHEAD)
 
-    def _take(self, rank: int, offer: Offer) -> None:
-        with self._lock:
-            offers = self._open.setdefault(offer.key(), {})
-            offers[rank] = offer
-            if len(offers) < len(offer.members):
+    def _listen(self, rank: int, connection: Connection) -> None:
+        """Take what a rank has told."""
+        while True:
+            told = json.loads(connection.recv_bytes(1 << 16))
+            told[4] = tuple(told[4])
+            with self._lock:
+                self._take(Offer(rank, *told))
+            if not connection.poll():
                 return
-            del self._open[offer.key()]
-            ends = self._ends(offer, offers)
-        for member, end in ends.items():
-            with suppress(OSError):
-                self._connections[member].send_bytes(json.dumps([offers[member].id, end]).encode())
 
-    def _ends(self, offer: Offer, offers: dict[int, Offer]) -> dict[int, float]:
-        members = offer.members
+    def _patience(self, now: float) -> float | None:
+        """Return the seconds until the next message is to be sent; ``None``: there is none."""
+        with self._lock:
+            return max(0.0, self._heap[0][0] - _AHEAD - now) if self._heap else None
+
+    def _take(self, offer: Offer) -> None:
+        """Note what a rank is ready for; let it begin if all are who take part."""
+        offers = self._open.setdefault(offer.key(), {})
+        offers[offer.rank] = offer
+        if len(offers) < len(offer.members):
+            return
+        del self._open[offer.key()]
+        parts = [offers[member] for member in offer.members]
         if offer.kind in ("send", "recv"):
-            sender, receiver = members
-            ready = max(each.ready for each in offers.values())
-            nbytes = sum(offer.sizes)
-            left, arrival = self._links.send(sender, receiver, nbytes, ready)
-            return {sender: left, receiver: arrival}
+            self._push(max(part.posted for part in parts), parts)
+            return
         transfer = start_collective(
             offer.kind,
             self._network,
             self._links,
-            members,
-            [offers[member].sizes for member in members],
+            offer.members,
+            [part.sizes for part in parts],
             offer.root,
             offer.itemsize,
         )
-        for place, member in enumerate(members):
-            # A group's collectives follow one another on each rank, as on a stream of NCCL.
-            before = self._streams.get((offer.group, member), 0.0)
-            transfer.enter(place, max(offers[member].ready, before))
-        while transfer.advance():
-            pass
-        ends = dict(zip(members, transfer.times, strict=True))
-        self._streams |= {(offer.group, member): end for member, end in ends.items()}
-        return ends
+        self._streams.add(parts, transfer)
+
+    def _push(self, start: float, what: Running[Offer] | list[Offer]) -> None:
+        rank = (what.parts if isinstance(what, Running) else what)[0].rank
+        self._pushed += 1
+        heapq.heappush(self._heap, (start, rank, self._pushed, what))
+
+    def _send(self, until: float) -> None:
+        """Send the messages that start before `until`, in the order of their times."""
+        while self._heap and self._heap[0][0] < until:
+            start, _, _, what = heapq.heappop(self._heap)
+            if isinstance(what, Running):
+                others = min(until, self._heap[0][0]) if self._heap else until
+                self._streams.go_on(what, max(others, math.nextafter(start, math.inf)))
+                continue
+            sender, receiver = what
+            left, arrival = self._links.send(sender.rank, receiver.rank, sum(sender.sizes), start)
+            self._tell(sender, left)
+            self._tell(receiver, arrival)
+
+    def _tell(self, offer: Offer, end: float) -> None:
+        with suppress(OSError):
+            self._connections[offer.rank].send_bytes(json.dumps([offer.id, end]).encode())

@@ -5,9 +5,11 @@ Every collective, whatever it was called by, arrives at `_collective`; every mes
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,48 @@ import torch.distributed as dist
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.metered.collective_table import COLLECTIVES, Collective
 from course_lib.ranks.trace.event import group_called
+
+
+class Watcher(Protocol):
+    """Sees what a rank launches, on all kinds of ranks; what it returns is the rank's handle."""
+
+    def collective(
+        self,
+        group: PythonGroup,
+        collective: Collective,
+        arguments: tuple[Any, ...],
+        options: Any,
+        launch: Callable[[], dist.Work],
+    ) -> dist.Work:
+        """Call `launch`, for a collective."""
+
+    def message(
+        self,
+        group: PythonGroup,
+        kind: str,
+        tensors: Any,
+        peer: int | None,
+        tag: int,
+        launch: Callable[[], dist.Work],
+    ) -> dist.Work:
+        """Call `launch`, for a send or a recv."""
+
+
+class _Watched(threading.local):
+    watcher: Watcher | None = None
+
+
+_watched = _Watched()
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Let `watcher` see what this thread launches."""
+    before, _watched.watcher = _watched.watcher, watcher
+    try:
+        yield
+    finally:
+        _watched.watcher = before
 
 
 class PythonGroup(dist.ProcessGroup):
@@ -39,6 +83,11 @@ class PythonGroup(dist.ProcessGroup):
     def label(self) -> str:
         """What people call the group; see `Event.group_name`."""
         return group_called(self._name, str(self.group_desc))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The group's ranks, in order, as ranks of the whole."""
+        return self._members
 
     @abstractmethod
     def _collective(
@@ -78,14 +127,21 @@ class PythonGroup(dist.ProcessGroup):
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
         _check_contiguous("send", tensors)
-        return self._message("send", tensors, self._peer("send to", peer), tag)
+        return self._launch_message("send", tensors, self._peer("send to", peer), tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
         _check_contiguous("recv", tensors)
-        return self._message("recv", tensors, self._peer("recv from", peer), tag)
+        return self._launch_message("recv", tensors, self._peer("recv from", peer), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        return self._message("recv", tensors, None, tag)
+        return self._launch_message("recv", tensors, None, tag)
+
+    def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        watcher = _watched.watcher
+        if watcher is None:
+            return self._message(kind, tensors, peer, tag)
+        launch = lambda: self._message(kind, tensors, peer, tag)
+        return watcher.message(self, kind, tensors, peer, tag, launch)
 
     def _peer(self, what: str, peer: int) -> int:
         if not 0 <= peer < len(self._members):
@@ -132,7 +188,12 @@ def read_arguments(
 
 def _method(collective: Collective) -> Callable[..., dist.Work]:
     def method(self: PythonGroup, *given: Any, **named: Any) -> dist.Work:
-        return self._collective(collective, *read_arguments(collective, given, named))
+        arguments, options = read_arguments(collective, given, named)
+        watcher = _watched.watcher
+        if watcher is None:
+            return self._collective(collective, arguments, options)
+        launch = lambda: self._collective(collective, arguments, options)
+        return watcher.collective(self, collective, arguments, options, launch)
 
     method.__name__ = collective.method
     return method

@@ -124,6 +124,8 @@ class Recorder:
         A wait inside compiled code, such as that of PyTorch's DDP for its last bucket, is not
         known here and counts as computation.
         """
+        if not self.blocked:
+            return [computation(self.rank, start, end)] if end > start else []
         spans, at = [], start
         for begin, over in [*sorted(self.blocked), (end, end)]:
             if begin > at:

@@ -42,10 +42,6 @@ class Member:
     asleep_since: float | None = None
     seen_in_backward: bool = False
 
-    def begin(self) -> None:
-        """Forget the answer to the last call."""
-        self.answer = self.value = self.asleep_since = None
-
     @property
     def answered(self) -> bool:
         """Whether the answer to the call is there."""

@@ -17,8 +17,8 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -29,6 +29,7 @@ from course_lib.ranks.board.memory import anonymous_file
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""
 _HEADER = struct.Struct("<QI?")  # bytes in all, number of parts, whether they are in a file
+_HEAD = _HEADER.size
 _READ = 1 << 16
 _ALIGN = 64
 _ONE_FD = socket.CMSG_LEN(struct.calcsize("i"))
@@ -156,6 +157,8 @@ def pack(value: Any) -> Packed:
 
 
 def _unpack(data: Any, size: int, parts: int) -> Any:
+    if parts == 1:  # as mostly; what stands behind a pickle is not read
+        return pickle.loads(data)
     if parts == 0:
         return data
     view = memoryview(data)[:size]
@@ -166,6 +169,28 @@ def _unpack(data: Any, size: int, parts: int) -> Any:
         buffers.append(view[at : at + length])
         at += length
     return pickle.loads(view[: sizes[0]], buffers=buffers)
+
+
+Frames = list[tuple[bytes, int]]
+"""Bytes to send, each with the descriptor that goes with them, or -1."""
+
+
+def frames(*messages: Packed) -> Frames:
+    """Return messages as what is sent, in order: to any number of ranks."""
+    found: Frames = []
+    waiting = b""  # small ones go together: every system call wakes the reader
+    for packed in messages:
+        header = _HEADER.pack(packed.size, packed.parts, packed.fd >= 0)
+        if packed.fd < 0:
+            waiting += header + packed.inline
+            continue
+        if waiting:
+            found.append((waiting, -1))
+            waiting = b""
+        found.append((header, packed.fd))
+    if waiting:
+        found.append((waiting, -1))
+    return found
 
 
 class ObjectPipe:
@@ -194,19 +219,16 @@ class ObjectPipe:
         return bool(self._bytes)
 
     def send(self, *messages: Packed) -> None:
-        """Send what is packed, in order; each can be sent to several ranks."""
-        waiting = b""  # small ones go together: every system call wakes the reader
-        for packed in messages:
-            header = _HEADER.pack(packed.size, packed.parts, packed.fd >= 0)
-            if packed.fd < 0:
-                waiting += header + packed.inline
-                continue
-            if waiting:
-                self._socket.sendall(waiting)
-                waiting = b""
-            socket.send_fds(self._socket, [header], [packed.fd])
-        if waiting:
-            self._socket.sendall(waiting)
+        """Send what is packed, in order."""
+        self.send_frames(frames(*messages))
+
+    def send_frames(self, ready: Frames) -> None:
+        """Send what `frames` has made."""
+        for data, fd in ready:
+            if fd < 0:
+                self._socket.sendall(data)
+            else:
+                socket.send_fds(self._socket, [data], [fd])
 
     def receive(self) -> Callable[[], Any]:
         """Take the next message out of the pipe; return a function that unpickles it.
@@ -215,27 +237,32 @@ class ObjectPipe:
             EOFError: the other end is gone.
 
         """
-        self._fill(_HEADER.size)
-        size, parts, in_file = _HEADER.unpack_from(self._bytes)
+        have = self._bytes
+        if len(have) < _HEAD:
+            self._fill(_HEAD)
+        size, parts, in_file = _HEADER.unpack_from(have)
         if in_file:
-            del self._bytes[: _HEADER.size]
+            del have[:_HEAD]
             fd = self._fds.popleft()
             try:
                 mapped = mmap.mmap(fd, size, access=self._access)
             finally:
                 os.close(fd)
-            return lambda: _unpack(mapped, size, parts)
-        end = _HEADER.size + size
-        self._fill(end)
-        data = self._bytes[_HEADER.size : end]
-        del self._bytes[:end]
-        return lambda: _unpack(data, size, parts)
+            return partial(_unpack, mapped, size, parts)
+        end = _HEAD + size
+        if len(have) < end:
+            self._fill(end)
+        data = have[_HEAD:end]
+        del have[:end]
+        return partial(_unpack, data, size, parts)
 
     def _fill(self, size: int) -> None:
         """Read until so many bytes are there."""
         while len(self._bytes) < size:
-            with suppress(BlockingIOError):  # see `be_patient`: a message that began will end
+            try:  # noqa: SIM105  # on the way of every call
                 self._read()
+            except BlockingIOError:
+                pass  # see `be_patient`: a message that began will end
 
     def _read(self) -> None:
         # A descriptor never comes later than the first byte of the header it belongs to.

@@ -49,7 +49,7 @@ class Surroundings:
         # As the system has it: decoding all of it for every call would show.
         environment = getattr(os.environ, "_data", os.environ)
         if not (
-            linecache.cache.keys() - self._seen
+            linecache.cache.keys() != self._seen
             or numbers != self._numbers
             or folder != self._folder
             or sys.path != self._path

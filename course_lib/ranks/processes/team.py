@@ -11,7 +11,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,7 +29,7 @@ from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
 from course_lib.ranks.processes.messages import CallHead
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, pack, plain
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, frames, pack, plain
 from course_lib.ranks.processes.watch import Watch
 
 _START_LIMIT = 60.0
@@ -151,10 +151,10 @@ class Team:
         self.start()
         if not self.board.untouched() and not self.board.pending():
             self.board.clear()  # a student counts the operations of the call
+        # Until a rank has picked up this call, it must not look as if it had finished it.
+        self.board.set_all(RankPhase.STARTING)
         for member in self.members:
-            # Until a rank has picked up this call, it must not look as if it had finished it.
-            self.board.set_state(member.rank, RankPhase.STARTING)
-            member.begin()
+            member.answer = member.value = member.asleep_since = None
         self._calls += 1
         self._send(surroundings, common, each, check_nan)
         try:
@@ -170,7 +170,9 @@ class Team:
         wrong = out_of_step(views) if views else None
         left = wrong is not None or (failures and self.board.pending())
         self.reusable = not left or self._give_up()
-        self.reusable &= all(m.answer is not None and m.answer.joined for m in self.members)
+        for member in self.members:
+            if member.answer is None or not member.answer.joined:
+                self.reusable = False
         if failures:
             raise some_raised(failures, views)
         if wrong is not None:
@@ -194,10 +196,12 @@ class Team:
         if surroundings is not None:
             parts.append(pack(surroundings))
         parts.append(common)
+        ready = frames(*parts) if not each else []
         for member in self.members:
-            mine = each[member.rank : member.rank + 1]
-            with suppress(BrokenPipeError, ConnectionResetError):  # found while waiting
-                member.pipe.send(*parts, *mine)
+            try:  # noqa: SIM105  # on the way of every call
+                member.pipe.send_frames(ready or frames(*parts, each[member.rank]))
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # found while waiting
 
     def _give_up(self) -> bool:
         """End the call on the ranks that are still in it; return whether all are ready for more.

@@ -81,11 +81,13 @@ class Watch:
 
         """
         start = time.monotonic()
-        deadlocks, progress = DeadlockWatch(), Progress(start)
-        failed_at: float | None = None
+        progress: Progress | None = None
         look_at = start + _LOOK_EVERY
         try:
-            left = self._quick_answers(look_at)
+            if not (left := self._quick_answers(look_at)):
+                return
+            deadlocks, progress = DeadlockWatch(), Progress(start)
+            failed_at: float | None = None
             while left:
                 left -= self._read()
                 now = time.monotonic()
@@ -105,7 +107,8 @@ class Watch:
                 if progress.due():
                     progress.update(views)
         finally:
-            progress.clear()
+            if progress is not None:
+                progress.clear()
             # Most calls print nothing, and then there is nothing that an interrupt could split.
             if self._poll.poll(0) or self._printer.waiting() or self._unfinished_lines():
                 with uninterrupted():
@@ -114,7 +117,10 @@ class Watch:
                     self._printer.end_call()
 
     def _unfinished_lines(self) -> bool:
-        return any(member.output.unfinished for member in self._members)
+        for member in self._members:  # noqa: SIM110  # before and after every call, so quickly
+            if member.output.unfinished:
+                return True
+        return False
 
     def _quick_answers(self, until: float) -> set[int]:
         """Take the answers that come within a moment; return who has none yet.
@@ -128,7 +134,7 @@ class Watch:
                 self._by_fd[member.pipe.fileno()] = member
                 member.pipe.be_patient(_LOOK_EVERY)
         for member in self._members:
-            while not member.answered:
+            while member.answer is None:
                 if time.monotonic() > until or not self._arrives(member):
                     return self._await()
                 self._receive_one(member)
@@ -156,7 +162,7 @@ class Watch:
 
     def failures(self) -> dict[int, Failure]:
         """Return the exceptions that the ranks have answered with."""
-        return {m.rank: m.value for m in self._members if isinstance(m.value, Failure)}
+        return {m.rank: m.value for m in self._members if type(m.value) is Failure}
 
     def states(self) -> list[RankState]:
         """Return what every rank does; of those that run, also their line."""

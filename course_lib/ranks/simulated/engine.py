@@ -96,7 +96,9 @@ class Simulated:
             finally:
                 self.trace = Trace(run.fabric.events, self._world_size, network=self._network)
                 run.fabric.forget()
-            return [unpack(result) for result in run.results]
+            results = [unpack(result) for result in run.results]
+            run.forget()
+            return results
         finally:
             _one_at_a_time.release()
 

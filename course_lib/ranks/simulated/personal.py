@@ -130,11 +130,14 @@ class Surroundings:
         if self._folder != _folder():
             os.chdir(self._folder)
         if (there := _environment()) != self.environment:
+            # Past `os.environ`, which would decode and encode what is encoded already.
             for name in there.keys() - self.environment.keys():
-                del os.environ[os.fsdecode(name)]
+                os.unsetenv(name)
+                del there[name]
             for name, value in self.environment.items():
                 if there.get(name) != value:
-                    os.environ[os.fsdecode(name)] = os.fsdecode(value)
+                    os.putenv(name, value)
+                    there[name] = value
         sys.stdout, sys.stderr = self._streams
         if warnings.filters is not self._filters:
             changed = warnings.filters != self._filters

@@ -136,6 +136,17 @@ class Run:
         found = [each for rank in self.ranks for each in rank.handles.found]
         report_misuse(found, self.misuse, fabric_states(self.fabric))
 
+    def forget(self) -> None:
+        """Let go of everything, once the call is over and went well.
+
+        All of it holds all the rest. Freed by Python's collector, which comes rarely in a process
+        with PyTorch, thousands of calls would wait for it.
+        """
+        for rank in self.ranks:
+            rank.handles.forget()
+        self.fabric.close()
+        self.__dict__.clear()
+
     def _listen(self, printer: Printer, timeout: float | None) -> None:
         """Pass on what the ranks print until all have ended."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout

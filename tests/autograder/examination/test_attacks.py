@@ -7,7 +7,6 @@ function in a task's place. What one does costs what it breaks, and nothing else
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict
-from autograder.passes.examine import examine_cells, masked_from
+from autograder.passes.examine import examine_cells
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
@@ -186,13 +185,6 @@ ATTACKS = {
         bounds("if length > 100: raise type(f'E{length}', (Exception,), {})(f'secret{length}')"),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def assignment_place() -> Iterator[SandboxedPlace]:
-    masked = masked_from(load_module(SOURCES / ASSIGNMENT / "hidden.py").MASKED)
-    with SandboxedPlace(masked) as place:
-        yield place
 
 
 def notebook_of(attack: Attack) -> Any:

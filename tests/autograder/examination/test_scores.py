@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from autograder.commands.demo import ASSIGNMENT
-from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.local import load_module
 from tests.autograder.examination.test_attacks import AVERAGE, Attack, graded, honest
-from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.course_folders import needs_sources
 
 pytestmark = [needs_sources]
 
@@ -25,13 +21,6 @@ ROUNDED = Attack(
     },
 )
 """Right on the third decimal only."""
-
-
-@pytest.fixture(scope="module")
-def assignment_place() -> Iterator[SandboxedPlace]:
-    masked = masked_from(load_module(SOURCES / ASSIGNMENT / "hidden.py").MASKED)
-    with SandboxedPlace(masked) as place:
-        yield place
 
 
 @pytest.mark.timeout(300)

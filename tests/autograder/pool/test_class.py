@@ -33,7 +33,7 @@ from tests.helpers.whole_class import (
 
 pytestmark = [
     needs_sources,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore"),  # nbgrader's, and what it stands on
 ]
 
@@ -178,6 +178,10 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
         assert "1 gain, 0 lose, 1 have as many points as before" in said
         assert "+4  average_gradients" in said and "Nothing was booked" in said
         assert booked(course.root) == before
+        unbooked = grade_command.book_class(
+            course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
+        )
+        assert unbooked == ["crash"]  # what changes between grading and booking is no grade
         status, said = autograder("regrade", ASSIGNMENT, "--changed", "--book", *who)
         assert status == 0 and "of which unchanged: 2" in said, said
         assert booked(course.root)["sum"]["average_gradients"] == TASKS["average_gradients"]

@@ -12,8 +12,10 @@ from course_lib.ranks import Ranks
 
 CALLS = 5_000
 WARM_UP = 500
-ALLOWED = {"cpu": 1 << 20, "simulated": 4 << 20}
-"""Bytes per rank, over all the calls. Of every thread that ends, PyTorch keeps some 500 bytes."""
+ALLOWED = 1 << 20
+"""Bytes per rank, over all the calls. Of every thread that has had a process group, PyTorch keeps
+150 bytes (its table of groups by name, of that thread); that is most of what simulated ranks leave.
+"""
 
 
 def private_bytes(pid: int) -> int:
@@ -43,7 +45,7 @@ def test_thousands_of_calls_leave_nothing_behind(on: str) -> None:
         for number in range(WARM_UP):
             ranks.run(step, number)
         watched = ranks.processes() or [os.getpid()]
-        allowed = ALLOWED[on] * 2 // len(watched)
+        allowed = ALLOWED * 2 // len(watched)
         before = [private_bytes(pid) for pid in watched]
         for number in range(CALLS):
             assert ranks.run(step, number) == [2.0 * number + 1.0] * 2

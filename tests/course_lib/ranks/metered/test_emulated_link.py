@@ -5,8 +5,10 @@ That they are hardly later either, on a machine that has the time, is measured b
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing import Pipe
 
 import pytest
@@ -33,7 +35,10 @@ SLOW = Network(latency=2e-3, bandwidth=40e6)
 
 
 class Links:
-    """The links of K ranks, all in this process, and transfers that began when told."""
+    """The links of K ranks, all in this process, and transfers that began when told.
+
+    The network's clock stands still until somebody asks for an end: by then all have begun.
+    """
 
     GROUP = 7
     PAST = 1.0  # on the machine's monotonic clock: nothing here has to be waited for
@@ -41,19 +46,23 @@ class Links:
     def __init__(self, k: int) -> None:
         self.members = tuple(range(k))
         self.board = Board.create(k)
+        self.goes = threading.Event()
         pipes = [Pipe() for _ in range(k)]
-        self.network = EmulatedNetwork(SLOW, [ours for ours, _ in pipes])
+        self.network = EmulatedNetwork(SLOW, [ours for ours, _ in pipes], self._clock)
         self.links = [EmulatedLink(theirs) for _, theirs in pipes]
         self.recorders = [Recorder(self.board, rank, [], lambda: "") for rank in range(k)]
         self.count = 0
 
+    def _clock(self) -> float:
+        return time.monotonic() if self.goes.is_set() else self.PAST - 0.01
+
     def _carry(
         self, rank: int, moment: float, sizes: Sequence[int], kind: str, peer: int | None,
-        channel: Channel | None = None,
+        channel: Channel | None = None, members: tuple[int, ...] = (), group: int = GROUP,
     ) -> Transfer:  # fmt: skip
         operation = MeteredOperation(
-            self.recorders[rank], kind, self.members, peer, sum(sizes), "float32", "",
-            Wait.COLLECTIVE, self.GROUP, self.count, channel, self.PAST + moment,
+            self.recorders[rank], kind, members or self.members, peer, sum(sizes), "float32", "",
+            Wait.COLLECTIVE, group, self.count, channel, self.PAST + moment,
         )  # fmt: skip
         return self.links[rank].carry(operation, sizes, None)
 
@@ -68,6 +77,13 @@ class Links:
         self.count += 1
         return [self._carry(r, moment, sizes[r], kind, root) for r, moment in moments.items()]
 
+    def all_reduce_among(self, members: tuple[int, ...], nbytes: int) -> list[Transfer]:
+        """Let the ranks of a group of their own launch it."""
+        group = sum(1 << rank for rank in members)
+        return [
+            self._carry(r, 0.0, [nbytes], "all_reduce", None, None, members, group) for r in members
+        ]
+
     def message(self, rank: int, kind: str, peer: int, nbytes: int, moment: float) -> Transfer:
         """Let one side start a message: the only one between the two."""
         self.count = 1
@@ -76,6 +92,7 @@ class Links:
 
     def end(self, transfer: Transfer) -> float:
         """Wait for the end of a transfer and return when it was, by the model."""
+        self.goes.set()
         assert transfer.over.wait(60)
         return transfer.end - self.PAST
 
@@ -174,23 +191,33 @@ def test_an_uneven_all_to_all_takes_as_long_as_simulated(links_of: LinksOf) -> N
         assert [links.end(each) for each in ends] == [exactly(simulated[r]) for r in range(k)]
 
 
-def test_a_collective_and_a_message_share_a_link(links_of: LinksOf) -> None:
-    """One after the other, whichever comes first."""
-    nbytes = 4_000_000
-    model = collective_time("all_reduce", SLOW, 2, nbytes) + nbytes / SLOW.bandwidth
-    for first in ("all_reduce", "message"):
-        links = links_of(2)
+def beside_a_message(first: str, nbytes: int) -> None:
+    """All-reduce, and send from rank 0 to rank 1, at the same time; `first` is launched first."""
+    x, y = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
+    works = [] if first == "message" else [dist.all_reduce(x, async_op=True)]
+    works.append(dist.irecv(y, 0) if dist.get_rank() else dist.isend(y, 1))
+    works += [dist.all_reduce(x, async_op=True)] if first == "message" else []
+    for work in works:
+        work.wait()
 
-        def message(links: Links = links) -> list[Transfer]:
-            links.count = 0
-            send = links.message(0, "send", 1, nbytes, 0.0)
-            return [send, links.message(1, "recv", 0, nbytes, 0.0)]
 
-        transfers = message() if first == "message" else []
-        transfers += links.collective("all_reduce", [[nbytes]] * 2, {0: 0.0, 1: 0.0})
-        transfers += message() if first != "message" else []
-        ends = [links.end(transfer) for transfer in transfers]
-        assert model - 1e-8 <= max(ends) <= model + SLOW.latency + 1e-8
+@pytest.mark.parametrize("first", ["all_reduce", "message"])
+def test_a_collective_and_a_message_share_a_link(links_of: LinksOf, first: str) -> None:
+    """They take turns, as on simulated ranks; all the bytes go over the link of rank 0."""
+    nbytes, links = 4_000_000, links_of(2)
+
+    def message() -> list[Transfer]:
+        links.count = 0
+        send = links.message(0, "send", 1, nbytes, 0.0)
+        return [send, links.message(1, "recv", 0, nbytes, 0.0)]
+
+    transfers = message() if first == "message" else []
+    transfers += links.collective("all_reduce", [[nbytes]] * 2, {0: 0.0, 1: 0.0})
+    transfers += message() if first != "message" else []
+    ends = [links.end(transfer) for transfer in transfers]
+    simulated = simulated_ends(2, beside_a_message, first, nbytes)
+    assert [max(ends[::2]), max(ends[1::2])] == [exactly(simulated[rank]) for rank in range(2)]
+    assert max(ends) >= 2 * nbytes / SLOW.bandwidth + SLOW.latency - 1e-8
 
 
 def test_the_receiving_side_is_busy_too(links_of: LinksOf) -> None:
@@ -224,6 +251,35 @@ def test_messages_of_one_rank_leave_one_behind_the_other(links_of: LinksOf) -> N
     for number, (left, arrived) in enumerate(sorted(both)):
         assert left == exactly((number + 1) * nbytes / SLOW.bandwidth)
         assert arrived == exactly(left + SLOW.latency)
+
+
+ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
+
+
+def rows_and_columns(nbytes: int) -> None:
+    """All-reduce in the rows and in the columns of a 2×2 mesh at the same time, on a rank."""
+    groups = [dist.new_group(list(members)) for members in [*ROWS, *COLUMNS]]
+    rank = dist.get_rank()
+    mine = [g for g, members in zip(groups, [*ROWS, *COLUMNS], strict=True) if rank in members]
+    works = [dist.all_reduce(torch.ones(nbytes // 4), group=g, async_op=True) for g in mine]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def test_rows_and_columns_of_a_mesh_share_the_links_evenly(links_of: LinksOf) -> None:
+    """Whoever has begun first: each message waits for its link, and reserves none for later."""
+    nbytes = 4_000_000
+    simulated = simulated_ends(4, rows_and_columns, nbytes)
+    links = links_of(4)
+    works = {members: links.all_reduce_among(members, nbytes) for members in [*ROWS, *COLUMNS]}
+    ends = dict.fromkeys(range(4), 0.0)
+    for members, transfers in works.items():
+        for rank, transfer in zip(members, transfers, strict=True):
+            ends[rank] = max(ends[rank], links.end(transfer))
+    assert ends == {rank: exactly(end) for rank, end in simulated.items()}
+    # Two rings of two send 2 n over each link; of the latencies, one is not hidden.
+    assert list(ends.values()) == [exactly(2 * nbytes / SLOW.bandwidth + SLOW.latency)] * 4
 
 
 def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
@@ -329,6 +385,12 @@ def test_sends_of_one_rank_share_its_link() -> None:
     model = SLOW.latency + 2 * nbytes / SLOW.bandwidth
     with Ranks(3, on="cpu", network=SLOW) as ranks:
         not_before(ranks, fan_out, model)
+
+
+def test_nor_rows_and_columns_at_the_same_time() -> None:
+    model = 2 * 2_000_000 / SLOW.bandwidth + SLOW.latency
+    with Ranks(4, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, partial(rows_and_columns, 2_000_000), model)
 
 
 def test_a_late_rank_delays_a_collective() -> None:

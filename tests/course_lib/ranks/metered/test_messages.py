@@ -51,6 +51,29 @@ def test_a_message_that_does_not_fit(sent: torch.Tensor, received: torch.Tensor,
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_nor_does_one_that_nobody_waits_for_at_once(ranks: Ranks, kept: bool) -> None:
+    """What was received is as it was: neither cut nor taken for another type."""
+    import builtins
+
+    def program() -> None:
+        if dist.get_rank() == 0:
+            works = [dist.isend(torch.full((4,), 7.0), 1)]
+        elif dist.get_rank() == 1:
+            builtins.received = torch.zeros(8)  # type: ignore[attr-defined]
+            works = [dist.irecv(builtins.received, 0)]  # type: ignore[attr-defined]
+        else:
+            return
+        for work in works if kept else ():
+            assert work is not None
+            work.wait()
+
+    with pytest.raises(MismatchError, match="sends 4 elements of float32, but rank 1"):
+        ranks.run(program)
+    kept_on = ranks.run(lambda: getattr(builtins, "received", torch.zeros(8)).tolist())
+    assert kept_on == [[0.0] * 8] * 3
+
+
 def test_a_swallowed_mismatch_is_explained(ranks: Ranks) -> None:
     def swallows() -> None:
         with suppress(RuntimeError):

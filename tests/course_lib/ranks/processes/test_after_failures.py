@@ -1,5 +1,8 @@
 """What is left after a call that failed: the ranks, their variables, what they had done."""
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -144,15 +147,29 @@ def test_the_trace_has_what_ranks_that_hang_had_finished(ranks: Ranks) -> None:
     assert [ranks.trace.calls(rank)["all_reduce"] for rank in range(3)] == [1, 1, 1]
 
 
-def test_what_a_rank_has_started_ends_with_it() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.parametrize("end", ["closed", "exits", "killed"])
+def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
+    """Also the processes that those have started, and however the rank ends."""
     from tests.helpers.kernels import wait_until_gone
 
-    def start() -> int:
+    def start() -> list[int]:
         import subprocess
 
-        return subprocess.Popen(["sleep", "300"]).pid
+        shell = subprocess.Popen(
+            ["sh", "-c", "sleep 300 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+        )
+        assert shell.stdout is not None
+        return [shell.pid, int(shell.stdout.readline())]
 
     with Ranks(2, on="cpu") as short:
-        started = short.run(start)
-        short.run(lambda: None)
-    assert wait_until_gone(started) == []
+        first, *others = short.run(start)
+        assert all(os.path.exists(f"/proc/{pid}") for pid in first)
+        if end == "exits":
+            with pytest.raises(RankError):
+                short.run(lambda: os._exit(3) if dist.get_rank() == 0 else None)
+        elif end == "killed":
+            os.kill(short.processes()[0], signal.SIGKILL)
+        if end != "closed":
+            assert wait_until_gone(first) == []
+    assert wait_until_gone([pid for pids in [first, *others] for pid in pids]) == []

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError, RankTimeout
 from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.baton import Stopped
 from tests.helpers.faulty_programs import (
     CASES,
     all_send_first,
@@ -102,6 +103,19 @@ def test_endless_loop_meets_the_time_limit_and_leaves_no_thread() -> None:
     assert [state.doing for state in caught.value.states][1] == "running"
     assert "barrier" in caught.value.states[0].doing
     assert threading.active_count() == before
+    assert ranks.run(dist.get_rank) == [0, 1, 2]
+
+
+def test_a_stop_that_nothing_explains_is_an_error() -> None:
+    """A rank that ends in the middle of a call must not look as if it had returned `None`."""
+
+    def stop() -> None:
+        if dist.get_rank() == 1:
+            raise Stopped
+
+    ranks = Ranks(3, on="simulated")
+    with pytest.raises(RanksError, match="Rank 1 stopped in the middle of the call"):
+        ranks.run(stop)
     assert ranks.run(dist.get_rank) == [0, 1, 2]
 
 

@@ -1,0 +1,205 @@
+"""``autograder leaderboard``: time what the class handed in of the capstone, and show the board.
+
+Each submission's code runs in the sandbox and writes the tapes of its ranks; the referee, outside,
+plays them on draws that no submission has seen. What is timed stays timed: after an interruption,
+or when more is handed in, only what is new is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from autograder.course import find_sources, load_config
+from autograder.examination.budget import Limits
+from autograder.leaderboard.entries import FAILED, Entry, Store, ranked, write_whole
+from autograder.leaderboard.page import page, table
+from autograder.leaderboard.timing import (
+    Meeting,
+    Unreadable,
+    digest_of,
+    read_released,
+    sources_of,
+    time_submission,
+)
+from autograder.passes.examine import masked_from
+from autograder.sandbox import bubblewrap as sandbox
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking.local import load_checks, load_module
+
+ASSIGNMENT = "10_capstone"
+DESCRIPTION = (
+    "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
+    "score, bytes, gradients, distance from the speed of light. Goes on where it was interrupted; "
+    "what has changed since is timed again."
+)
+
+
+class BoardError(RuntimeError):
+    """The board cannot be made; the message says what to do."""
+
+
+def leaderboard(
+    root: Path,
+    *,
+    final: bool = False,
+    submitted: Path | None = None,
+    to: Path | None = None,
+    plays: int = 3,
+    seconds: float = 60.0,
+    again: bool = False,
+    say: Callable[[str], None] = print,
+) -> list[Entry]:
+    """Time the submissions, write page and CSV, return the entries in order.
+
+    Args:
+        root: the course folder.
+        final: on the hidden network, and not on the one that students know.
+        submitted: folder of ``STUDENT/10_capstone/10_capstone.ipynb``; by default nbgrader's.
+        to: where the board goes; by default ``grading/leaderboard``.
+        plays: draws on each of which an entry must reach the target.
+        seconds: limit of what a submission's ranks may take to write their tapes: wall clock.
+        again: forget what is known, and draw anew.
+        say: takes one line for each entry.
+
+    Raises:
+        SourcesMissing: this copy of the course lacks ``instructor/``.
+        SandboxUnavailable: nothing of a student's runs without a sandbox.
+        BoardError: there is nothing to time, or what is known cannot be read.
+
+    """
+    folder = find_sources(root) / ASSIGNMENT
+    hidden = load_module(folder / "hidden.py")
+    check = load_checks(folder / "checks.py")["train"]
+    case = hidden.FINAL if final else load_module(folder / "checks.py").RACE
+    if submitted is None:
+        submitted = root / load_config(root).CourseDirectory.submitted_directory
+    target, stem = to or root / "grading" / "leaderboard", "final" if final else "leaderboard"
+    kept = target / f"{stem}.json"
+    if again:
+        kept.unlink(missing_ok=True)
+    try:
+        store = Store(kept, secrets.token_hex(16))
+    except ValueError as error:
+        raise BoardError(str(error)) from None
+    limits = Limits(cell=30, case=seconds, submission=seconds + 60)
+    released = read_released(root / "assignments" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb")
+    meeting = Meeting(case, replace(check, seconds=seconds), released, store.seed, plays, limits)
+    names = sorted(path.name for path in submitted.glob("*") if (path / ASSIGNMENT).is_dir())
+    if not names:
+        raise BoardError(
+            f"nobody has handed in {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
+        )
+    sandbox.probe()
+    title = f"The race, {'the final' if final else 'so far'}"
+    try:
+        with SandboxedPlace(masked_from(hidden.MASKED)) as place:
+            _time_all(names, submitted, meeting, place, store, say)
+    finally:  # also when it is interrupted: what is known is shown
+        entries = ranked(store.entries[name] for name in names if name in store.entries)
+        target.mkdir(parents=True, exist_ok=True)
+        write_whole(target / f"{stem}.html", page(entries, meeting.race, title, plays))
+        write_whole(target / f"{stem}.csv", table(entries))
+    return entries
+
+
+def _time_all(
+    names: list[str],
+    submitted: Path,
+    meeting: Meeting,
+    place: SandboxedPlace,
+    store: Store,
+    say: Callable[[str], None],
+) -> None:
+    began, timed = time.monotonic(), 0
+    for number, name in enumerate(names, 1):
+        path = submitted / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
+        try:
+            sources = sources_of(path, meeting.released)
+        except Unreadable as error:
+            store.keep(Entry(name, "", FAILED, str(error)))
+            say(f"{number} of {len(names)}: {_shown(name)}: {error}")
+            continue
+        known = store.entries.get(name)
+        if known is not None and known.digest == digest_of(sources, meeting):
+            say(f"{number} of {len(names)}: {_shown(name)}: {_told(known)} (known)")
+            continue
+        entry = time_submission(name, sources, meeting, place)
+        store.keep(entry)
+        timed += 1
+        each = (time.monotonic() - began) / timed
+        left = each * (len(names) - number)
+        wait = f"; about {left / 60:.0f} min left" if left > 90 else f"; about {left:.0f} s left"
+        say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait if left else ''}")
+
+
+def _told(entry: Entry) -> str:
+    if entry.status == "timed":
+        return f"{1e3 * entry.seconds:.3f} ms, {entry.distance:.2f} × the speed of light"
+    return f"{entry.status}: {_shown(entry.note)}"
+
+
+def _shown(text: str) -> str:
+    """Return text that a terminal shows and does not obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:200]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--final", action="store_true", help="on the hidden network and model: the last board"
+    )
+    parser.add_argument(
+        "--submitted",
+        type=Path,
+        help=f"folder of NAME/{ASSIGNMENT}/{ASSIGNMENT}.ipynb (default: nbgrader's)",
+    )
+    parser.add_argument(
+        "--to", type=Path, help="where the board goes (default: grading/leaderboard)"
+    )
+    parser.add_argument(
+        "--plays",
+        type=int,
+        default=3,
+        help="on so many draws an entry must reach the target (default: 3)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="wall-clock limit of a submission's code; no part of the score (default: 60)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="forget what is known, draw a new seed, time all anew"
+    )
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Make the board for the command line; return the exit status."""
+    to = arguments.to or root / "grading" / "leaderboard"
+    if arguments.plays < 1 or not arguments.seconds > 0:
+        print("autograder leaderboard: --plays and --seconds are above 0", file=sys.stderr)
+        return 2
+    try:
+        entries = leaderboard(
+            root,
+            final=arguments.final,
+            submitted=arguments.submitted,
+            to=to,
+            plays=arguments.plays,
+            seconds=arguments.seconds,
+            again=arguments.again,
+            say=lambda line: print(line, flush=True),
+        )
+    except (BoardError, sandbox.SandboxUnavailable) as error:
+        print(f"autograder leaderboard: {error}", file=sys.stderr)
+        return 1
+    timed = sum(entry.status == "timed" for entry in entries)
+    stem = "final" if arguments.final else "leaderboard"
+    print(f"{timed} of {len(entries)} reached the target: {to / stem}.html and .csv")
+    return 0

@@ -1,0 +1,1 @@
+"""The capstone's leaderboard: time every submission, rank them, show them."""

@@ -1,0 +1,107 @@
+"""Entries of a leaderboard: what was found of each submission, and their order."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+TIMED, UNFINISHED, DISQUALIFIED, FAILED = "timed", "unfinished", "disqualified", "failed"
+ORDER = (TIMED, UNFINISHED, DISQUALIFIED, FAILED)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One submission on the board.
+
+    Attributes:
+        name: whose it is.
+        digest: of all that decides the entry; if it is the same, so is the entry.
+        status: ``timed``; ``unfinished``, if it missed the target; ``disqualified``, if it did what
+            is not allowed; ``failed``, if there is nothing to time.
+        note: why, in a sentence.
+        seconds: virtual seconds: the score.
+        loss: the worst over the draws.
+        sent: bytes that the rank with most of them sends.
+        gradients: how many rank 0 computed.
+        computed: virtual seconds that the busiest rank computes.
+        light: the speed of light for its operations and bytes, in seconds.
+        place: on the board, from 1; 0 if it has none. Equal scores share one.
+
+    """
+
+    name: str
+    digest: str
+    status: str
+    note: str = ""
+    seconds: float = 0.0
+    loss: float = 0.0
+    sent: int = 0
+    gradients: int = 0
+    computed: float = 0.0
+    light: float = 0.0
+    place: int = 0
+
+    @property
+    def distance(self) -> float:
+        """How many times longer it takes than light would."""
+        return self.seconds / self.light if self.light else float("inf")
+
+
+def ranked(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries in the board's order, with their places."""
+    order = sorted(entries, key=_key)
+    timed = [entry.seconds for entry in order if entry.status == TIMED]
+    return [
+        replace(entry, place=1 + timed.index(entry.seconds) if entry.status == TIMED else 0)
+        for entry in order
+    ]
+
+
+def _key(entry: Entry) -> tuple[int, float, int, str]:
+    by = {TIMED: entry.seconds, UNFINISHED: entry.loss}.get(entry.status, 0.0)
+    return ORDER.index(entry.status), by, entry.sent, entry.name
+
+
+class Store:
+    """What is known already, in a file: a board that was interrupted goes on from there.
+
+    Args:
+        path: the file. It holds the seed of the draws, which nobody else should read.
+        seed: for a new one.
+
+    Attributes:
+        seed: all entries are timed on the draws of this seed.
+        entries: by name.
+
+    """
+
+    def __init__(self, path: Path, seed: str) -> None:
+        self._path = path
+        self.seed = seed
+        self.entries: dict[str, Entry] = {}
+        if path.is_file():
+            try:
+                told = json.loads(path.read_text(encoding="utf-8"))
+                self.seed = str(told["seed"])
+                self.entries = {each["name"]: Entry(**each) for each in told["entries"]}
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"{path} is not what a leaderboard wrote ({error}); --again begins anew"
+                ) from None
+
+    def keep(self, entry: Entry) -> None:
+        """Write the entry down, with all others."""
+        self.entries[entry.name] = entry
+        told = {"seed": self.seed, "entries": [asdict(each) for each in self.entries.values()]}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, json.dumps(told, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    draft.write_text(text, encoding="utf-8", errors="replace")
+    draft.replace(path)

@@ -1,0 +1,149 @@
+"""The board as a page and as a table of comma-separated values.
+
+Names and notes are whatever somebody wrote: the page shows them as text and nothing else, and a
+spreadsheet takes none of them for a formula.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+
+from autograder.leaderboard.entries import TIMED, Entry
+from course_lib.capstone import DEVICE, LAUNCH, Race
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #6b6b6b; --line: #d5d5d5;
+  --bar: #8a8a8a; --light: #1f5fa8; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181b; --soft: #a0a0a0;
+  --line: #3a3d42; --bar: #6e6e6e; --light: #7fb2ea; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; }
+caption { text-align: left; color: var(--soft); padding-bottom: .5rem; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
+  text-align: left; overflow-wrap: anywhere; }
+th { font-weight: 600; }
+.name { min-width: 12rem; }
+.n { text-align: right; font-variant-numeric: tabular-nums;
+  white-space: nowrap; }
+tr.out td { color: var(--soft); }
+.bar { height: .5rem; background: var(--bar); margin-top: .3rem; }
+.bar div { height: 100%; background: var(--light); }
+code, .f { font-family: ui-monospace, monospace; } .wide { overflow-x: auto; }
+"""
+_HEAD = (
+    *(("place", "n"), ("name", "name"), ("score, ms", "n"), ("speed of light, ms", "n")),
+    *(("distance", "n"), ("bytes sent", "n"), ("gradients", "n"), ("loss", "n"), ("note", "name")),
+)
+
+
+def page(entries: Sequence[Entry], race: Race, title: str, plays: int) -> str:
+    """Return the page: one file, nothing to fetch, no script.
+
+    Args:
+        entries: in order, with their places.
+        race: what was raced.
+        title: of the board.
+        plays: on how many draws.
+
+    """
+    longest = max((entry.seconds for entry in entries if entry.status == TIMED), default=1.0)
+    rows = "\n".join(_row(entry, longest) for entry in entries)
+    head = "".join(f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in _HEAD)
+    empty = "" if entries else "<p>Nobody has handed in.</p>"
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title><style>{_STYLE}</style></head><body>
+<h1>{escape(title)}</h1>
+<p>{_about(race, plays)}</p>
+<div class="wide"><table><caption>The score is virtual time: the same on every machine. A bar is
+the score; its left part is the speed of light.</caption>
+<thead><tr>{head}</tr></thead><tbody>
+{rows}
+</tbody></table></div>{empty}
+<h2>The speed of light</h2>
+<p>No schedule of the same operations and the same bytes takes less than</p>
+<p class="f">T = max over ranks k of max(F<sub>k</sub>/φ, S<sub>k</sub>/β, R<sub>k</sub>/β)</p>
+<p>F: floating-point operations of the rank, S and R: bytes that it sends and receives,
+φ = {DEVICE.flops:.3g} per second, β = {race.bandwidth:.3g} bytes per second. The distance is the
+score over T. Launches ({1e6 * LAUNCH:g} µs each), memory traffic, latency and waiting make it.</p>
+<p>Bytes are those of the rank that sends most. Entries that were disqualified, did not reach the
+target or could not be run stay here, with the reason, and have no place.</p>
+</body></html>
+"""
+
+
+def _about(race: Race, plays: int) -> str:
+    draws = "another draw" if plays == 1 else f"{plays} other draws"
+    return escape(
+        f"{race.world_size} ranks, {1e6 * race.latency:g} µs and {race.bandwidth / 1e6:g} MB/s "
+        f"between them; a network of {race.features}, {race.hidden} and {race.classes} units to a "
+        f"loss of {race.target:g}. Every entry was written on one draw of the problem and timed on "
+        f"{draws}, which its code has not seen."
+    )
+
+
+def _row(entry: Entry, longest: float) -> str:
+    timed = entry.status == TIMED
+    note = entry.note if timed else f"{entry.status}: {entry.note}"
+    has = entry.seconds > 0
+    bar = ""
+    if timed:
+        width, light = 100 * entry.seconds / longest, 100 * entry.light / entry.seconds
+        bar = (
+            f'<div class="bar" aria-hidden="true" style="width:{width:.1f}%">'
+            f'<div style="width:{light:.1f}%"></div></div>'
+        )
+    cells = (
+        (str(entry.place) if timed else "–", "n", ""),
+        (entry.name, "", bar),
+        (f"{1e3 * entry.seconds:.3f}" if has else "", "n", ""),
+        (f"{1e3 * entry.light:.3f}" if has else "", "n", ""),
+        (f"{entry.distance:.2f} ×" if has else "", "n", ""),
+        (f"{entry.sent:,}" if has else "", "n", ""),
+        (str(entry.gradients) if has else "", "n", ""),
+        (f"{entry.loss:.3f}" if has else "", "n", ""),
+        (note, "", ""),
+    )
+    told = "".join(f'<td class="{kind}">{_text(text)}{more}</td>' for text, kind, more in cells)
+    return f'<tr class="{"" if timed else "out"}">{told}</tr>'
+
+
+def _text(text: str) -> str:
+    """Return text that a browser shows as it is, without characters that turn it around."""
+    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """Return the entries as comma-separated values: seconds to the last digit."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        *(
+            [
+                *("place", "name", "status", "seconds", "speed_of_light", "distance"),
+                *("bytes_sent", "gradients", "loss", "note"),
+            ],
+        )
+    )
+    for e in entries:
+        has = e.seconds > 0
+        numbers = (e.seconds, e.light, round(e.distance, 4), e.sent, e.gradients, e.loss)
+        writer.writerow(
+            [
+                *(e.place or "", _cell(e.name), e.status),
+                *(numbers if has else [""] * len(numbers)),
+                _cell(e.note),
+            ]
+        )
+    return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Return text that a spreadsheet does not take for a formula."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return f"'{clean}" if clean[:1] in ("=", "+", "-", "@") else clean

@@ -1,0 +1,54 @@
+"""What processes have had of the machine's cores, and how long they have waited for one.
+
+Linux counts both for every task: on a core, and runnable without one (``/proc/PID/schedstat``,
+see the kernel's Documentation/scheduler/sched-stats.rst). A process that sleeps does neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Cores(NamedTuple):
+    """Seconds of one process since its start.
+
+    Attributes:
+        ran: on a core, all its threads together; those that have ended, too.
+        waited: that its main thread wanted a core and had none.
+
+    """
+
+    ran: float
+    waited: float
+
+
+def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
+    """Return it for each of these processes that is still there; nothing where Linux keeps none."""
+    found = {}
+    for pid in pids:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            waited = _waited(f"/proc/{pid}/schedstat")
+        except (OSError, ValueError, IndexError):
+            continue
+        # The command's name, in parentheses, may itself hold spaces and parentheses.
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        found[pid] = Cores((int(user) + int(system)) * _TICK, waited)
+    return found
+
+
+def own_wait() -> float:
+    """Return the seconds that the calling thread has wanted a core and had none."""
+    try:
+        return _waited("/proc/thread-self/schedstat")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _waited(path: str) -> float:
+    return int(Path(path).read_text().split()[1]) / 1e9

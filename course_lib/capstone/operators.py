@@ -1,0 +1,117 @@
+"""The operators that a tape may hold, and what each costs.
+
+A list of what is allowed, and not of what is forbidden: an operator that nobody has priced would be
+free. What is here either moves memory and does a few operations per element, so that its traffic
+is its price, or multiplies matrices, and then its floating-point operations are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from course_lib.ranks import Device
+
+LAUNCH = 5e-6
+"""Seconds that every operator takes beside its work: a kernel's launch."""
+
+_ALLOCATE = "empty empty_like empty_strided new_empty new_empty_strided"
+_FILL = """zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_
+ zero zero_ arange eye linspace scalar_tensor"""
+_RANDOM = """rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_
+ uniform_ normal_ exponential_ random_ native_dropout"""
+_BY_ELEMENT = """add sub rsub mul div neg abs sign sgn exp exp2 log log2 log1p expm1 sqrt rsqrt
+ reciprocal pow square tanh sigmoid relu gelu silu leaky_relu elu softplus hardtanh threshold clamp
+ clamp_min clamp_max maximum minimum where lerp addcmul addcdiv eq ne lt le gt ge logical_and
+ logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__
+ __xor__ __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift floor ceil round trunc frac
+ remainder fmod floor_divide isnan isinf isfinite nan_to_num copysign signbit erf sin cos ldexp
+ masked_fill heaviside tanh_backward sigmoid_backward threshold_backward gelu_backward silu_backward
+ leaky_relu_backward elu_backward softplus_backward hardtanh_backward native_dropout_backward"""
+_MOVE = """copy copy_ _to_copy clone cat stack constant_pad_nd flip roll repeat index_select index
+ index_put index_put_ _index_put_impl_ _unsafe_index index_add index_fill index_copy gather scatter
+ scatter_add masked_select_backward take tril triu embedding embedding_dense_backward slice_backward
+ select_backward slice_scatter select_scatter diagonal_backward nonzero_static view_copy"""
+_REDUCE = """sum mean amax amin max min argmax argmin prod var std var_mean norm linalg_vector_norm
+ any all cumsum logsumexp topk sort argsort kthvalue count_nonzero searchsorted bucketize aminmax
+ dot vdot mv addmv equal _local_scalar_dense"""
+_LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+ nll_loss_forward nll_loss_backward mse_loss mse_loss_backward
+ native_layer_norm native_layer_norm_backward
+ native_batch_norm native_batch_norm_backward _native_batch_norm_legit"""
+_OPTIMIZERS = "_fused_sgd_ _fused_adam_ _fused_adamw_"
+_COUNTED = "mm addmm bmm baddbmm convolution convolution_backward linalg_qr"
+
+_ELEMENTWISE = {*_BY_ELEMENT.split(), *_FILL.split(), *_MOVE.split(), *_REDUCE.split()}
+FREE = frozenset(_ALLOCATE.split())
+RANDOM = frozenset(_RANDOM.split())
+KNOWN = frozenset(
+    {
+        *(FREE | RANDOM | _ELEMENTWISE),
+        *(f"{name}_" for name in _ELEMENTWISE),
+        *(f"_foreach_{name}" for name in _ELEMENTWISE),
+        *(f"_foreach_{name}_" for name in _ELEMENTWISE),
+        *(*_LAYERS.split(), *_OPTIMIZERS.split(), *_COUNTED.split()),
+        *("addmm_", "baddbmm_", "addmv_"),
+    }
+)
+"""Names of operators, without their overloads; views are not on a tape at all."""
+GRADIENT = "_log_softmax_backward_data"
+"""The operator that stands once in every gradient of a cross-entropy: so gradients are counted."""
+
+
+def _qr_flops(shape: Any, *_: Any, **__: Any) -> int:
+    """Householder's QR of m × n, with Q written out: 4 (m n² - n³/3)."""
+    rows, columns = shape.shape[-2:]
+    n = min(rows, columns)
+    return int(4 * (rows * n * n - n**3 / 3))
+
+
+def base_name(name: str) -> str:
+    """Return ``add_`` for ``aten::add_.Tensor``."""
+    return name.removeprefix("aten::").partition(".")[0]
+
+
+def operator_called(name: str) -> Callable[..., Any]:
+    """Return the operator ``aten::add_.Tensor``.
+
+    Raises:
+        LookupError: it is not one that a tape may hold.
+
+    """
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    if not name.startswith("aten::") or base not in KNOWN:
+        raise LookupError(f"{name[:60]} is no operator whose price is known")
+    packet = getattr(torch.ops.aten, base, None)
+    operator = getattr(packet, overload or "default", None)
+    if operator is None:
+        raise LookupError(f"PyTorch has no operator {name[:60]}")
+    return operator  # type: ignore[no-any-return]
+
+
+def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tuple[float, int]:
+    """Return seconds and floating-point operations of one operator that has run.
+
+    t = launch + max(F/φ, M/μ): F its floating-point operations, M the bytes of all its tensors, in
+    and out. F is counted for matrix products; of the others M is the longer part by far.
+    """
+    packet = operator._overloadpacket
+    if packet.__name__ in FREE:
+        return 0.0, 0
+    if packet.__name__ == "linalg_qr":
+        flops = _qr_flops(*args)
+    elif packet in flop_registry:
+        flops = flop_registry[packet](*args, **kwargs, out_val=out)
+    else:
+        flops = 0
+    tensors = {
+        id(leaf): leaf
+        for leaf in tree_leaves((args, kwargs, out))
+        if isinstance(leaf, torch.Tensor)
+    }
+    traffic = sum(leaf.numel() * leaf.element_size() for leaf in tensors.values())
+    return LAUNCH + device.time(flops, traffic), flops

@@ -1,0 +1,248 @@
+"""Plays a tape on a simulated rank: the referee's run, without the student's code.
+
+Every line is looked at as what a stranger sent: names are looked up in the price list, memory is
+named within its bounds. What a line costs is counted here, from what really ran.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from course_lib.capstone.operators import FREE, GRADIENT, RANDOM, base_name, operator_called, price
+from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
+from course_lib.ranks import Device, compute
+from course_lib.ranks.fabric.operation import Operation, check_tensors
+from course_lib.ranks.fabric.torch_hooks import here
+from course_lib.ranks.fabric.values import why_not
+from course_lib.ranks.metered.collective_table import KINDS
+
+_MAX_BYTES = 1 << 30
+_NONSENSE = "a line of the tape makes no sense"
+
+
+@dataclass
+class Played:
+    """What playing a rank's tape gave.
+
+    Attributes:
+        weights: what the tape calls the trained weights.
+        flops: floating-point operations.
+        gradients: how often the gradient of a cross-entropy was computed.
+        operators: how many ran.
+        computed: seconds of computation.
+
+    """
+
+    weights: list[Tensor] = field(default_factory=list)
+    flops: int = 0
+    gradients: int = 0
+    operators: int = 0
+    computed: float = 0.0
+
+
+class Player:
+    """One rank's tape while it is played.
+
+    Args:
+        tape: the tape.
+        given: the buffers 0, 1, …: other numbers than when it was written, in the same shapes.
+        device: what computation costs.
+
+    """
+
+    def __init__(self, tape: Tape, given: Sequence[Tensor], device: Device) -> None:
+        self._tape = tape
+        self._device = device
+        self._memory = {number: each.untyped_storage() for number, each in enumerate(given)}
+        self._views: dict[tuple[Any, ...], Tensor] = {}
+        self._generators: dict[int, torch.Generator] = {0: torch.default_generator}
+        self._operators: dict[str, Callable[..., Any]] = {}
+        self._operations: dict[int, Operation] = {}
+        self._constants = 0
+        self._unspent = 0.0
+        self._played = Played()
+        self._kinds: dict[str, Callable[..., None]] = {
+            "o": self._operator,
+            "c": self._begin,
+            "w": self._wait,
+            "k": self._constant,
+            "s": self._seed,
+            "f": self._free,
+        }
+
+    def play(self) -> Played:
+        """Do what the tape says.
+
+        Raises:
+            TapeError: it cannot be done, or is not allowed.
+
+        """
+        for number, line in enumerate(self._tape.lines, 1):
+            try:
+                kind, *rest = line
+                self._kinds[kind](*rest)
+            except TapeError:
+                raise
+            except Exception as error:
+                words = str(error).partition("\n")[0][:200]
+                raise TapeError(f"line {number} of the tape cannot be played: {words}") from None
+        self._spend()
+        try:
+            self._played.weights = [self._tensor(each).clone() for each in self._tape.weights]
+        except Exception:
+            raise TapeError("the tape does not say where the trained weights are") from None
+        return self._played
+
+    # Values ------------------------------------------------------------------------------------
+
+    def _value(self, told: Any) -> Any:
+        if not isinstance(told, list):
+            return told
+        match told:
+            case ["t", *_]:
+                return self._tensor(told)
+            case ["l", *items]:
+                return [self._value(each) for each in items]
+            case ["d", int(which)]:
+                return DTYPES[which]
+            case ["v"]:
+                return torch.device("cpu")
+            case ["y"]:
+                return torch.strided
+            case ["m", "contiguous_format" | "preserve_format" | "channels_last" as name]:
+                return getattr(torch, name)
+            case ["g", int(which)]:
+                return self._generators[which]
+        raise TapeError(_NONSENSE)
+
+    def _tensor(self, told: Any) -> Tensor:
+        _, buffer, offset, size, stride, which = told
+        key = (buffer, offset, *size, -1, *stride, which)
+        known = self._views.get(key)
+        if known is not None:
+            return known
+        dtype, storage = DTYPES[which], self._memory[buffer]
+        numbers = [offset, which, *size, *stride]
+        if any(type(n) is not int or n < 0 for n in numbers) or len(size) != len(stride):
+            raise TapeError(_NONSENSE)
+        last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if math.prod(size) and (last + 1) * dtype.itemsize > storage.nbytes():
+            raise TapeError("the tape names memory that is not there: do not resize a tensor")
+        tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+        self._views[key] = tensor
+        return tensor
+
+    # Lines -------------------------------------------------------------------------------------
+
+    def _operator(
+        self, name: str, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
+    ) -> None:
+        operator = self._operators.get(name)
+        if operator is None:
+            try:
+                operator = self._operators[name] = operator_called(name)
+            except LookupError as error:
+                raise TapeError(str(error)) from None
+        values = [self._value(each) for each in args]
+        named = {key: self._value(each) for key, each in kwargs.items()}
+        out = operator(*values, **named)
+        seconds, flops = price(operator, values, named, out, self._device)
+        base = base_name(name)
+        self._unspent += seconds
+        self._played.flops += flops
+        self._played.operators += 1
+        self._played.gradients += base == GRADIENT
+        got = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        for tensor, told in zip(got, outs, strict=True):
+            if base in FREE and base not in RANDOM:
+                tensor.zero_()  # what memory holds before it is written is no one's number
+            self._bind(tensor, told)
+
+    def _bind(self, tensor: Tensor, told: Any) -> None:
+        _, buffer, offset, size, stride, which = told
+        if buffer in self._memory:
+            return
+        found = tensor.storage_offset(), list(tensor.shape), list(tensor.stride())
+        if found != (offset, size, stride) or tensor.dtype is not DTYPES[which]:
+            raise TapeError("an operator gives another shape here: it depends on the numbers")
+        if sum(each.nbytes() for each in (tensor.untyped_storage(),)) > _MAX_BYTES:
+            raise TapeError("a tensor of more than a gigabyte")
+        self._memory[buffer] = tensor.untyped_storage()
+
+    def _constant(self, buffer: int, nbytes: int, data: str | None, where: str) -> None:
+        if data is None or self._constants + nbytes > MAX_CONSTANT:
+            at = f" ({where[:80]})" if where else ""
+            raise TapeError(
+                f"{nbytes:,} bytes come from nowhere{at}: no operator on the tape made them. "
+                "NumPy, files, other threads and numbers from home are not on it"
+            )
+        self._constants += nbytes
+        raw = bytearray(base64.b64decode(data))
+        if len(raw) != nbytes or buffer in self._memory:
+            raise TapeError(_NONSENSE)
+        flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0)
+        self._memory[buffer] = flat.clone().untyped_storage()
+
+    def _seed(self, number: int, seed: int) -> None:
+        self._generators.setdefault(number, torch.Generator()).manual_seed(seed)
+
+    def _free(self, *buffers: int) -> None:
+        gone = set(buffers)
+        for buffer in gone:
+            del self._memory[buffer]
+        self._views = {key: view for key, view in self._views.items() if key[0] not in gone}
+
+    # Messages ----------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        number: int,
+        kind: str,
+        puts: list[Any],
+        gets: list[Any],
+        members: list[int],
+        group: str,
+        peer: int | None,
+        op: str,
+        tag: int,
+        where: str,
+    ) -> None:
+        self._spend()
+        context = here()
+        if context.rank not in members or not set(members) <= set(range(context.world_size)):
+            raise TapeError(_NONSENSE)
+        inputs = [self._tensor(each) for each in puts]
+        outputs = inputs if gets == puts else [self._tensor(each) for each in gets]
+        operation = Operation(
+            *(context.rank, str(kind), str(group), tuple(members), inputs, outputs),
+            peer=peer,
+            op=str(op),
+            tag=int(tag),
+            where=str(where)[:200],
+        )
+        if kind not in KINDS or (KINDS[kind].reduces and why_not(operation.op, inputs[0].dtype)):
+            raise TapeError(_NONSENSE)
+        check_tensors(operation)
+        context.endpoint.post(operation)
+        self._operations[number] = operation
+
+    def _wait(self, number: int) -> None:
+        self._spend()
+        operation = self._operations.pop(number)
+        operation.waited = True
+        here().endpoint.wait(operation)
+
+    def _spend(self) -> None:
+        """Let the clock run for what was computed since the last message."""
+        if self._unspent:
+            compute(self._unspent)
+            self._played.computed += self._unspent
+            self._unspent = 0.0

@@ -1,0 +1,189 @@
+"""The race: what is to be trained, on which network, and how good it must be.
+
+The problem is made anew from every seed: clusters of points with a label each, and fresh noise. So
+nobody can know the weights in advance, and one draw tells nothing about the next, but how hard it
+is: that is the same in all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from course_lib.capstone.recorder import Recorder
+from course_lib.ranks import Device, Network
+from course_lib.ranks.metered.python_group import watched_by
+
+DEVICE = Device(flops=50e9, memory_bandwidth=20e9)
+"""Of every rank: 50 GFLOP/s and 20 GB/s."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What a case is about.
+
+    Args:
+        target: the loss to reach, in nats, on rows that no rank has.
+        limit: virtual seconds that count as fast.
+        latency: of the network, in seconds.
+        bandwidth: of the network, in bytes per second.
+        world_size: number of ranks K.
+        rows: of each rank.
+        features: numbers in a row.
+        hidden: width of the network's hidden layer.
+        classes: number of labels.
+        clusters: of points of one label.
+        noise: standard deviation of a point around its centre, in every feature.
+        skew: share of a rank's rows that are from clusters of its own, cluster number modulo K; the
+            others, and the rows that no rank has, are from all alike.
+
+    """
+
+    target: float = 0.25
+    limit: float = math.inf
+    latency: float = 200e-6
+    bandwidth: float = 125e6
+    world_size: int = 4
+    rows: int = 512
+    features: int = 64
+    hidden: int = 256
+    classes: int = 10
+    clusters: int = 2
+    noise: float = 1.6
+    skew: float = 0.8
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Race:
+        """Return the race of a case's parameters, of which it may have more."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in parameters.items() if name in names})
+
+    @property
+    def network(self) -> Network:
+        """What messages cost."""
+        return Network(self.latency, self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of the problem.
+
+    Attributes:
+        weights: of the model before training; the same on all ranks.
+        x: per rank, its rows, (rows, features), float32.
+        y: per rank, their labels, (rows,), int64.
+        held: rows and labels that no rank has.
+
+    """
+
+    weights: list[Tensor]
+    x: list[Tensor]
+    y: list[Tensor]
+    held: tuple[Tensor, Tensor]
+
+
+def draw(race: Race, seed: str) -> Draw:
+    """Return the draw of a seed."""
+    digest = hashlib.sha256(seed.encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    # Centres at right angles, all as far from one another: a draw is another one turned around.
+    count = race.classes * race.clusters
+    centres = torch.linalg.qr(randn(race.features, count)).Q.T * math.sqrt(race.features)
+
+    def rows(number: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
+        which = torch.randint(count, (number,), generator=generator)
+        if rank is not None:
+            own = torch.rand(number, generator=generator) < race.skew
+            theirs = which - which % race.world_size + rank
+            which = torch.where(own & (theirs < count), theirs, which)
+        x = centres[which] + race.noise * randn(number, race.features)
+        return x, which % race.classes
+
+    own = [rows(race.rows, rank) for rank in range(race.world_size)]
+    shapes = [each.shape for each in model_of(race).parameters()]
+    weights = [
+        randn(*shape) / math.sqrt(shape[-1]) if len(shape) > 1 else torch.zeros(shape)
+        for shape in shapes
+    ]
+    return Draw(weights, [x for x, _ in own], [y for _, y in own], rows(4096))
+
+
+def model_of(race: Race, weights: list[Tensor] | None = None) -> nn.Module:
+    """Return the network to train, with these weights; draws no random numbers."""
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Linear(race.features, race.hidden), nn.ReLU(), nn.Linear(race.hidden, race.classes)
+        )
+    for module in model:
+        if weights is not None and isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(weights.pop(0).clone())
+            module.bias = nn.Parameter(weights.pop(0).clone())
+    return model
+
+
+def loss_of(race: Race, weights: list[Tensor], held: tuple[Tensor, Tensor]) -> float:
+    """Return the loss, in nats, of weights on held-out rows."""
+    model = model_of(race, list(weights))
+    with torch.no_grad():
+        return float(F.cross_entropy(model(held[0]), held[1]))
+
+
+@dataclass
+class Job:
+    """What a rank is given to train with.
+
+    Attributes:
+        model: the network, the same on all ranks.
+        x: this rank's rows, (rows, features), float32.
+        y: their labels, (rows,), int64.
+        target: the loss to reach, in nats.
+        network: what messages cost: `.latency` in seconds, `.bandwidth` in bytes per second.
+        device: what computation costs: `.flops`, and `.memory_bandwidth` in bytes per second.
+
+    """
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    target: float
+    network: Network
+    device: Device
+
+
+def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any]) -> Tensor:
+    """Call ``train(job)`` on this rank and return the tape of what it did, as bytes.
+
+    Args:
+        train: the student's.
+        race: what the ranks train.
+        mine: this rank's ``x``, ``y`` and ``weights``.
+
+    Raises:
+        TapeError: it did something that cannot be on a tape.
+
+    """
+    x, y = mine["x"].clone(), mine["y"].clone()
+    model = model_of(race, list(mine["weights"]))
+    recorder = Recorder([x, y, *(each.detach() for each in model.parameters())])
+    before = torch.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        with recorder, watched_by(recorder):
+            claimed = train(Job(model, x, y, race.target, race.network, DEVICE))
+    finally:
+        torch.set_rng_state(before)
+    tape = recorder.tape
+    tape.claimed = int(claimed) if isinstance(claimed, int | float) else -1
+    tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
+    return tape.encode()

@@ -1,0 +1,190 @@
+"""The referee: plays the ranks' tapes on a draw that no student's code has seen: the clock is its.
+
+A run is written on one draw and scored on others. So what a rank learned of its draw by any other
+way than the tape is worth nothing: it is about other numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.capstone.player import Played, Player
+from course_lib.capstone.race import DEVICE, Race, draw, loss_of
+from course_lib.capstone.tape import Tape, TapeError
+from course_lib.ranks import Ranks, RanksError, RankTimeout, Trace, per_rank
+
+_MEMORY = 8 << 30
+"""Bytes of addresses that the referee's process may use beyond those it has."""
+_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the referee found.
+
+    Attributes:
+        seconds: until the last rank is done, on the virtual clock: the score.
+        losses: of rank 0's weights, a number per draw, on rows that no rank had.
+        equal: whether all ranks hold the same bits in the end.
+        flops: floating-point operations of the rank with most.
+        sent: bytes that each rank sends.
+        received: bytes that each rank receives.
+        gradients: gradients that rank 0 computed.
+        computed: seconds that the busiest rank computes.
+        claimed: bytes that each rank says it has sent.
+        light: the speed of light, in seconds; see `speed_of_light`.
+
+    """
+
+    seconds: float
+    losses: tuple[float, ...]
+    equal: bool
+    flops: int
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    gradients: int
+    computed: float
+    claimed: tuple[int, ...]
+    light: float
+
+    @property
+    def worst(self) -> float:
+        """The largest of the losses."""
+        return max(self.losses)
+
+
+def speed_of_light(
+    flops: Sequence[int], sent: Sequence[int], received: Sequence[int], race: Race
+) -> float:
+    """Return the seconds that no schedule of the same arithmetic and the same bytes can beat.
+
+    max over ranks k of max(F_k/φ, S_k/β, R_k/β): F its floating-point operations, S and R the bytes
+    that it sends and receives; φ the device's FLOP/s, β the network's bytes per second. Latency,
+    launches, memory traffic and waiting are what a run loses beside it.
+    """
+    return max(
+        max(f / DEVICE.flops, s / race.bandwidth, r / race.bandwidth)
+        for f, s, r in zip(flops, sent, received, strict=True)
+    )
+
+
+def referee(race: Race, tapes: Sequence[Tensor], seeds: Sequence[str]) -> tuple[Score, Trace]:
+    """Play the tapes of all ranks once for each seed; return the score and the last trace.
+
+    Raises:
+        TapeError: a rank did what is not allowed, or what cannot be done again.
+
+    """
+    for tape in tapes:
+        Tape.decode(tape)
+    with Ranks(1, on="cpu", timeout=_SECONDS) as host:  # in a process that may die of it
+        try:
+            (told,) = host.run(_play, asdict(race), [*tapes], [*seeds])
+        except RankTimeout:
+            raise TapeError(f"to do it again takes more than {_SECONDS:g} s") from None
+        except RanksError as error:
+            raise TapeError(f"it cannot be done again: {error.summary}") from None
+    if "error" in told:
+        raise TapeError(told["error"])
+    return Score(**told["score"]), Trace(told["events"], race.world_size, network=race.network)
+
+
+def _play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> dict[str, Any]:
+    """Play on simulated ranks of this process; return plain values."""
+    used = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (_addresses() + _MEMORY, used[1]))
+    race = Race(**parameters)
+    torch.set_num_threads(1)  # sums do not depend on the number of cores
+    losses, seconds, equal = [], set(), True
+    ranks = Ranks(
+        *(race.world_size, "simulated"), network=race.network, misuse="ignore", timeout=_SECONDS
+    )
+    for seed in seeds:
+        drawn = draw(race, seed)
+        mine = [[x, y, *drawn.weights] for x, y in zip(drawn.x, drawn.y, strict=True)]
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                played = ranks.run(_play_rank, per_rank(tapes), per_rank(mine))
+        except RanksError as error:
+            return {"error": _told(error)}
+        shapes = [each.shape for each in drawn.weights]
+        if any([each.shape for each in rank.weights] != shapes for rank in played):
+            return {"error": "the trained weights do not have the shapes of the model"}
+        losses.append(_loss(race, played[0].weights, drawn.held))
+        equal = equal and all(_same(rank.weights, played[0].weights) for rank in played)
+        seconds.add(ranks.trace.makespan)
+    if len(seconds) != 1:
+        return {"error": "its time depends on the numbers"}
+    score = _score(race, played, tapes, ranks.trace, losses, equal)
+    return {"score": score, "events": ranks.trace.events}
+
+
+def _play_rank(tape: Tensor, given: list[Tensor]) -> Played:
+    with torch.no_grad():
+        return Player(Tape.decode(tape), [each.clone() for each in given], DEVICE).play()
+
+
+def _score(
+    race: Race,
+    played: list[Played],
+    tapes: list[Tensor],
+    trace: Trace,
+    losses: list[float],
+    equal: bool,
+) -> dict[str, Any]:
+    ranks = range(race.world_size)
+    measured = Trace(trace.events, race.world_size, network=race.network)
+    sent = tuple(measured.bytes_sent(rank) for rank in ranks)
+    received = tuple(_received(measured, rank) for rank in ranks)
+    return {
+        "seconds": trace.makespan,
+        "losses": tuple(losses),
+        "equal": equal,
+        "flops": max(rank.flops for rank in played),
+        "sent": sent,
+        "received": received,
+        "gradients": played[0].gradients,
+        "computed": max(rank.computed for rank in played),
+        "claimed": tuple(Tape.decode(tape).claimed for tape in tapes),
+        "light": speed_of_light([rank.flops for rank in played], sent, received, race),
+    }
+
+
+def _received(trace: Trace, rank: int) -> int:
+    """Return the bytes of messages that come in; of a collective, as many as go out."""
+    come = sum(e.bytes for e in trace.operations if e.rank == rank and e.kind == "recv")
+    return (
+        come
+        + trace.bytes_sent(rank)
+        - sum(e.bytes for e in trace.operations if e.rank == rank and e.kind == "send")
+    )
+
+
+def _loss(race: Race, weights: list[Tensor], held: tuple[Tensor, Tensor]) -> float:
+    loss = loss_of(race, [each.float() for each in weights], held)
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _addresses() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _told(error: RanksError) -> str:
+    """Return what kept a tape from being played, in a sentence."""
+    cause = error.__cause__ or error.__context__
+    return str(cause) if isinstance(cause, TapeError) else error.summary

@@ -1,0 +1,85 @@
+"""The tape of one rank: what it computed and sent, as data that anybody can do again.
+
+A tape is a list of lines about *buffers*, pieces of memory with a number each:
+
+    ["o", name, args, kwargs, outs]   an operator; `outs` are what it gave
+    ["c", number, kind, puts, gets, members, group, peer, op, tag, where]
+                                      an operation of torch.distributed begins
+    ["w", number]                     and is waited for
+    ["k", buffer, nbytes, bytes, where]   numbers that no operator made: a constant
+    ["s", generator, seed]            a generator of random numbers is seeded
+    ["f", buffer, …]                  memory that is free again
+
+A tensor stands in it as ``["t", buffer, offset, size, stride, dtype]``. So a view is no line: it
+is another way to name the same memory. Buffers 0, 1, … are given:
+the rows, the labels, the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_LINES = 400_000
+"""Of one rank's tape."""
+MAX_CONSTANT = 8_192
+"""Bytes of all constants of one rank: indices and masks, not weights."""
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8),
+    *(torch.int16, torch.int32, torch.int64, torch.bool),
+)
+
+
+class TapeError(Exception):
+    """What a rank did cannot be on a tape, or a tape cannot be played; says what."""
+
+
+@dataclass
+class Tape:
+    """What one rank did.
+
+    Attributes:
+        lines: as above.
+        weights: the tensors that hold the trained weights at the end.
+        claimed: the bytes that the rank says it has sent.
+
+    """
+
+    lines: list[list[Any]] = field(default_factory=list)
+    weights: list[list[Any]] = field(default_factory=list)
+    claimed: int = -1
+
+    def encode(self) -> Tensor:
+        """Return it as bytes, uint8.
+
+        Raises:
+            TapeError: it is too long.
+
+        """
+        if len(self.lines) > MAX_LINES:
+            raise TapeError(
+                f"{len(self.lines):,} operators and messages: a tape holds {MAX_LINES:,}"
+            )
+        text = json.dumps([self.lines, self.weights, self.claimed], separators=(",", ":"))
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    @classmethod
+    def decode(cls, data: Any) -> Tape:
+        """Return the tape of what `encode` gave.
+
+        Raises:
+            TapeError: it is none.
+
+        """
+        try:
+            assert isinstance(data, Tensor) and data.dtype == torch.uint8 and data.dim() == 1
+            lines, weights, claimed = json.loads(bytes(data.numpy().data))
+            assert isinstance(lines, list) and len(lines) <= MAX_LINES
+            assert isinstance(weights, list) and type(claimed) is int
+        except (AssertionError, ValueError, TypeError, RecursionError):
+            raise TapeError("a rank handed in something that is no tape") from None
+        return cls(lines, weights, claimed)

@@ -1,0 +1,90 @@
+"""Collectives under way: a group's follow one another on each rank, as on a stream of NCCL."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from course_lib.ranks.costs.transfer import Transfer
+
+
+class Part(Protocol):
+    """What one rank brings to a collective."""
+
+    @property
+    def rank(self) -> int:
+        """Whose it is."""
+
+    @property
+    def group(self) -> Hashable:
+        """The process group."""
+
+    @property
+    def posted(self) -> float:
+        """Since when the rank is ready for it, in seconds."""
+
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(eq=False)
+class Running(Generic[P]):
+    """A collective that all its ranks have entered."""
+
+    parts: Sequence[P]
+    """In the order of the group."""
+    transfer: Transfer
+    offered: float = math.inf
+    """When it next wants to go on, as far as it has told."""
+
+
+class Streams(Generic[P]):
+    """The collectives that are under way, each rank's one behind the other.
+
+    Args:
+        end: called with each rank's part and its end, in seconds.
+        offer: called with a time, and with a collective that can go on then.
+
+    """
+
+    def __init__(
+        self, end: Callable[[P, float], None], offer: Callable[[float, Running[P]], None]
+    ) -> None:
+        self._end = end
+        self._offer = offer
+        self._streams: defaultdict[tuple[Hashable, int], deque[tuple[Running[P], int]]] = (
+            defaultdict(deque)
+        )
+
+    def add(self, parts: Sequence[P], transfer: Transfer) -> None:
+        """Let a collective begin, on each rank when the group's one before it is over there."""
+        running = Running(parts, transfer)
+        for member, part in enumerate(parts):
+            stream = self._streams[part.group, part.rank]
+            stream.append((running, member))
+            if len(stream) == 1:
+                transfer.enter(member, part.posted)
+        self._want(running)
+
+    def go_on(self, running: Running[P], until: float) -> None:
+        """Send what a collective can send before `until`."""
+        running.offered = math.inf
+        for member in running.transfer.advance(until):
+            part, end = running.parts[member], running.transfer.times[member]
+            stream = self._streams[part.group, part.rank]
+            stream.popleft()
+            if stream:
+                following, place = stream[0]
+                following.transfer.enter(place, max(end, following.parts[place].posted))
+                self._want(following)
+            self._end(part, end)
+        self._want(running)
+
+    def _want(self, running: Running[P]) -> None:
+        start = running.transfer.next_start()
+        if start is not None and start < running.offered:
+            running.offered = start
+            self._offer(start, running)

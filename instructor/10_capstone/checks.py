@@ -1,0 +1,180 @@
+"""The checks of assignment 10."""
+
+import torch
+
+from course_lib.capstone import Race, TapeError, draw, referee, write_tape
+from course_lib.checking import Case, equals, in_many_forms, task
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.cases import Expectation, Wrong
+
+# speed_of_light: ranks' counts, drawn; the bound in seconds --------------------------------------
+
+
+def counts(case, generator):
+    def whole(scale):
+        numbers = torch.rand(case.parameters["k"], generator=generator, dtype=torch.float64)
+        return [int(each) for each in scale * numbers]
+
+    given = case.parameters
+    own = {"flops": whole(given["flops"]), "sent": whole(given["sent"])}
+    own["received"] = whole(given["received"])
+    return [{**own, "rate": given["rate"], "bandwidth": given["bandwidth"]}]
+
+
+def light_program(speed_of_light, mine, given):
+    lists = [given.iterable(mine[key]) for key in ("flops", "sent", "received")]
+    return {"seconds": speed_of_light(*lists, mine["rate"], mine["bandwidth"])}
+
+
+def light(of_rank=max, of_all=max, **missing):
+    def oracle(case, inputs, me):
+        own = {**inputs[0], **missing}
+        rows = zip(*(own[key] or [0] * case.parameters["k"] for key in KEYS), strict=True)
+        rate, bandwidth = own["rate"], own["bandwidth"]
+        return {
+            "seconds": of_all(of_rank(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
+        }
+
+    return oracle
+
+
+KEYS = ("flops", "sent", "received")
+
+
+def mean(numbers):
+    numbers = list(numbers)
+    return sum(numbers) / len(numbers)
+
+
+LIGHT_MISTAKES = {
+    "the sum of computation and messages: perfect overlap hides the shorter one": light(
+        lambda f, s, r: f + max(s, r)
+    ),
+    "sending plus receiving: a port does both at once": light(lambda f, s, r: max(f, s + r)),
+    "the mean over the ranks: all wait for the last one": light(of_all=mean),
+    "the sum over the ranks: they work at the same time": light(of_all=sum),
+    "the fastest rank: all wait for the last one": light(of_all=min),
+    "without what is received": light(received=()),
+    "without what is sent": light(sent=()),
+    "without the computation": light(flops=()),
+}
+
+
+def bound(name, k, flops, sent, received, rate, bandwidth):
+    scales = {"flops": flops, "sent": sent, "received": received}
+    return Case(name, 1, {"k": k, **scales, "rate": rate, "bandwidth": bandwidth})
+
+
+# train: written on one draw, scored on others ----------------------------------------------------
+
+
+def race_program(train, mine, given):
+    return {"tape": write_tape(train, Race(**mine["race"]), mine)}
+
+
+class Referee:
+    """Draws a case's problem, and plays what the ranks did on another draw of it.
+
+    `run_check` has the inputs drawn once more right before it asks a judge, and asks what is
+    expected of the communication right after it: so the draws and the score are the case's.
+    """
+
+    def __init__(self):
+        self.secret = ""
+        self.score = None
+
+    def inputs(self, case, generator):
+        self.secret = str(torch.randint(2**62, (), generator=generator).item())
+        race = Race.of(case.parameters)
+        drawn = draw(race, f"{self.secret} written")
+        own = zip(drawn.x, drawn.y, strict=True)
+        shared = {"race": dict(case.parameters), "weights": drawn.weights}
+        return [{**shared, "x": x, "y": y} for x, y in own]
+
+    @sees(ANYTHING)
+    def judge(self, case, inputs, values):
+        race = Race.of(case.parameters)
+        seeds = [f"{self.secret} written", f"{self.secret} scored"]
+        try:
+            self.score, _ = referee(race, [value["tape"] for value in values], seeds)
+        except TapeError as error:
+            raise Wrong(str(error)) from None
+        judge_score(race, self.score)
+
+
+def judge_score(race, score):
+    """Raise `Wrong` unless the ranks agree and reach the target; the written draw is the first."""
+    written, *scored = score.losses
+    if not score.equal:
+        raise Wrong("the ranks end with different weights", "Average them after the last step.")
+    if max(scored) > race.target:
+        there = f"the loss on rows that no rank has is {max(scored):.3f}, expected at most"
+        hint = ""
+        if written <= race.target:
+            hint = (
+                f"On the draw that your code saw it is {written:.3f}. Either that was close, or a "
+                "number of that draw (.item(), tolist()) went back into what you computed."
+            )
+        raise Wrong(f"{there} {race.target:g}", hint)
+
+
+def in_time(case, observed, trace):
+    race, score = Race.of(case.parameters), REFEREE.score
+    if score.seconds > race.limit:
+        raise Wrong(
+            f"it takes {1e3 * score.seconds:.1f} virtual milliseconds, expected at most "
+            f"{1e3 * race.limit:g}",
+            f"{1e3 * score.computed:.1f} ms of them is computation; no schedule of the same bytes "
+            f"and operations takes less than {1e3 * score.light:.1f} ms.",
+        )
+
+
+def says_its_bytes(case, observed, trace):
+    score = REFEREE.score
+    for rank, (says, sent) in enumerate(zip(score.claimed, score.sent, strict=True)):
+        if abs(says - sent) > 0.01 * sent:
+            raise Wrong(
+                f"rank {rank} says that it sent {says:,} bytes, and it sent {sent:,}",
+                "A ring all-reduce of n bytes sends 2 (K - 1)/K n from each rank.",
+            )
+
+
+def race(name, **parameters):
+    it = Race(**parameters)
+    return Case(name, it.world_size, parameters, network=it.network)
+
+
+REFEREE = Referee()
+RACE = race("4 ranks, 1 Gb/s: the race", limit=0.07)
+
+CHECKS = {
+    "speed_of_light": task(
+        "speed_of_light",
+        inputs=counts,
+        program=light_program,
+        judges=[equals(light(), LIGHT_MISTAKES)],
+        cases=in_many_forms(
+            bound("bound by operations", 4, 1e12, 1e6, 1e6, 1e12, 1e9),
+            bound("bound by what is sent", 3, 1e9, 1e9, 1e8, 1e12, 1e8),
+            bound("bound by what is received", 5, 1e9, 1e8, 1e9, 1e12, 1e8),
+            bound("all alike", 4, 1e10, 1e8, 1e8, 1e11, 1e9),
+            bound("1 rank, no messages", 1, 1e10, 0, 0, 1e11, 1e9),
+        ),
+    ),
+    "train": task(
+        "train",
+        inputs=REFEREE.inputs,
+        program=race_program,
+        judges=[REFEREE.judge],
+        expects=[Expectation(in_time, "speed"), Expectation(says_its_bytes, "bytes")],
+        worth={"values": 5, "speed": 4, "bytes": 2},
+        cases=(
+            race(
+                *("2 ranks, a small model",),
+                **{"world_size": 2, "hidden": 32, "latency": 1e-3, "target": 0.4, "limit": 0.1},
+            ),
+            RACE,
+        ),
+        seconds=60,
+    ),
+}

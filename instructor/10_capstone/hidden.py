@@ -1,0 +1,34 @@
+"""Cases that are never handed out and never enter a sandbox."""
+
+from course_lib.capstone import Race
+from course_lib.checking import Case, in_many_forms
+
+
+def bound(name, k, flops, sent, received, rate, bandwidth):
+    scales = {"flops": flops, "sent": sent, "received": received}
+    return Case(name, 1, {"k": k, **scales, "rate": rate, "bandwidth": bandwidth})
+
+
+def race(name, **parameters):
+    it = Race(**parameters)
+    return Case(name, it.world_size, parameters, network=it.network)
+
+
+FINAL = race("the final: 4 ranks, far apart", latency=2e-3, bandwidth=500e6, hidden=192, limit=0.2)
+"""The network and the model on which `autograder leaderboard --final` times."""
+
+HIDDEN = {
+    "speed_of_light": in_many_forms(
+        bound("8 ranks", 8, 1e12, 1e9, 1e9, 3e12, 1e9),
+        bound("2 ranks, slow network", 2, 1e12, 1e9, 2e9, 1e13, 1e7),
+    ),
+    "train": (
+        race(
+            *("3 ranks, far apart",),
+            **{"world_size": 3, "hidden": 64, "latency": 3e-3, "target": 0.4, "limit": 0.5},
+        ),
+    ),
+}
+
+# Any module of the course may be used.
+MASKED = ()

@@ -1,0 +1,310 @@
+"""Wrong solutions that people write, ways to cheat, and right ones that differ from ours.
+
+Time is the referee's, on its virtual clock, wherever the ranks are.
+"""
+
+import os
+import threading
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from course_lib.checking.mutants import edited, fails, passes
+
+# speed_of_light ----------------------------------------------------------------------------------
+
+
+@passes
+def speed_of_light__by_kind(flops, sent, received, rate, bandwidth):
+    return max(max(flops) / rate, max(sent) / bandwidth, max(received) / bandwidth)
+
+
+def light_with(*edits):
+    return edited(speed_of_light__by_kind, *edits)
+
+
+@fails("perfect overlap hides the shorter one")
+def speed_of_light__adds_up(flops, sent, received, rate, bandwidth):
+    rows = zip(flops, sent, received, strict=True)
+    return max(f / rate + max(s, r) / bandwidth for f, s, r in rows)
+
+
+speed_of_light__forgets_to_receive = fails("without what is received")(
+    light_with((", max(received) / bandwidth", ""))
+)
+speed_of_light__forgets_to_send = fails("without what is sent")(
+    light_with(("max(sent) / bandwidth, ", ""))
+)
+speed_of_light__forgets_to_compute = fails("without the computation")(
+    light_with(("max(flops) / rate, ", ""))
+)
+
+
+@fails("they work at the same time")
+def speed_of_light__sum_over_ranks(flops, sent, received, rate, bandwidth):
+    rows = zip(flops, sent, received, strict=True)
+    return sum(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
+
+
+@fails("all wait for the last one")
+def speed_of_light__mean_over_ranks(flops, sent, received, rate, bandwidth):
+    rows = zip(flops, sent, received, strict=True)
+    seconds = [max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows]
+    return sum(seconds) / len(seconds)
+
+
+@fails("a port does both at once")
+def speed_of_light__both_ways(flops, sent, received, rate, bandwidth):
+    rows = zip(flops, sent, received, strict=True)
+    return max(max(f / rate, (s + r) / bandwidth) for f, s, r in rows)
+
+
+# train -------------------------------------------------------------------------------------------
+
+
+@passes
+def train__local_steps(job):
+    world_size = dist.get_world_size()
+    params = list(job.model.parameters())
+    sizes = [p.numel() for p in params]
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    sent = 0
+    for step in range(1, 37):
+        at = 64 * step % len(job.x)
+        optimizer.zero_grad()
+        F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+        optimizer.step()
+        if step % 6 == 0:
+            with torch.no_grad():
+                flat = torch.cat([p.flatten() for p in params]) / world_size
+                dist.all_reduce(flat)
+                for p, piece in zip(params, flat.split(sizes), strict=True):
+                    p.copy_(piece.view(p.shape))
+            sent += 2 * (world_size - 1) * flat.numel() * 4 // world_size
+    return sent
+
+
+@passes
+def train__one_flat_gradient_per_step(job):
+    world_size = dist.get_world_size()
+    params = list(job.model.parameters())
+    sizes = [p.numel() for p in params]
+    speed = torch.zeros(sum(sizes))
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    sent = 0
+    for _ in range(26):
+        rows = torch.randint(len(job.x), (64,), generator=generator)
+        loss = F.cross_entropy(job.model(job.x[rows]), job.y[rows])
+        flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, params)])
+        dist.all_reduce(flat.div_(world_size), async_op=True).wait()
+        sent += 2 * (world_size - 1) * flat.numel() * 4 // world_size
+        speed = 0.9 * speed + flat
+        with torch.no_grad():
+            for p, piece in zip(params, speed.split(sizes), strict=True):
+                p -= 0.06 * piece.view(p.shape)
+    return sent
+
+
+@passes
+def train__in_half_the_bytes(job):
+    world_size = dist.get_world_size()
+    params = list(job.model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)
+    sizes = [p.numel() for p in params]
+    start = torch.cat([p.detach().flatten() for p in params])
+    sent = 0
+    for step in range(1, 37):
+        at = 64 * step % len(job.x)
+        optimizer.zero_grad()
+        F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+        optimizer.step()
+        if step % 6 == 0:
+            with torch.no_grad():
+                moved = torch.cat([p.flatten() for p in params]).sub_(start).bfloat16()
+                all_moved = [torch.empty_like(moved) for _ in range(world_size)]
+                dist.all_gather(all_moved, moved)
+                start += torch.stack(all_moved).float().mean(0)
+                for p, piece in zip(params, start.split(sizes), strict=True):
+                    p.copy_(piece.view(p.shape))
+            sent += (world_size - 1) * 2 * moved.numel()
+    return sent
+
+
+def train_with(*edits):
+    return edited(train__local_steps, *edits)
+
+
+@fails("virtual milliseconds, expected at most")
+def train__parameter_by_parameter(job):
+    world_size = dist.get_world_size()
+    sent = 0
+    for step in range(80):
+        at = 64 * step % len(job.x)
+        job.model.zero_grad()
+        F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+        with torch.no_grad():
+            for p in job.model.parameters():
+                dist.all_reduce(p.grad)
+                p -= 0.1 * p.grad / world_size
+                sent += 2 * (world_size - 1) * p.numel() * 4 // world_size
+    return sent
+
+
+train__in_every_step = fails("virtual milliseconds, expected at most")(
+    train_with(("range(1, 37)", "range(1, 61)"), ("step % 6 == 0", "step > 0"))
+)
+train__too_few_steps = fails("the loss on rows that no rank has is")(
+    train_with(("range(1, 37)", "range(1, 4)"), ("step % 6 == 0", "step == 3"))
+)
+train__no_average_at_the_end = fails("the ranks end with different weights")(
+    train_with(("range(1, 37)", "range(1, 35)"))
+)
+train__sums = fails("the loss on rows that no rank has is")(
+    train_with(
+        (
+            " / world_size",
+            " / 1",
+        )
+    )
+)
+train__alone = fails("the ranks end with different weights")(
+    train_with(("step % 6 == 0", "step == 0"))
+)
+train__says_nothing = fails("rank 0 says that it sent")(train_with(("return sent", "return None")))
+train__forgets_the_way_back = fails("rank 0 says that it sent")(
+    train_with(("2 * (world_size - 1)", "(world_size - 1)"))
+)
+train__counts_the_tensor = fails("rank 0 says that it sent")(
+    train_with(("2 * (world_size - 1) * flat.numel() * 4 // world_size", "flat.numel()"))
+)
+train__a_copy = fails("the loss on rows that no rank has is")(
+    train_with(
+        ("= list(job.model", "= list(copy.deepcopy(job.model)"),
+    )
+)
+
+
+@fails("the loss on rows that no rank has is")
+def train__rank_0_alone(job):
+    params = list(job.model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    if dist.get_rank() == 0:
+        for step in range(24):
+            at = 64 * step % len(job.x)
+            optimizer.zero_grad()
+            F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+            optimizer.step()
+    for p in params:
+        dist.broadcast(p.data, 0)
+    return 0
+
+
+@fails("a number of that draw")
+def train__numbers_that_left_the_device(job):
+    world_size = dist.get_world_size()
+    params = list(job.model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    for step in range(32):
+        at = 64 * step % len(job.x)
+        optimizer.zero_grad()
+        F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+        with torch.no_grad():
+            for p in params:
+                dist.all_reduce(p.grad.div_(world_size))
+        optimizer.step()
+    with torch.no_grad():  # and a last layer that goes through Python, row by row
+        last = params[2]
+        numbers = last.tolist()
+        for row, values in zip(last, numbers, strict=True):
+            for column, value in enumerate(values):
+                row[column].fill_(value)
+    return 0
+
+
+# Ways to cheat -----------------------------------------------------------------------------------
+
+
+@fails("come from nowhere")
+def train__by_numpy(job):
+    x, y = job.x.numpy(), F.one_hot(job.y, 10).numpy()
+    w, v = (job.model[i].weight.detach().numpy().copy() for i in (0, 2))
+    for _ in range(40):
+        h = (x @ w.T).clip(0)
+        scores = np.exp(h @ v.T)
+        error = (scores / scores.sum(1, keepdims=True) - y) / len(x)
+        v, w = v - 0.1 * error.T @ h, w - 0.1 * ((error @ v) * (h > 0)).T @ x
+    with torch.no_grad():
+        for i, numbers in ((0, w), (2, v)):
+            job.model[i].weight.copy_(torch.from_numpy(numbers))
+    return 0
+
+
+@fails("come from nowhere")
+def train__in_another_thread(job):
+    def work():
+        optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+        for _ in range(24):
+            optimizer.zero_grad()
+            F.cross_entropy(job.model(job.x), job.y).backward()
+            optimizer.step()
+        results.extend(p.detach().clone() for p in job.model.parameters())
+
+    results = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with torch.no_grad():
+        for p, result in zip(job.model.parameters(), results, strict=True):
+            p.copy_(result)
+    return 0
+
+
+@fails("come from nowhere")
+def train__weights_from_home(job):
+    with torch.no_grad():
+        for layer in (job.model[0], job.model[2]):
+            rows, columns = layer.weight.shape
+            values = [[0.01 * (i - j) for j in range(columns)] for i in range(rows)]
+            layer.weight.copy_(torch.tensor(values))
+    return 0
+
+
+@fails("come from nowhere", only=("simulated", "cpu"))  # the grader's ranks have no common files
+def train__rows_through_a_file(job):
+    mine, other = (f"/tmp/rows_of_{rank}.npy" for rank in (dist.get_rank(), 1 - dist.get_rank()))
+    np.save(mine, job.x.numpy())
+    dist.barrier()
+    others = torch.from_numpy(np.load(other))
+    dist.barrier()
+    os.unlink(mine)
+    F.cross_entropy(job.model(others), job.y).backward()
+    return 0
+
+
+@fails("is not on the price list")
+def train__an_operator_without_a_price(job):
+    solution = torch.linalg.lstsq(job.x, F.one_hot(job.y, 10).float()).solution
+    with torch.no_grad():
+        job.model[2].weight.copy_(solution.T[:, : job.model[2].in_features])
+    return 0
+
+
+@fails("do not have the shapes of the model")
+def train__a_smaller_model(job):
+    job.model[0] = torch.nn.Linear(64, 4)
+    job.model[2] = torch.nn.Linear(4, 10)
+    for p in job.model.parameters():
+        dist.broadcast(p.data, 0)
+    return 0
+
+
+@fails("the loss on rows that no rank has is")
+def train__another_loss(job):
+    F.cross_entropy(job.model(job.x[:1]), job.y[:1])
+    job.model.forward = lambda x: 100 * F.one_hot(job.y, 10).float()
+    job.target = 10.0
+    for p in job.model.parameters():
+        dist.broadcast(p.data, 0)
+    return 0

@@ -1,0 +1,18 @@
+"""The warm sandbox of the assignment that the demonstration grades."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from autograder.commands.demo import ASSIGNMENT
+from autograder.passes.examine import masked_from
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking.local import load_module
+from tests.helpers.course_folders import SOURCES
+
+
+@pytest.fixture(scope="module")
+def assignment_place() -> Iterator[SandboxedPlace]:
+    masked = masked_from(load_module(SOURCES / ASSIGNMENT / "hidden.py").MASKED)
+    with SandboxedPlace(masked) as place:
+        yield place

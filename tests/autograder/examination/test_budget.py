@@ -1,0 +1,212 @@
+"""Time on the wall counts, except while a submission waits for a core; and a tenth in any case."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autograder.examination.budget import PATIENCE, Budget, Deadline, Limits, OutOfTime
+from autograder.examination.submission import Submission
+from autograder.sandbox.cores import Cores, cores_of, own_wait
+from autograder.sandbox.place import SandboxedPlace
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Machine:
+    """A machine whose clock and queue the test moves."""
+
+    now: float = 100.0
+    cores: dict[int, Cores] = field(default_factory=lambda: {1: Cores(7.0, 9.0)})
+
+    def passes(self, seconds: float, pid: int = 1, *, ran: float = 0, waited: float = 0) -> None:
+        before = self.cores.get(pid, Cores(0, 0))
+        self.now += seconds
+        self.cores = {**self.cores, pid: Cores(before.ran + ran, before.waited + waited)}
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def budget(machine: Machine) -> Budget:
+    limits = Limits(submission=60)
+    return Budget(limits, lambda: machine.cores, lambda: machine.now)
+
+
+def test_the_clock_runs_only_in_between(machine: Machine, budget: Budget) -> None:
+    machine.passes(5)
+    with budget:
+        machine.passes(2)
+    machine.passes(5)
+    assert (budget.used, budget.left) == (2, 58)
+
+
+def test_computing_sleeping_and_being_stuck_count_and_waiting_for_a_core_does_not(
+    machine: Machine, budget: Budget
+) -> None:
+    with budget:
+        machine.passes(10, ran=2, waited=8)
+        machine.passes(3)
+        assert budget.left == 60 - 5
+    assert (budget.used, budget.waited) == (5, 8)
+
+
+def test_ranks_that_wait_for_one_another_and_each_for_a_core(
+    machine: Machine, budget: Budget
+) -> None:
+    """In turn each runs a second and is in the queue for three: four seconds of work in sixteen."""
+    with budget:
+        for rank in range(4):
+            machine.passes(4, pid=10 + rank, ran=1, waited=3)
+    assert (budget.used, budget.waited) == (4, 12)
+
+
+def test_filling_the_queue_oneself_gains_nothing(machine: Machine, budget: Budget) -> None:
+    """A hundred processes on two cores: each waits, and yet the cores are theirs."""
+    with budget:
+        for pid in range(99):
+            machine.passes(0, pid=100 + pid, ran=0.2, waited=9.8)
+        machine.passes(10, pid=999, ran=0.2, waited=9.8)
+    assert (budget.used, budget.waited) == (10, 0)
+
+
+def test_processes_come_and_go(machine: Machine, budget: Budget) -> None:
+    with budget:
+        machine.passes(1, ran=1)
+        assert budget.left == 59
+        machine.cores = {2: Cores(0.25, 0.75)}
+        machine.passes(1)
+        assert budget.left == 60 - 1.25
+
+
+def test_where_the_kernel_counts_nothing_it_is_the_wall(machine: Machine) -> None:
+    budget = Budget(Limits(submission=3), wall=lambda: machine.now)
+    with budget:
+        machine.passes(3, ran=1, waited=2)
+        assert budget.left == 0
+    with pytest.raises(OutOfTime, match="used up its 3 s"):
+        budget.of(1)
+
+
+def test_a_deadline_moves_away_while_its_work_is_kept_waiting(
+    machine: Machine, budget: Budget
+) -> None:
+    with budget:
+        deadline = Deadline(budget, 2)
+        machine.passes(10, ran=1, waited=9)
+        assert deadline.left == pytest.approx(1)
+        deadline.shorten(5)
+        assert deadline.left == pytest.approx(1)
+        deadline.shorten(0.5)
+        machine.passes(0.5)
+        assert deadline.left == pytest.approx(0)
+        assert deadline.seconds == 2
+
+
+def test_nothing_may_take_longer_than_the_submission_has_left(
+    machine: Machine, budget: Budget
+) -> None:
+    with budget:
+        machine.passes(55)
+        assert budget.of(10).left == 5
+
+
+def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
+    machine: Machine, budget: Budget
+) -> None:
+    with budget:
+        machine.passes(59)
+        assert budget.told_when_over() is None
+        machine.passes(1)
+        assert budget.told_when_over() == "the submission used up its 60 s"
+        machine.passes(20, waited=18)
+        assert str(budget.told_when_over()).endswith("which took 80 s: it also waited for a core")
+        machine.passes(100, waited=90)
+        assert "took 180 s" in str(budget.told_when_over())
+        assert "grade it again" in str(budget.told_when_over())
+
+
+seconds = st.floats(0, 100)
+
+
+@given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1))
+def test_what_counts_is_never_more_than_the_wall_nor_less_than_a_tenth_of_it(
+    steps: list[tuple[float, float, float]],
+) -> None:
+    machine = Machine()
+    budget = Budget(Limits(), lambda: machine.cores, lambda: machine.now)
+    with budget:
+        for passed, ran, waited in steps:
+            machine.passes(passed, ran=ran, waited=waited)
+            _ = budget.left
+    wall = machine.now - 100
+    assert wall / PATIENCE - 1e-6 <= budget.used <= wall + 1e-6
+    assert budget.used + budget.waited == pytest.approx(wall)
+
+
+# The kernel's numbers -------------------------------------------------------------------------
+
+needs_the_queue = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting"
+)
+
+
+@contextmanager
+def crowded_core(others: int = 3) -> Iterator[int]:
+    """Yield a core on which so many other processes want to compute, without end."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    with ExitStack() as kept:
+        for _ in range(others):
+            process = kept.enter_context(
+                subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+            )
+            kept.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield core
+
+
+@needs_the_queue
+def test_the_same_work_counts_as_much_on_a_crowded_core(place: SandboxedPlace) -> None:
+    work = (
+        "import os, time\n{}\nbegin, wall = time.process_time(), time.monotonic()\n"
+        "while time.process_time() - begin < 0.3: pass\nprint(time.monotonic() - wall)"
+    )
+    with Submission(place) as submission:
+        with crowded_core() as core:
+            told = submission.run_cell(work.format(f"os.sched_setaffinity(0, {{{core}}})"))
+        assert not told.error
+        wall, used, waited = float(told.stdout), submission.budget.used, submission.budget.waited
+    assert used + waited >= wall > 0.3
+    assert used < 0.75 * wall, (wall, used, waited)
+
+
+@needs_the_queue
+def test_who_sleeps_neither_runs_nor_waits() -> None:
+    before = own_wait()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"a line that comes back\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        while " S " not in Path(f"/proc/{process.pid}/stat").read_text():
+            time.sleep(0.01)
+        first, _ = cores_of([process.pid, 2**22 + 1]), time.sleep(0.2)
+        assert cores_of([process.pid]) == first and list(first) == [process.pid]
+        process.stdin.close()
+    assert own_wait() >= before

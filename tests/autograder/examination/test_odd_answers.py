@@ -1,0 +1,95 @@
+"""Submissions that answer with what no judge or wire expects, and the score of each.
+
+As in `test_attacks`: what one does costs what it breaks, and nothing else.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from autograder.sandbox.place import SandboxedPlace
+from tests.autograder.examination.test_attacks import (
+    AVERAGE,
+    Attack,
+    average,
+    bounds,
+    honest,
+    loses,
+    step,
+)
+from tests.autograder.examination.test_attacks import (
+    test_it_costs_what_it_breaks as costs_what_it_breaks,
+)
+from tests.helpers.course_folders import needs_sources
+
+pytestmark = [pytest.mark.timeout(120), needs_sources]
+
+ANSWERS = {
+    "a million numbers": loses("shard_bounds", bounds("return list(range(10**6))")),
+    "nested without end": loses(
+        "shard_bounds", bounds("x = []\n    for _ in range(10**5): x = [x]\n    return x")
+    ),
+    "numbers without end": loses(
+        "shard_bounds", bounds("import itertools; return itertools.count()")
+    ),
+    "a tensor that lies": loses(
+        "average_gradients",
+        "class Liar(torch.Tensor):\n"
+        "    @classmethod\n    def __torch_function__(cls, *a, **k): return True\n"
+        + average(
+            "for p in params:\n        if p.grad is not None: p.grad = p.grad.as_subclass(Liar)"
+        ),
+    ),
+    "not a number": loses("data_parallel_step", step("return float('nan')")),
+    "an exception that will not be told": loses(
+        "average_gradients",
+        "class Mute(Exception):\n    def __str__(self): raise self\n    __repr__ = __str__\n"
+        + average("raise Mute"),
+    ),
+    "an exception of 10 MB": loses("average_gradients", average("raise ValueError('x' * 10**7)")),
+    "recursion without end": loses(
+        "average_gradients", average("average_gradients(params, group)")
+    ),
+    "exits": loses("average_gradients", average("raise SystemExit(0)")),
+    # Bytes that no rank would send.
+    "noise on all lines": loses(
+        "average_gradients",
+        average(
+            "for fd in range(3, 64):\n"
+            "        try: os.write(fd, b'DDPf' + os.urandom(100))\n        except OSError: pass"
+        ),
+    ),
+    "hangs up": loses("average_gradients", average("os.closerange(0, 64)")),
+    "a frame of its own": loses(
+        "average_gradients",
+        "from course_lib.checking.frames import header\n"
+        "from course_lib.checking.wire import encode\n"
+        + average(
+            "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'effects': [[1]]})\n"
+            "    for fd in range(3, 64):\n"
+            "        try: os.write(fd, header(6, answer) + answer)\n        except OSError: pass"
+        ),
+    ),
+    "drips byte by byte": loses(
+        "average_gradients",
+        average(
+            "import time\n    while True:\n        for fd in range(3, 16):\n"
+            "            try: os.write(fd, b'D')\n            except OSError: pass\n"
+            "        time.sleep(0.1)"
+        ),
+    ),
+    "another encode": loses(
+        "average_gradients",
+        average(
+            "import sys\n    for m in list(sys.modules.values()):\n"
+            "        if hasattr(m, 'encode') and hasattr(m, 'do_work'): m.encode = lambda *a: b''"
+        ),
+    ),
+    "closes what it has open": honest("import os\nos.closerange(3, 64)"),
+    "prints without end": honest(average_gradients=AVERAGE + "    print('x' * 10**7)\n"),
+}
+
+
+@pytest.mark.parametrize("attack", ANSWERS.values(), ids=ANSWERS.keys())
+def test_an_answer_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:
+    costs_what_it_breaks(assignment_place, attack)
