@@ -31,6 +31,7 @@ from course_lib.who_wins.problem import (
     network_of,
     new_model,
     steps_to,
+    training_rows,
 )
 
 FREE = network_of(0.0, 1e30)
@@ -70,6 +71,7 @@ def run_steps(
 
     Without a network nothing costs time: for the weights only. With one, operators are counted.
     """
+    training_rows()  # read here: on a rank, reading would be counted
     device = None if network is None else problem.device
     ranks = Ranks(problem.workers, on="simulated", network=network or FREE, device=device)
     looking = "all" if ALGORITHMS[name].differ else "first"
@@ -205,6 +207,7 @@ def run_server(
 
     `counted` counts operators, in addition to the declared lumps.
     """
+    training_rows()  # read here: on a rank, reading would be counted
     device = problem.device if counted else None
     ranks = Ranks(problem.workers + 1, on="simulated", network=network, device=device)
     result: tuple[list[float], list[Look]] = ranks.run(
