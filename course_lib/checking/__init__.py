@@ -22,8 +22,10 @@ order:
 - `payloads`, `codecs`, `feedback`, `random_places`: compressed tensors, byte for byte; what adds
   them up; what is kept for the next; places drawn by lot
 - `parallel_layers`, `pipeline`: a layer that ranks share, and schedules of stages
-- `mixing`, `agreement`: who mixes with whom, what comes of it, and how fast ranks agree
-- `asynchrony`: servers and workers out of step, as scripts of events
+- `optimizer_shards`: one optimizer that several ranks share
+- `mixing`, `neighbour_steps`, `agreement`: who mixes with whom, what comes of it, and how fast ranks agree
+- `asynchrony`: servers and workers out of step, as scripts of events; `diloco`: inner and outer
+  steps
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine

@@ -8,7 +8,8 @@ Read in this order:
 
 - `config`: the options; `datasets` and `models`: what is trained, on what
 - `loop`: `train`, the whole run; `trainer`: one rank's replica and one step of it; `precision`
-- `checkpoint`: how a run goes on after a rank was killed; `progress`: what is said meanwhile
+- `checkpoint`: how a run goes on after a rank was killed; `shrink`: how it goes on with those
+  that are left; `progress`: what is said meanwhile
 - `__main__`: the command line; `meeting`: how ranks find each other after a restart; `interrupt`:
   what Ctrl-C does
 """
