@@ -23,7 +23,8 @@ order:
   them up; what is kept for the next; places drawn by lot
 - `parallel_layers`, `pipeline`: a layer that ranks share, and schedules of stages
 - `optimizer_shards`: one optimizer that several ranks share
-- `mixing`, `neighbour_steps`, `agreement`: who mixes with whom, what comes of it, and how fast ranks agree
+- `mixing`, `neighbour_steps`, `agreement`: who mixes with whom, what comes of it, and how fast
+  ranks agree
 - `asynchrony`: servers and workers out of step, as scripts of events; `diloco`: inner and outer
   steps
 - `run_check`: runs its cases, wherever the ranks are
