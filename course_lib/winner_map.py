@@ -1,7 +1,9 @@
 """A map of who wins where: which algorithm is the fastest, over size and number of ranks.
 
+    >>> from matplotlib.figure import Figure
     >>> from course_lib.winner_map import winner_map
-    >>> winner_map(axes, [1e3, 1e6], {2: ["tree", "ring"], 4: ["tree", "tree"]})
+    >>> ax = Figure().subplots()
+    >>> winner_map(ax, [1e3, 1e6], {2: ["tree", "ring"], 4: ["tree", "tree"]})
 
 Each winner has a colour and a hatch of its own, so the map can be read in grey.
 """
