@@ -110,7 +110,9 @@ class Fabric:
         self._at_once[rank] = operation.posted, turn
         self._push(operation.posted, turn, rank, operation)
 
-    def _push(self, time: float, turn: int, rank: int, what: Operation | Running[Operation]) -> None:
+    def _push(
+        self, time: float, turn: int, rank: int, what: Operation | Running[Operation]
+    ) -> None:
         """Queue what happens at `time`. Of what ranks post at once, everyone's first comes first.
 
         Were it rank by rank, rank 0's third message would be sent before the first of rank 1, and

@@ -100,7 +100,8 @@ def test_endless_loop_meets_the_time_limit_and_leaves_no_thread() -> None:
     ranks = Ranks(3, on="simulated", timeout=3)
     with pytest.raises(RankTimeout, match=r"limit of 3 s") as caught:
         ranks.run(spin)
-    assert [state.doing for state in caught.value.states][1] == "running"
+    # Virtual sleep hands over at each turn: the limit may come at any moment of it.
+    assert caught.value.states[1].doing in ("running", "ready to go on")
     assert "barrier" in caught.value.states[0].doing
     assert threading.active_count() == before
     assert ranks.run(dist.get_rank) == [0, 1, 2]
