@@ -61,7 +61,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def readme_rows() -> list[str]:
     """Return the rows of the README's table lecture → module → assignment."""
-    return re.findall(r"^\|.*lectures/\d\d_.*\|$", README, re.MULTILINE)
+    return re.findall(r"^\|.*(?:lectures|assignments)/\d\d_.*\|$", README, re.MULTILINE)
 
 
 def test_the_readme_links_to_what_exists() -> None:
