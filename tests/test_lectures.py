@@ -40,8 +40,19 @@ def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
+ALWAYS = ("00_start_here", "01_minibatch_sgd", "02_data_parallel_sgd", "09_sharding_the_model")
+"""Lectures that `make test` executes; `make test-all` executes every one."""
+
+
 @pytest.mark.timeout(2 * SECONDS_PER_LECTURE)
-@pytest.mark.parametrize("path", LECTURES, ids=name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=() if path.stem in ALWAYS else pytest.mark.large)
+        for path in LECTURES
+    ],
+    ids=name,
+)
 def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     """In a copy, so that nothing comes from, or goes into, the folder of a student."""
     folder = shutil.copytree(path.parent, tmp_path / "lectures")

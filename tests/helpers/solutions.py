@@ -13,7 +13,7 @@ from course_lib.checking import Check
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
-EVERY = 18
+EVERY = 36
 """Of so many mutants one runs by default on real ranks and in the grader; ``make test-all`` runs
 all of them there."""
 
