@@ -91,8 +91,9 @@ class Referee:
         shared = {"race": dict(case.parameters), "weights": drawn.weights}
         return [{**shared, "x": x, "y": y} for x, y in own]
 
-    @sees(ANYTHING)
+    @sees({"tape": ANYTHING})  # the referee says what is wrong with a tape
     def judge(self, case, inputs, values):
+        self.score = None
         race = Race.of(case.parameters)
         seeds = [f"{self.secret} written", f"{self.secret} scored"]
         try:
@@ -100,6 +101,12 @@ class Referee:
         except TapeError as error:
             raise Wrong(str(error)) from None
         judge_score(race, self.score)
+
+    def played(self):
+        """Return the score; of what could not be played there is none."""
+        if self.score is None:
+            raise Wrong("it could not be played, so there is no time and there are no bytes")
+        return self.score
 
 
 def judge_score(race, score):
@@ -119,7 +126,7 @@ def judge_score(race, score):
 
 
 def in_time(case, observed, trace):
-    race, score = Race.of(case.parameters), REFEREE.score
+    race, score = Race.of(case.parameters), REFEREE.played()
     if score.seconds > race.limit:
         raise Wrong(
             f"it takes {1e3 * score.seconds:.1f} virtual milliseconds, expected at most "
@@ -130,7 +137,7 @@ def in_time(case, observed, trace):
 
 
 def says_its_bytes(case, observed, trace):
-    score = REFEREE.score
+    score = REFEREE.played()
     for rank, (says, sent) in enumerate(zip(score.claimed, score.sent, strict=True)):
         if abs(says - sent) > 0.01 * sent:
             raise Wrong(
