@@ -12,9 +12,9 @@ batch. Everything that communicates is imported; here it is only put together:
     DiLoCo          every 8 steps an outer step                         DiLoCo
     asynchronous, bounded staleness: a server, which is one rank more   ParameterServer, serve
 
-`dist.all_reduce` is a ring, as in NCCL for long tensors. Learning rates are the best of those that
-``python -m course_lib.who_wins tune`` tries, by steps to the target, on seeds that the map does not
-use.
+`dist.all_reduce` is a ring, as in NCCL for long tensors. Learning rates were picked by hand, from
+one to three tries each on seeds that the map does not use, some on one seed only: no fair contest.
+``python -m course_lib.who_wins --tune`` tries three around each, and prints what they give.
 """
 
 from collections.abc import Callable, Mapping
