@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from course_lib.ranks.board.diagnosis import board_states, find_mismatch, find_unfinished
 from course_lib.ranks.board.views import RankView
-from course_lib.ranks.explain.errors import RankError, RanksError, RankState
+from course_lib.ranks.explain.errors import MismatchError, RankError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 
 
@@ -16,13 +16,14 @@ def some_raised(
     states: Sequence[RankState] | None = None,
 ) -> RanksError:
     """Return the error for exceptions on some ranks; `states`: what the others do, if known."""
-    if any(failure.mismatch for failure in failures.values()):
-        mismatch = find_mismatch(views)
-        if mismatch is not None:
-            return mismatch
+    rows = board_states(views) if states is None else states
+    for failure in failures.values():
+        if failure.mismatch:
+            # A rank that has ended may have taken its side of a message from the board.
+            words = f"{failure.message[:1].upper()}{failure.message[1:]}."
+            return find_mismatch(views) or MismatchError(words, rows)
     # The one whose board entry stopped changing first failed first.
     first = min(failures, key=lambda rank: views[rank].since)
-    rows = board_states(views) if states is None else states
     return rank_error(failures, first, rows, failures[first].original())
 
 
