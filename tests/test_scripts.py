@@ -28,6 +28,7 @@ def losses(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
 
 
+@pytest.mark.large
 @pytest.mark.timeout(400)
 def test_the_ddp_script_trains_alike_on_any_number_of_ranks(tmp_path):
     """Also in micro-batches, and in two goes."""

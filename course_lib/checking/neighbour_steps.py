@@ -43,15 +43,19 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
     memory, calls = [param.data_ptr() for param in params], []
     for targets, matrix in zip(mine["targets"], mine["matrices"], strict=True):
 
-        def loss(targets: list[Tensor] = targets) -> Any:
+        def used(targets: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
             calls.append("loss")
             compute(mine["seconds"])
             pairs = enumerate(zip(params, targets, strict=True))
-            used = [pair for i, pair in pairs if i != mine["unused"]]
-            if mine["loss"] == "product":
-                return sum((p * t).sum() for p, t in used)
-            return sum((p - t).square().sum() / 2 for p, t in used)
+            return [pair for i, pair in pairs if i != mine["unused"]]
 
+        def distance(targets: list[Tensor] = targets) -> Any:
+            return sum((p - t).square().sum() / 2 for p, t in used(targets))
+
+        def product(targets: list[Tensor] = targets) -> Any:
+            return sum((p * t).sum() for p, t in used(targets))
+
+        loss = product if mine["loss"] == "product" else distance
         weights = as_weights(matrix, params[0])
         step(given.iterable(params), loss, mine["lr"], weights, group=given.group)
     return {

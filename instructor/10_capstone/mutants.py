@@ -181,7 +181,7 @@ train__counts_the_tensor = fails("rank 0 says that it sent")(
 )
 train__a_copy = fails("the loss on rows that no rank has is")(
     train_with(
-        ("= list(job.model", "= list(copy.deepcopy(job.model)"),
+        ("= list(job.model", "= list(__import__('copy').deepcopy(job.model)"),
     )
 )
 

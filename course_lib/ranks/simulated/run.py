@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -241,7 +241,8 @@ class Run:
                 self.failures[rank] = (self.fabric.clock[rank], self._as_of_notebook(rank, error))
         finally:
             leave_world()
-            self.ranks[rank].works.forget()
+            with suppress(Stopped):  # one more, on its way to a rank that was ending
+                self.ranks[rank].works.forget()
             self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
