@@ -14,8 +14,8 @@ from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
 EVERY = 36
-"""Of so many mutants one runs by default on real ranks and in the grader; ``make test-all`` runs
-all of them there."""
+"""Of so many mutants one runs by default on real ranks and in the grader, and of two on simulated
+ranks; ``make test-all`` runs them all."""
 
 
 @cache
