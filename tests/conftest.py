@@ -134,6 +134,19 @@ def kernels_have_an_address_of_their_own() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def fresh_matplotlib() -> Iterator[None]:
+    """Draw on no screen and in matplotlib's own style, whatever a notebook's cell set before."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.use("agg")
+        yield
+        plt.close("all")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left_behind() -> Iterator[None]:
     """Fail the run when a process that a test started outlives whoever was to end it.

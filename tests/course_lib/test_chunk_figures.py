@@ -1,7 +1,5 @@
 """Pictures of chunks say what the ranks really hold, and are drawn from what was really sent."""
 
-import matplotlib
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,13 +14,7 @@ from course_lib.chunk_figures import (
 from course_lib.collectives import exchange, reduce_scatter, ring_all_reduce
 from course_lib.ranks import Ranks
 
-
-@pytest.fixture(autouse=True)
-def without_a_screen():
-    with matplotlib.rc_context():
-        matplotlib.use("agg")
-        yield
-        plt.close("all")
+pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
 
 def texts(axes) -> list[str]:

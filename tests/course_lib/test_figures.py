@@ -38,12 +38,7 @@ SPANS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fresh_matplotlib():
-    with matplotlib.rc_context():
-        matplotlib.use("agg")
-        yield
-        plt.close("all")
+pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
 
 @pytest.fixture

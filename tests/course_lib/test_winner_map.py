@@ -2,19 +2,12 @@
 
 import itertools
 
-import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
 from course_lib.winner_map import winner_map
 
-
-@pytest.fixture(autouse=True)
-def fresh_matplotlib():
-    with matplotlib.rc_context():
-        matplotlib.use("agg")
-        yield
-        plt.close("all")
+pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
 
 def test_a_map_covers_every_place_once_and_names_each_winner():

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import nbformat
 
 from course_lib.checking import Check
@@ -46,8 +47,9 @@ def code_cells(folder: Path) -> Iterator[Any]:
 def solution_of(folder: Path, task: str) -> Any:
     """Return the notebook's own solution of a task."""
     namespace: dict[str, Any] = {}
-    for cell in code_cells(folder):
-        role = cell.metadata.get("nbgrader", {})
-        if role.get("solution") or "import" in cell.source.partition("\n")[0]:
-            exec(compile(cell.source, f"<{folder.name}>", "exec"), namespace)
+    with matplotlib.rc_context():  # the first cell sets the course's style, for its notebook
+        for cell in code_cells(folder):
+            role = cell.metadata.get("nbgrader", {})
+            if role.get("solution") or "import" in cell.source.partition("\n")[0]:
+                exec(compile(cell.source, f"<{folder.name}>", "exec"), namespace)
     return namespace[checks_of(folder)[task].function]
