@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all lab formgrader doctor site lint bench gpu help
+.PHONY: demo test test-all coverage lab formgrader doctor site lint bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -29,6 +29,15 @@ test: .venv/ready  ## the tests; choose some with ARGS="-k sharding"
 
 test-all: .venv/ready  ## and those that need gigabytes of memory, or minutes
 	@$(PYTEST) -m '' $(ARGS)
+
+# Workers, ranks and servers are measured too, so it takes about twice as long as the tests alone.
+COVERAGE = .venv/bin/python -m coverage
+coverage: .venv/ready  ## which lines the tests run, of what decides grades and of the fabric
+	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
+	@$(COVERAGE) erase
+	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES))
+	@$(COVERAGE) combine --quiet && $(COVERAGE) report --skip-covered
+DECIDES = tests/course_lib/checking tests/course_lib/ranks tests/autograder
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
 lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments

@@ -20,10 +20,12 @@ if os.environ.get("PATH", os.defpath).split(os.pathsep)[0] != commands:
     os.environ["PATH"] = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
 
 root = Path(__file__).resolve().parent
-grading = Path("grading")
+# Another class in the same checkout, such as what `make` has graded:
+# make formgrader GRADING=grading/demo
+grading = Path(os.environ.get("GRADING") or "grading")
 # SQLite makes the gradebook, but no folder for it. Where nothing may be written, nbgrader says so.
 with contextlib.suppress(OSError):
-    (root / grading).mkdir(exist_ok=True)
+    (root / grading).mkdir(parents=True, exist_ok=True)
 
 c.CourseDirectory.course_id = "sgd-to-ddp"
 c.CourseDirectory.root = str(root)

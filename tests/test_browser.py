@@ -1,9 +1,12 @@
-"""The course in a browser: a real JupyterLab on a student's desk, and what they click there."""
+"""The course in a browser: a real JupyterLab, and what students and instructors click there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +18,12 @@ import nbformat
 import pytest
 from nbformat import v4
 
+from autograder.commands.demo import ASSIGNMENT, demo
 from course_lib.desk.lab import environment
 from course_lib.desk.refresh import refresh
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
-from tests.helpers.course_folders import needs_sources
+from tests.helpers.course_folders import SOURCES, needs_sources
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
 SHOTS = os.environ.get("SCREENSHOTS")
@@ -40,17 +44,23 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def lab(desk: Path) -> Iterator[str]:
-    """Start JupyterLab as `course lab` does; return its address."""
-    options = ["--no-browser", "--port=0", "--IdentityProvider.token=", "--allow-root"]
-    options += ["--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={desk}"]
-    runtime = desk.parent / "runtime"
+OPTIONS = (
+    *("--no-browser", "--port=0", "--IdentityProvider.token=", "--allow-root"),
+    "--LabApp.expose_app_in_browser=True",
+)
+
+
+@contextlib.contextmanager
+def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) -> Iterator[str]:
+    """Run a command that becomes or starts JupyterLab, at home in `home`; return its address."""
+    runtime = home / "runtime"
     process = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", *options],
-        env={**environment(), "JUPYTER_RUNTIME_DIR": str(runtime), "HOME": str(desk.parent)},
+        command,
+        cwd=folder,
+        env={**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime), "HOME": str(home), **settings},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 180
@@ -60,12 +70,21 @@ def lab(desk: Path) -> Iterator[str]:
         time.sleep(0.5)
         yield json.loads(found[0].read_text())["url"]
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@pytest.fixture(scope="module")
+def lab(desk: Path) -> Iterator[str]:
+    """Start JupyterLab as `course lab` does; return its address."""
+    command = [sys.executable, "-m", "jupyterlab", *OPTIONS, f"--ServerApp.root_dir={desk}"]
+    with jupyterlab(command, desk, desk.parent, **environment()) as address:
+        yield address
 
 
 @pytest.fixture
@@ -202,3 +221,52 @@ def test_a_check_is_red_and_then_green(page: Browser, lab: str) -> None:
         run(cell)
     page.wait_for(f"{told}.includes('3 of 3 cases passed')", 240)
     assert "CheckFailed" not in page.run(told)
+
+
+@pytest.fixture(scope="module")
+def graded_class(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a course folder in which `make` has graded its class of six."""
+    folder = tmp_path_factory.mktemp("a course")
+    shutil.copytree(SOURCES / ASSIGNMENT, folder / SOURCES.name / ASSIGNMENT)
+    for name in ("nbgrader_config.py", "Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    before = os.environ["PATH"]
+    demo(folder, say=lambda line: None)
+    yield folder
+    os.environ["PATH"] = before  # nbgrader_config.py puts this Python's folder in front
+
+
+@needs_sources
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.filterwarnings("ignore")  # nbgrader and what it stands on, not we
+def test_formgrader_lists_the_class_of_six_and_shows_one(
+    graded_class: Path, request: pytest.FixtureRequest
+) -> None:
+    command = ["make", "-o", ".venv/ready", "formgrader", "GRADING=grading/demo"]
+    command.append(f"ARGS={' '.join(OPTIONS)}")
+    home = graded_class / "home"
+    inside = "document.querySelector('iframe[src*=formgrader]').contentDocument"
+
+    def click(words: str) -> None:
+        link = f"[...{inside}.querySelectorAll('a')].find(a => a.textContent.trim() === '{words}')"
+        page.wait_for(f"{inside} && {link} !== undefined")
+        page.run(f"{link}.click()")
+
+    with jupyterlab(command, graded_class, home) as address, Browser() as page:
+        page.open(f"{address}lab")
+        page.wait_for("window.jupyterapp !== undefined", 180)
+        page.run("void window.jupyterapp.commands.execute('nbgrader:open-formgrader')")
+        page.wait_for("document.querySelector('iframe[src*=formgrader]') !== null")
+        for words in ("Manual Grading", ASSIGNMENT, ASSIGNMENT):
+            page.wait_for(f"{inside}.readyState === 'complete'")
+            click(words)
+            page.wait_for(f"{inside}.title !== '{words}'")
+        rows = f"[...{inside}.querySelectorAll('tbody tr')].map(row => row.innerText)"
+        page.wait_for(f"{rows}.length === 6")
+        told = page.run(rows)
+        print(told)
+        click("Submission #1")
+        page.wait_for(f'{inside}.body.innerText.includes("Student\'s answer")')
+        if SHOTS:
+            page.screenshot(Path(SHOTS, f"{request.node.name}.png"))

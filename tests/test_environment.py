@@ -152,3 +152,28 @@ def test_what_is_switched_off_for_students_is_what_nbgrader_switches_on() -> Non
     }
     on, off = extensions.values()
     assert on.keys() == off.keys() and not any(off.values())
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_what_there_is(path: Path) -> None:
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all("timeout-minutes" in job for job in jobs.values() if len(job["steps"]) > 1)
+    asked = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(step.get("run", "") for step in steps)))
+    assert asked <= set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+
+
+def test_continuous_integration_runs_both_tiers_and_the_oldest_python() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    run = {name: "\n".join(s.get("run", "") for s in job["steps"]) for name, job in jobs.items()}
+    assert ".ci/run" in run["default"] and "make test" in (ROOT / ".ci" / "run").read_text()
+    assert "make test-all" in run["large"]
+    pythons = jobs["default"]["strategy"]["matrix"]["python"]
+    assert f">={pythons[0]}" == PROJECT["requires-python"]
+    # The parts are the whole: what one takes, the last one leaves out.
+    *parts, rest = jobs["large"]["strategy"]["matrix"]["part"]
+    assert rest.split() == [f"--ignore={part}" for part in parts]
+    assert all((ROOT / part).exists() for part in parts)

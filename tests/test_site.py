@@ -94,5 +94,22 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         browser.open(f"{(site / 'docs/site/index.html').as_uri()}")
         theme = "document.documentElement.dataset.theme"
         assert browser.wait_for(theme) == ("dark" if dark else "light")
-        browser.open(f"{(site / 'search.html').as_uri()}?q=deadlock")
+        browser.run("document.querySelector('.bd-sidebar-primary .search-button-field').click()")
+        browser.wait_for("document.querySelector('#pst-search-dialog[open]') !== null")
+        form = "document.querySelector('#pst-search-dialog form')"
+        browser.run(
+            f"{form}.querySelector('input').value = 'error feedback'; {form}.requestSubmit()"
+        )
         browser.wait_for("document.querySelectorAll('.search li').length >= 3")
+        found = browser.run("document.querySelector('.search li').innerText")
+        browser.run("document.querySelector('.search li a').click()")
+        browser.wait_for("location.pathname.endsWith('/lectures/06_compression.html')")
+        assert browser.wait_for("document.querySelector('h1').innerText")[:20] in found
+        # Code is as light as the page is dark, and an equation stands in the middle.
+        light = "(e => getComputedStyle(e).color.match(/\\d+/g).reduce((s, x) => s + +x, 0) / 765)"
+        code = f"{light}(document.querySelector('.highlight pre'))"
+        assert browser.wait_for(f"{code} + 1") > 1.6 if dark else browser.run(code) < 0.4
+        middle = "(e => (r => (r.left + r.right) / 2)(e.getBoundingClientRect()))"
+        equation = "document.querySelector('div.math')"
+        off = f"{middle}({equation}) - {middle}({equation}.querySelector('math'))"
+        assert abs(browser.run(off)) < 5

@@ -198,6 +198,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")
-    print("Task 4 waits for a person: 3 points, graded by hand in formgrader.")
+    print("Task 4 waits for a person: 3 points, graded by hand in formgrader, with")
+    print("  make formgrader GRADING=grading/demo")
     print(f"Feedback, as the students would read it: {root / 'grading/demo/feedback'}")
     return 0
