@@ -37,7 +37,7 @@ coverage: .venv/ready  ## which lines the tests run, of what decides grades and 
 	@$(COVERAGE) erase
 	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES))
 	@$(COVERAGE) combine --quiet && $(COVERAGE) report --skip-covered
-DECIDES = tests/course_lib/checking tests/course_lib/ranks tests/autograder
+DECIDES = tests/course_lib/checking tests/course_lib/ranks tests/autograder tests/test_assignments.py
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
 lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments

@@ -75,7 +75,7 @@ MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in mutants_in(f
 FAILING = [
     pytest.param(
         *(folder, mutant, place),
-        id=f"{mutant.task}__{mutant.mistake}-{place}",
+        id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
         marks=() if number % (2 if place == "simulated" else EVERY) == 0 else pytest.mark.large,
     )
     for number, (folder, mutant) in enumerate(MUTANTS)

@@ -27,7 +27,7 @@ MUTANTS = [
 CASES = [
     pytest.param(
         *(folder, mutant),
-        id=f"{mutant.task}__{mutant.mistake}",
+        id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
         # Those that are found here alone run always.
         marks=() if number % EVERY == 0 or len(mutant.where) == 1 else pytest.mark.large,
     )

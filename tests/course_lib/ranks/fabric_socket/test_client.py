@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,10 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import RankError, RanksError
+from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout
+from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
+from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.ranks import Ranks
 from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.every_operation import assert_same, everything
@@ -97,3 +104,82 @@ def test_found_and_explained(
         for text in texts:
             assert text in str(caught.value)
     assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+ANOTHER = """
+import sys
+import torch, torch.distributed as dist
+from course_lib.ranks.fabric_socket.client import fabric_rank
+
+with fabric_rank(sys.argv[1], 1, 2, bytes.fromhex(sys.argv[2])) as client:
+    x = torch.tensor([10.0, 20.0])
+    dist.all_reduce(x)
+    got = torch.empty(3)
+    dist.recv(got, src=0)
+    client.sleep(2.0)
+    dist.send(got.flip(0), dst=0)
+    print(x.tolist(), client.now() >= 2.0)
+"""
+
+
+def test_ranks_may_be_any_processes(tmp_path: Path) -> None:
+    """One is this process, the other a program that nobody forked."""
+    path = str(tmp_path / "fabric")
+    server = FabricServer(path, 2, NETWORK)
+    told: list[RanksError] = []
+
+    def serve() -> None:
+        try:
+            server.serve(timeout=60)
+        except RanksError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    other = subprocess.Popen(
+        [sys.executable, "-c", ANOTHER, path, server.secrets[1].hex()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with fabric_rank(path, 0, 2, server.secrets[0]) as client:
+            x = torch.tensor([1.0, 2.0])
+            dist.all_reduce(x)
+            dist.send(torch.tensor([3.0, 4.0, 5.0]), dst=1)
+            back = torch.empty(3)
+            handle = dist.irecv(back, src=1)
+            early = handle.is_completed()
+            handle.wait()
+            with pytest.raises(ValueError, match="own partner"):
+                client.post(Operation(0, "send", "", (0, 1), [x], [], peer=0))
+            now = client.now()
+        said, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    thread.join(30)
+    assert not told and not early
+    assert x.tolist() == [11.0, 22.0] and back.tolist() == [5.0, 4.0, 3.0]
+    assert said == "[11.0, 22.0] True\n" and now > 2.0
+
+
+def test_a_fabric_that_is_gone_stops_its_rank(tmp_path: Path) -> None:
+    path = str(tmp_path / "fabric")
+    server = FabricServer(path, 2, NETWORK)
+    told: list[RanksError] = []
+
+    def serve() -> None:
+        try:
+            server.serve(timeout=0.2)
+        except RanksError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with (
+        pytest.raises(FabricStopped, match="hung up"),
+        fabric_rank(path, 0, 2, server.secrets[0]),
+    ):
+        dist.recv(torch.empty(1), src=1)
+    thread.join(30)
+    assert [type(error) for error in told] == [RankTimeout]
