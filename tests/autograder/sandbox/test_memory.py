@@ -69,3 +69,43 @@ def test_descendants_and_their_memory_are_seen() -> None:
         assert private_memory(process.pid) > 80 << 20
         process.stdin.close()
     assert private_memory(2**22 + 1) == 0
+
+
+def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
+    cgroups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = MemoryGroup.make(1000, 7, cgroups, "/mine")
+    assert group is not None
+    write = Path.write_text
+
+    def gone(path: Path, text: str) -> int:
+        if path.name == "cgroup.procs" and text == "41":
+            raise ProcessLookupError  # as the kernel says it
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", gone)
+    group.add([41, 42])
+    assert (group.path / "cgroup.procs").read_text() == "42"
+    for file in list(group.path.iterdir()):
+        file.unlink()  # a real group's files go with it
+    group.close()
+    assert not group.path.exists() and group.kills() == 0
+
+
+def test_both_ways_of_finding_descendants_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the kernel was built without the lists of children."""
+    code = (
+        "import os, sys\nfor _ in range(2):\n    if os.fork() == 0: os.fork(); break\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as tree:
+        assert tree.stdin and tree.stdout
+        for _ in range(5):
+            tree.stdout.readline()
+        listed = sorted(descendants(tree.pid))
+        monkeypatch.setattr(os.path, "exists", lambda path: False)
+        assert sorted(descendants(tree.pid)) == listed
+        assert len(listed) == 4
+        tree.stdin.close()

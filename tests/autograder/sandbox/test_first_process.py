@@ -1,0 +1,78 @@
+"""Process 1 of a sandbox is held by a descriptor, and never somebody else by the same number."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autograder.sandbox.first_process import hold, kill
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfd is Linux's"),
+]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def reported(text: bytes, parent: int, timeout: float = 5.0) -> int | None:
+    """Return what is held after a report of `text`, whose writer has then hung up."""
+    reads, writes = os.pipe()
+    with open(reads, "rb", buffering=0) as info:
+        os.write(writes, text)
+        os.close(writes)
+        return hold(info, parent, timeout)
+
+
+def child(pid: int) -> bytes:
+    return json.dumps({"child-pid": pid}).encode()
+
+
+def test_a_child_is_held_and_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    held = reported(child(sleeper.pid), os.getpid())
+    assert held is not None and sleeper.poll() is None
+    kill(held, 20)
+    assert sleeper.wait(20) == -9
+    with pytest.raises(OSError):
+        os.fstat(held)
+
+
+def test_whoever_is_no_child_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
+    """The number may have gone to another process since it was reported."""
+    assert reported(child(sleeper.pid), parent=sleeper.pid) is None
+    assert sleeper.poll() is None
+
+
+def test_one_that_has_ended_already_is_not_held() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert reported(child(ended.pid), os.getpid()) is None
+
+
+def test_killing_twice_does_no_harm(sleeper: subprocess.Popen[bytes]) -> None:
+    first, second = (reported(child(sleeper.pid), os.getpid()) for _ in range(2))
+    assert first is not None and second is not None
+    kill(first, 20)
+    sleeper.wait(20)
+    kill(second, 20)
+
+
+def test_no_report_is_an_error() -> None:
+    with pytest.raises(OSError, match="ended at once"):
+        reported(b"", os.getpid())
+    with pytest.raises(OSError, match="ended at once"):
+        reported(b'{"child-pid"', os.getpid())  # it was cut off
+    reads, writes = os.pipe()
+    with open(reads, "rb", buffering=0) as info, pytest.raises(TimeoutError, match="no sign"):
+        hold(info, os.getpid(), 0.05)
+    os.close(writes)
