@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -256,16 +257,18 @@ def test_formgrader_lists_the_class_of_six_and_shows_one(
     with jupyterlab(command, graded_class, home) as address, Browser() as page:
         page.open(f"{address}lab")
         page.wait_for("window.jupyterapp !== undefined", 180)
+        page.run("window.jupyterapp.restored.then(() => true)")
         page.run("void window.jupyterapp.commands.execute('nbgrader:open-formgrader')")
         page.wait_for("document.querySelector('iframe[src*=formgrader]') !== null")
+        at = "gradebook"
         for words in ("Manual Grading", ASSIGNMENT, ASSIGNMENT):
-            page.wait_for(f"{inside}.readyState === 'complete'")
             click(words)
-            page.wait_for(f"{inside}.title !== '{words}'")
+            page.wait_for(f"{inside}.location.pathname.endsWith('/{at}')")
+            at += f"/{ASSIGNMENT}"
         rows = f"[...{inside}.querySelectorAll('tbody tr')].map(row => row.innerText)"
         page.wait_for(f"{rows}.length === 6")
-        told = page.run(rows)
-        print(told)
+        scores = sorted(re.findall(r"\d+ / 12", "\n".join(page.run(rows))))
+        assert scores == ["0 / 12", "12 / 12", "12 / 12", "8 / 12", "8 / 12", "8 / 12"]
         click("Submission #1")
         page.wait_for(f'{inside}.body.innerText.includes("Student\'s answer")')
         if SHOTS:

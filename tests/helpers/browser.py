@@ -66,12 +66,17 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = 120) -> Any:
-        """Return the value of an expression as soon as it is true."""
+        """Return the value of an expression once it is true; a page that loads has no body."""
         deadline = time.monotonic() + seconds
-        while not (value := self.run(script)):
-            assert time.monotonic() < deadline, f"not so after {seconds:g} s: {script}"
+        while True:
+            try:
+                if value := self.run(script):
+                    return value
+                why = ""
+            except AssertionError as error:
+                why = f": {error}"
+            assert time.monotonic() < deadline, f"not so after {seconds:g} s: {script}{why}"
             time.sleep(0.2)
-        return value
 
     def screenshot(self, path: Path) -> None:
         data = self._ask("Page.captureScreenshot", {"format": "png"}, self._session)["data"]
