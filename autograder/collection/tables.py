@@ -6,7 +6,6 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 _STARTS_A_FORMULA = ("=", "+", "-", "@")
 
@@ -30,14 +29,6 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(header)
     writer.writerows([safe_cell(cell) for cell in row] for row in rows)
     return text.getvalue()
-
-
-def write_whole(path: Path, text: str, encoding: str = "utf-8") -> None:
-    """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.part")
-    draft.write_text(text, encoding=encoding, newline="")
-    draft.replace(path)
 
 
 def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from autograder.course import find_sources, load_config
 from autograder.examination.budget import Limits
-from autograder.leaderboard.entries import FAILED, Entry, Store, ranked, write_whole
+from autograder.files import write_whole
+from autograder.leaderboard.entries import FAILED, Entry, Store, ranked
 from autograder.leaderboard.page import page, table
 from autograder.leaderboard.timing import (
     Meeting,
@@ -102,9 +103,9 @@ def leaderboard(
             _time_all(names, submitted, meeting, place, store, say)
     finally:  # also when it is interrupted: what is known is shown
         entries = ranked(store.entries[name] for name in names if name in store.entries)
-        target.mkdir(parents=True, exist_ok=True)
-        write_whole(target / f"{stem}.html", page(entries, meeting.race, title, plays))
-        write_whole(target / f"{stem}.csv", table(entries))
+        shown = page(entries, meeting.race, title, plays)
+        write_whole(target / f"{stem}.html", shown, errors="replace")
+        write_whole(target / f"{stem}.csv", table(entries), errors="replace")
     return entries
 
 
