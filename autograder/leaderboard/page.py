@@ -11,6 +11,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
+from autograder.foreign_text import no_formula, printable
 from autograder.leaderboard.entries import TIMED, Entry
 from course_lib.capstone import DEVICE, LAUNCH, Race
 
@@ -109,13 +110,10 @@ def _row(entry: Entry, longest: float) -> str:
         (f"{entry.loss:.3f}" if has else "", "n", ""),
         (note, "", ""),
     )
-    told = "".join(f'<td class="{kind}">{_text(text)}{more}</td>' for text, kind, more in cells)
+    told = "".join(
+        f'<td class="{kind}">{escape(printable(text))}{more}</td>' for text, kind, more in cells
+    )
     return f'<tr class="{"" if timed else "out"}">{told}</tr>'
-
-
-def _text(text: str) -> str:
-    """Return text that a browser shows as it is, without characters that turn it around."""
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
 def table(entries: Sequence[Entry]) -> str:
@@ -135,15 +133,9 @@ def table(entries: Sequence[Entry]) -> str:
         numbers = (e.seconds, e.light, round(e.distance, 4), e.sent, e.gradients, e.loss)
         writer.writerow(
             [
-                *(e.place or "", _cell(e.name), e.status),
+                *(e.place or "", no_formula(printable(e.name)), e.status),
                 *(numbers if has else [""] * len(numbers)),
-                _cell(e.note),
+                no_formula(printable(e.note)),
             ]
         )
     return out.getvalue()
-
-
-def _cell(text: str) -> str:
-    """Return text that a spreadsheet does not take for a formula."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return f"'{clean}" if clean[:1] in ("=", "+", "-", "@") else clean
