@@ -85,11 +85,8 @@ class Referee:
 
     def inputs(self, case, generator):
         self.secret = str(torch.randint(2**62, (), generator=generator).item())
-        race = Race.of(case.parameters)
-        drawn = draw(race, f"{self.secret} written")
-        own = zip(drawn.x, drawn.y, strict=True)
-        shared = {"race": dict(case.parameters), "weights": drawn.weights}
-        return [{**shared, "x": x, "y": y} for x, y in own]
+        drawn = draw(Race.of(case.parameters), f"{self.secret} written")
+        return drawn.inputs(race=dict(case.parameters))
 
     @sees({"tape": ANYTHING})  # the referee says what is wrong with a tape
     def judge(self, case, inputs, values):

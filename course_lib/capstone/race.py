@@ -88,6 +88,11 @@ class Draw:
     y: list[Tensor]
     held: tuple[Tensor, Tensor]
 
+    def inputs(self, **shared: Any) -> list[dict[str, Any]]:
+        """Return what each rank is given to train on, for `write_tape`, and what all share."""
+        rows = zip(self.x, self.y, strict=True)
+        return [{**shared, "weights": self.weights, "x": x, "y": y} for x, y in rows]
+
 
 def draw(race: Race, seed: str) -> Draw:
     """Return the draw of a seed."""
