@@ -30,6 +30,7 @@ from autograder.leaderboard.timing import (
     time_submission,
 )
 from autograder.passes.examine import masked_from
+from autograder.pool.progress import in_words
 from autograder.sandbox import bubblewrap as sandbox
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
@@ -136,8 +137,8 @@ def _time_all(
         timed += 1
         each = (time.monotonic() - began) / timed
         left = each * (len(names) - number)
-        wait = f"; about {left / 60:.0f} min left" if left > 90 else f"; about {left:.0f} s left"
-        say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait if left else ''}")
+        wait = f"; about {in_words(left)} left" if left else ""
+        say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait}")
 
 
 def _told(entry: Entry) -> str:
