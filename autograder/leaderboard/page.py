@@ -30,6 +30,7 @@ th { font-weight: 600; }
 .name { min-width: 12rem; }
 .n { text-align: right; font-variant-numeric: tabular-nums;
   white-space: nowrap; }
+thead .n { white-space: normal; overflow-wrap: normal; }
 tr.out td { color: var(--soft); }
 .bar { height: .5rem; background: var(--bar); margin-top: .3rem; }
 .bar div { height: 100%; background: var(--light); }
@@ -91,7 +92,6 @@ def _about(race: Race, plays: int) -> str:
 def _row(entry: Entry, longest: float) -> str:
     timed = entry.status == TIMED
     note = entry.note if timed else f"{entry.status}: {entry.note}"
-    has = entry.seconds > 0
     bar = ""
     if timed:
         width, light = 100 * entry.seconds / longest, 100 * entry.light / entry.seconds
@@ -99,20 +99,17 @@ def _row(entry: Entry, longest: float) -> str:
             f'<div class="bar" aria-hidden="true" style="width:{width:.1f}%">'
             f'<div style="width:{light:.1f}%"></div></div>'
         )
-    cells = (
-        (str(entry.place) if timed else "–", "n", ""),
-        (entry.name, "", bar),
-        (f"{1e3 * entry.seconds:.3f}" if has else "", "n", ""),
-        (f"{1e3 * entry.light:.3f}" if has else "", "n", ""),
-        (f"{entry.distance:.2f} ×" if has else "", "n", ""),
-        (f"{entry.sent:,}" if has else "", "n", ""),
-        (str(entry.gradients) if has else "", "n", ""),
-        (f"{entry.loss:.3f}" if has else "", "n", ""),
-        (note, "", ""),
-    )
+    cells = [(str(entry.place) if timed else "–", "n", ""), (entry.name, "", bar)]
+    if entry.seconds > 0:  # else the reason takes the numbers' place
+        numbers = (
+            *(f"{1e3 * entry.seconds:.3f}", f"{1e3 * entry.light:.3f}", f"{entry.distance:.2f} ×"),
+            *(f"{entry.sent:,}", str(entry.gradients), f"{entry.loss:.3f}"),
+        )
+        cells += [(number, "n", "") for number in numbers]
     told = "".join(
         f'<td class="{kind}">{escape(printable(text))}{more}</td>' for text, kind, more in cells
     )
+    told += f'<td colspan="{len(_HEAD) - len(cells)}">{escape(printable(note))}</td>'
     return f'<tr class="{"" if timed else "out"}">{told}</tr>'
 
 
