@@ -189,6 +189,7 @@ def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any])
     finally:
         torch.set_rng_state(before)
     tape = recorder.tape
-    tape.claimed = int(claimed) if isinstance(claimed, int | float) else -1
+    counted = isinstance(claimed, int | float) and 0 <= claimed < math.inf
+    tape.claimed = int(claimed) if counted else -1
     tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
     return tape.encode()

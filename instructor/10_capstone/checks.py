@@ -1,5 +1,7 @@
 """The checks of assignment 10."""
 
+import math
+
 import torch
 
 from course_lib.capstone import Race, TapeError, draw, referee, write_tape
@@ -119,6 +121,11 @@ def judge_score(race, score):
                 f"On the draw that your code saw it is {written:.3f}. Either that was close, or a "
                 "number of that draw (.item(), tolist()) went back into what you computed."
             )
+        elif not max(scored) < math.log(race.classes):
+            hint = (
+                "That is no better than guessing: do you train job.model itself, do you divide "
+                "sums over the ranks by K, is the learning rate too large?"
+            )
         raise Wrong(f"{there} {race.target:g}", hint)
 
 
@@ -136,6 +143,11 @@ def in_time(case, observed, trace):
 def says_its_bytes(case, observed, trace):
     score = REFEREE.played()
     for rank, (says, sent) in enumerate(zip(score.claimed, score.sent, strict=True)):
+        if says < 0:
+            raise Wrong(
+                f"rank {rank} does not return a number of bytes; it sent {sent:,}",
+                "Count them while you send, and return the sum: an int, no tensor.",
+            )
         if abs(says - sent) > 0.01 * sent:
             raise Wrong(
                 f"rank {rank} says that it sent {says:,} bytes, and it sent {sent:,}",
