@@ -102,7 +102,11 @@ def _row(entry: Entry, longest: float) -> str:
     cells = [(str(entry.place) if timed else "–", "n", ""), (entry.name, "", bar)]
     if entry.seconds > 0:  # else the reason takes the numbers' place
         numbers = (
-            *(f"{1e3 * entry.seconds:.3f}", f"{1e3 * entry.light:.3f}", f"{entry.distance:.2f} ×"),
+            *(
+                f"{1e3 * entry.seconds:.3f}",
+                f"{1e3 * entry.light:.3f}",
+                f"{entry.distance:.2f} ×" if entry.light else "–",
+            ),
             *(f"{entry.sent:,}", str(entry.gradients), f"{entry.loss:.3f}"),
         )
         cells += [(number, "n", "") for number in numbers]
