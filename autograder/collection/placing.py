@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.collection.times import read_stamp, stamp
+from autograder.files import write_whole
 
 NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "older: kept aside"
 
@@ -71,11 +71,8 @@ class Record:
         if self._taken.get(student) == entry:
             return
         self._taken[student] = entry
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         text = json.dumps(dict(sorted(self._taken.items())), indent=1, ensure_ascii=False)
-        draft.write_text(f"{text}\n", encoding="utf-8")
-        draft.replace(self._path)
+        write_whole(self._path, f"{text}\n")
 
 
 def digest_of(files: dict[str, bytes]) -> str:

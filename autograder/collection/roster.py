@@ -20,6 +20,7 @@ from pathlib import Path
 
 from autograder.collection.listing import SourceError
 from autograder.collection.times import read_time
+from autograder.files import write_whole
 
 _STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
 """What may be a student's id: it becomes a folder's name, and stands on nbgrader's pages."""
@@ -79,14 +80,13 @@ class Roster:
 
     def write(self, path: Path) -> None:
         """Keep the list, for later commands; without the times, which are one assignment's."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         columns = [field.name for field in fields(Student) if field.name != "submitted_at"]
         text = io.StringIO()
         rows = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
         rows.writeheader()
         rows.writerows(asdict(student) for student in self.students.values())
         if not path.is_file() or path.read_text(encoding="utf-8") != text.getvalue():
-            path.write_text(text.getvalue(), encoding="utf-8")
+            write_whole(path, text.getvalue())
 
 
 def plain_name(name: str) -> str:

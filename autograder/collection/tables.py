@@ -6,9 +6,8 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-_STARTS_A_FORMULA = ("=", "+", "-", "@")
+from autograder.foreign_text import no_formula, printable
 
 
 def safe_cell(value: object) -> str:
@@ -20,7 +19,7 @@ def safe_cell(value: object) -> str:
     text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
     if text == "-":
         return text  # how Moodle writes that there is none
-    return f"'{text}" if text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA) else text
+    return no_formula(text)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -32,17 +31,9 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def write_whole(path: Path, text: str, encoding: str = "utf-8") -> None:
-    """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.part")
-    draft.write_text(text, encoding=encoding, newline="")
-    draft.replace(path)
-
-
 def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table for a terminal; a 中 is two columns wide, control characters are shown."""
-    lines = [list(header), *([_shown(cell) for cell in row] for row in rows)]
+    lines = [list(header), *([_text(cell) for cell in row] for row in rows)]
     widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
         "  ".join(c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)).rstrip()
@@ -50,9 +41,8 @@ def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def _shown(cell: object) -> str:
-    text = "" if cell is None else str(cell)
-    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in text)
+def _text(cell: object) -> str:
+    return "" if cell is None else printable(str(cell))
 
 
 def _width(text: str) -> int:

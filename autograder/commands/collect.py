@@ -14,9 +14,10 @@ from autograder.collection.collecting import Collected, Row, collect
 from autograder.collection.deadlines import book_due
 from autograder.collection.formats import FORMATS
 from autograder.collection.listing import SourceError
-from autograder.collection.tables import csv_text, format_rows, write_whole
+from autograder.collection.tables import csv_text, format_rows
 from autograder.collection.times import local, read_time
 from autograder.course import data_folder, load_config
+from autograder.files import write_whole
 
 DESCRIPTION = """\
 Take submissions from nbgrader's exchange, a folder (of one folder or notebook per student), or the

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from autograder.collection.listing import SourceError
 from autograder.collection.roster import Roster, read_roster
-from autograder.collection.tables import write_whole
 from autograder.course import data_folder, load_config
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
 from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksheet
+from autograder.files import write_whole
 
 DESCRIPTION = """\
 Write grades from nbgrader's gradebook as CSV. The points are those that count: less the late

@@ -132,7 +132,7 @@ def _show(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     print(thread)
     for path in sorted((data / "verdicts" / thread.assignment / thread.student).glob("*.json")):
         for check in Verdict.read(path).checks:
-            if check.name.rpartition("/")[2] == thread.task:
+            if check.task == thread.task:
                 print(f"{check.score:g} of {check.max_score:g} points. {check.reason}")
         print(f"again, explained: autograder replay {path}")
     return 0

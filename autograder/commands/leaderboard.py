@@ -17,7 +17,9 @@ from pathlib import Path
 
 from autograder.course import find_sources, load_config
 from autograder.examination.budget import Limits
-from autograder.leaderboard.entries import FAILED, Entry, Store, ranked, write_whole
+from autograder.files import write_whole
+from autograder.foreign_text import printable
+from autograder.leaderboard.entries import FAILED, Entry, Store, ranked
 from autograder.leaderboard.page import page, table
 from autograder.leaderboard.timing import (
     Meeting,
@@ -28,6 +30,7 @@ from autograder.leaderboard.timing import (
     time_submission,
 )
 from autograder.passes.examine import masked_from
+from autograder.pool.progress import in_words
 from autograder.sandbox import bubblewrap as sandbox
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
@@ -102,9 +105,9 @@ def leaderboard(
             _time_all(names, submitted, meeting, place, store, say)
     finally:  # also when it is interrupted: what is known is shown
         entries = ranked(store.entries[name] for name in names if name in store.entries)
-        target.mkdir(parents=True, exist_ok=True)
-        write_whole(target / f"{stem}.html", page(entries, meeting.race, title, plays))
-        write_whole(target / f"{stem}.csv", table(entries))
+        shown = page(entries, meeting.race, title, plays)
+        write_whole(target / f"{stem}.html", shown, errors="replace")
+        write_whole(target / f"{stem}.csv", table(entries), errors="replace")
     return entries
 
 
@@ -134,8 +137,8 @@ def _time_all(
         timed += 1
         each = (time.monotonic() - began) / timed
         left = each * (len(names) - number)
-        wait = f"; about {left / 60:.0f} min left" if left > 90 else f"; about {left:.0f} s left"
-        say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait if left else ''}")
+        wait = f"; about {in_words(left)} left" if left else ""
+        say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait}")
 
 
 def _told(entry: Entry) -> str:
@@ -145,8 +148,7 @@ def _told(entry: Entry) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return text that a terminal shows and does not obey."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:200]
+    return printable(text)[:200]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -64,11 +64,7 @@ def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> l
 
 
 def _points(verdicts: dict[str, Verdict]) -> dict[str, float]:
-    return {
-        check.name.rpartition("/")[2]: check.score
-        for verdict in verdicts.values()
-        for check in verdict.checks
-    }
+    return {check.task: check.score for verdict in verdicts.values() for check in verdict.checks}
 
 
 def table(found: Sequence[Change]) -> str:

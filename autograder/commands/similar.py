@@ -13,8 +13,8 @@ from nbformat import NotebookNode
 
 from autograder.collection.collecting import notebooks_of
 from autograder.collection.listing import SourceError
-from autograder.collection.tables import write_whole
 from autograder.course import data_folder, load_config
+from autograder.files import write_whole
 from autograder.passes.rebuild import rebuild
 from autograder.passes.vet import MAX_NOTEBOOK
 from autograder.similarity.compare import Comparison, compare, hashes_of, read_solution

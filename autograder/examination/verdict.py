@@ -38,6 +38,11 @@ class CheckVerdict:
     cases: list[dict[str, Any]]
     trace: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def task(self) -> str:
+        """The check's name without its assignment: the cell's id in the notebook."""
+        return self.name.rpartition("/")[2]
+
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:
         """Full points if every case passed; else the parts that are earned, where it has parts."""
@@ -103,9 +108,7 @@ class Verdict:
     @property
     def reason(self) -> str:
         """Why points are missing: the first failure of the first failed check."""
-        return next(
-            (f"{c.name.rpartition('/')[2]}: {c.reason}" for c in self.checks if c.reason), ""
-        )
+        return next((f"{c.task}: {c.reason}" for c in self.checks if c.reason), "")
 
     def write(self, path: Path) -> None:
         """Write the verdict as JSON, whole or not at all."""

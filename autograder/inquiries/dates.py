@@ -6,8 +6,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autograder.collection.tables import write_whole
 from autograder.collection.times import local
+from autograder.files import write_whole
 
 Dates = tuple[datetime | None, datetime | None]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autograder.collection.tables import write_whole
+from autograder.files import write_whole
 
 OPEN, ANSWERED, CLOSED = "open", "answered", "closed"
 STUDENT, INSTRUCTOR = "student", "instructor"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from autograder.files import write_whole
 
 TIMED, UNFINISHED, DISQUALIFIED, FAILED = "timed", "unfinished", "disqualified", "failed"
 ORDER = (TIMED, UNFINISHED, DISQUALIFIED, FAILED)
@@ -96,12 +97,4 @@ class Store:
         """Write the entry down, with all others."""
         self.entries[entry.name] = entry
         told = {"seed": self.seed, "entries": [asdict(each) for each in self.entries.values()]}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, json.dumps(told, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    draft.write_text(text, encoding="utf-8", errors="replace")
-    draft.replace(path)

@@ -11,6 +11,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
+from autograder.foreign_text import no_formula, printable
 from autograder.leaderboard.entries import TIMED, Entry
 from course_lib.capstone import DEVICE, LAUNCH, Race
 
@@ -29,6 +30,7 @@ th { font-weight: 600; }
 .name { min-width: 12rem; }
 .n { text-align: right; font-variant-numeric: tabular-nums;
   white-space: nowrap; }
+thead .n { white-space: normal; overflow-wrap: normal; }
 tr.out td { color: var(--soft); }
 .bar { height: .5rem; background: var(--bar); margin-top: .3rem; }
 .bar div { height: 100%; background: var(--light); }
@@ -90,7 +92,6 @@ def _about(race: Race, plays: int) -> str:
 def _row(entry: Entry, longest: float) -> str:
     timed = entry.status == TIMED
     note = entry.note if timed else f"{entry.status}: {entry.note}"
-    has = entry.seconds > 0
     bar = ""
     if timed:
         width, light = 100 * entry.seconds / longest, 100 * entry.light / entry.seconds
@@ -98,24 +99,22 @@ def _row(entry: Entry, longest: float) -> str:
             f'<div class="bar" aria-hidden="true" style="width:{width:.1f}%">'
             f'<div style="width:{light:.1f}%"></div></div>'
         )
-    cells = (
-        (str(entry.place) if timed else "–", "n", ""),
-        (entry.name, "", bar),
-        (f"{1e3 * entry.seconds:.3f}" if has else "", "n", ""),
-        (f"{1e3 * entry.light:.3f}" if has else "", "n", ""),
-        (f"{entry.distance:.2f} ×" if has else "", "n", ""),
-        (f"{entry.sent:,}" if has else "", "n", ""),
-        (str(entry.gradients) if has else "", "n", ""),
-        (f"{entry.loss:.3f}" if has else "", "n", ""),
-        (note, "", ""),
+    cells = [(str(entry.place) if timed else "–", "n", ""), (entry.name, "", bar)]
+    if entry.seconds > 0:  # else the reason takes the numbers' place
+        numbers = (
+            *(
+                f"{1e3 * entry.seconds:.3f}",
+                f"{1e3 * entry.light:.3f}",
+                f"{entry.distance:.2f} ×" if entry.light else "–",
+            ),
+            *(f"{entry.sent:,}", str(entry.gradients), f"{entry.loss:.3f}"),
+        )
+        cells += [(number, "n", "") for number in numbers]
+    told = "".join(
+        f'<td class="{kind}">{escape(printable(text))}{more}</td>' for text, kind, more in cells
     )
-    told = "".join(f'<td class="{kind}">{_text(text)}{more}</td>' for text, kind, more in cells)
+    told += f'<td colspan="{len(_HEAD) - len(cells)}">{escape(printable(note))}</td>'
     return f'<tr class="{"" if timed else "out"}">{told}</tr>'
-
-
-def _text(text: str) -> str:
-    """Return text that a browser shows as it is, without characters that turn it around."""
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
 def table(entries: Sequence[Entry]) -> str:
@@ -135,15 +134,9 @@ def table(entries: Sequence[Entry]) -> str:
         numbers = (e.seconds, e.light, round(e.distance, 4), e.sent, e.gradients, e.loss)
         writer.writerow(
             [
-                *(e.place or "", _cell(e.name), e.status),
+                *(e.place or "", no_formula(printable(e.name)), e.status),
                 *(numbers if has else [""] * len(numbers)),
-                _cell(e.note),
+                no_formula(printable(e.note)),
             ]
         )
     return out.getvalue()
-
-
-def _cell(text: str) -> str:
-    """Return text that a spreadsheet does not take for a formula."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return f"'{clean}" if clean[:1] in ("=", "+", "-", "@") else clean

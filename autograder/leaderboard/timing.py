@@ -131,10 +131,7 @@ def time_submission(
 
 
 def _tapes(submission: Submission, meeting: Meeting) -> list[Any]:
-    race = meeting.race
-    written = draw(race, f"{meeting.seed} written")
-    shared = {"race": dict(meeting.case.parameters), "weights": written.weights}
-    own = [{**shared, "x": x, "y": y} for x, y in zip(written.x, written.y, strict=True)]
+    own = draw(meeting.race, f"{meeting.seed} written").inputs(race=dict(meeting.case.parameters))
     inputs: list[Any] = [{"form": form_of(meeting.case), "own": each} for each in own]
     observed: Any = submission.runner()(meeting.check, meeting.case, inputs)
     tapes = []

@@ -36,7 +36,7 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
         words = "There is no verdict of this notebook: ask whoever graded it."
         nb.cells.insert(0, _cell(words))
         return
-    checks = {check.name.rpartition("/")[2]: check for check in verdict.checks}
+    checks = {check.task: check for check in verdict.checks}
     cells = [_cell(_overview(verdict))]
     for cell in nb.cells:
         cells.append(cell)
@@ -57,7 +57,7 @@ def _cell(text: str) -> NotebookNode:
 
 def _overview(verdict: Verdict) -> str:
     rows = [
-        f"| `{check.name.rpartition('/')[2]}` | {check.score:g} of {check.max_score:g} "
+        f"| `{check.task}` | {check.score:g} of {check.max_score:g} "
         f"| {_counted(check)} | {_why(check)} |"
         for check in verdict.checks
     ]
@@ -113,7 +113,7 @@ def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
             cells.append(_cell(f"![{_alt(words)}](data:image/png;base64,{data})"))
         elif words:
             cells.append(_cell(_plain(words)))
-    thread = inquiries / f"{check.name.rpartition('/')[2]}.md"
+    thread = inquiries / f"{check.task}.md"
     if thread.is_file():
         text = thread.read_text(encoding="utf-8", errors="replace")
         cells.append(new_markdown_cell(text))

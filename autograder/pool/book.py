@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from traitlets.config import Config
 
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict, verdict_path
+from autograder.files import write_whole
 from autograder.passes.book import BOOK, EXAMINE
 from autograder.pool.class_list import Standing, as_booked
 
@@ -73,9 +73,7 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) 
     for name, path in found.graded.items():
         # By student and notebook, where feedback and plain nbgrader autograde have it.
         Verdict.read(path).write(verdict_path(folders.data, assignment, found.student, name))
-    draft = mark.with_name(f"booked.{os.getpid()}.part")
-    draft.write_text(json.dumps(told), encoding="utf-8")
-    draft.replace(mark)
+    write_whole(mark, json.dumps(told))
     return ""
 
 

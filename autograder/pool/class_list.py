@@ -109,7 +109,7 @@ def standing(
     for path in found.notebooks:
         if verdict := _verdict_on(folders, path, settings):
             found.graded[path.stem] = folder / f"{verdict.key}.json"
-            scores |= {check.name.rpartition("/")[2]: check.score for check in verdict.checks}
+            scores |= {check.task: check.score for check in verdict.checks}
     found.outdated = not found.complete and any(folder.glob("*.json"))
     if not found.complete:
         with contextlib.suppress(OSError):

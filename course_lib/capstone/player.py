@@ -93,7 +93,10 @@ class Player:
                 raise
             except Exception as error:
                 words = str(error).partition("\n")[0][:200]
-                raise TapeError(f"line {number} of the tape cannot be played: {words}") from None
+                raise TapeError(
+                    f"{_called(line)}, line {number} of the tape, cannot be done again on another "
+                    f"draw: {words}"
+                ) from None
         self._spend()
         try:
             self._played.weights = [self._tensor(each).clone() for each in self._tape.weights]
@@ -164,15 +167,18 @@ class Player:
         for tensor, told in zip(got, outs, strict=True):
             if base in FREE and base not in RANDOM:
                 tensor.zero_()  # what memory holds before it is written is no one's number
-            self._bind(tensor, told)
+            self._bind(tensor, told, name)
 
-    def _bind(self, tensor: Tensor, told: Any) -> None:
+    def _bind(self, tensor: Tensor, told: Any, name: str) -> None:
         _, buffer, offset, size, stride, which = told
         if buffer in self._memory:
             return
         found = tensor.storage_offset(), list(tensor.shape), list(tensor.stride())
         if found != (offset, size, stride) or tensor.dtype is not DTYPES[which]:
-            raise TapeError("an operator gives another shape here: it depends on the numbers")
+            raise TapeError(
+                f"{name} gives another shape on another draw: what depends on the numbers, as "
+                "x[mask] does, cannot be on a tape; weights of 0 and 1 can"
+            )
         if sum(each.nbytes() for each in (tensor.untyped_storage(),)) > _MAX_BYTES:
             raise TapeError("a tensor of more than a gigabyte")
         self._memory[buffer] = tensor.untyped_storage()
@@ -181,8 +187,9 @@ class Player:
         if data is None or self._constants + nbytes > MAX_CONSTANT:
             at = f" ({where[:80]})" if where else ""
             raise TapeError(
-                f"{nbytes:,} bytes come from nowhere{at}: no operator on the tape made them. "
-                "NumPy, files, other threads and numbers from home are not on it"
+                f"{nbytes:,} bytes come from nowhere{at}: no operator on the tape made them, and "
+                f"there may be {MAX_CONSTANT:,} such bytes in all. NumPy, files, other threads and "
+                "numbers from home are not on the tape; torch.randperm and torch.randint are"
             )
         self._constants += nbytes
         raw = bytearray(base64.b64decode(data))
@@ -246,3 +253,13 @@ class Player:
             compute(self._unspent)
             self._played.computed += self._unspent
             self._unspent = 0.0
+
+
+def _called(line: Any) -> str:
+    """Return what a line of a tape, which may be anything, asks for."""
+    match line:
+        case ["o", str(name), *_]:
+            return name[:60]
+        case ["c", _, str(kind), *_]:
+            return kind[:60]
+    return "an entry"

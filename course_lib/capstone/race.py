@@ -88,6 +88,11 @@ class Draw:
     y: list[Tensor]
     held: tuple[Tensor, Tensor]
 
+    def inputs(self, **shared: Any) -> list[dict[str, Any]]:
+        """Return what each rank is given to train on, for `write_tape`, and what all share."""
+        rows = zip(self.x, self.y, strict=True)
+        return [{**shared, "weights": self.weights, "x": x, "y": y} for x, y in rows]
+
 
 def draw(race: Race, seed: str) -> Draw:
     """Return the draw of a seed."""
@@ -184,6 +189,7 @@ def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any])
     finally:
         torch.set_rng_state(before)
     tape = recorder.tape
-    tape.claimed = int(claimed) if isinstance(claimed, int | float) else -1
+    counted = isinstance(claimed, int | float) and 0 <= claimed < math.inf
+    tape.claimed = int(claimed) if counted else -1
     tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
     return tape.encode()

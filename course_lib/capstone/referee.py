@@ -40,7 +40,7 @@ class Score:
         received: bytes that each rank receives.
         gradients: gradients that rank 0 computed.
         computed: seconds that the busiest rank computes.
-        claimed: bytes that each rank says it has sent.
+        claimed: bytes that each rank says it has sent; -1 if it gives no such number.
         light: the speed of light, in seconds; see `speed_of_light`.
 
     """

@@ -28,9 +28,7 @@ def rehearse(
         TapeError: what it did is not allowed, or cannot be done again.
 
     """
-    written = draw(race, f"{seed} written")
-    own = zip(written.x, written.y, strict=True)
-    mine = [{"x": x, "y": y, "weights": written.weights} for x, y in own]
+    mine = draw(race, f"{seed} written").inputs()
 
     def on_rank(mine: dict[str, Any]) -> Tensor:
         return write_tape(train, race, mine)

@@ -45,7 +45,7 @@ class Tape:
     Attributes:
         lines: as above.
         weights: the tensors that hold the trained weights at the end.
-        claimed: the bytes that the rank says it has sent.
+        claimed: the bytes that the rank says it has sent; -1 if it gives no such number.
 
     """
 

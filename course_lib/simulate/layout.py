@@ -112,6 +112,11 @@ class Layout:
         """Parts that the layers are cut into."""
         return self.pipeline * self.chunks
 
+    @property
+    def backward_collectives(self) -> int:
+        """Of a layer and one kind: two, and those of forward again if all is computed again."""
+        return 4 if self.recompute == "full" else 2
+
     def steps(self) -> Schedule:
         """Return the schedule: what each rank of the pipeline does, in which order."""
         if self.schedule == "interleaved":

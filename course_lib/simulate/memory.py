@@ -43,7 +43,7 @@ def memory_of(model: Transformer, layout: Layout) -> Memory:
     kept, once = whole, 0.0
     if layout.recompute == "full":
         divided = t if layout.sequence_parallel else 1
-        kept, once = 2.0 * b * model.sequence * model.width / divided, whole
+        kept, once = model.boundary_bytes(b) / divided, whole
     elif layout.recompute == "selective":
         kept = whole - b * model.sequence * model.scores_bytes / t
         once = whole - kept

@@ -25,7 +25,7 @@ from course_lib.sharded_optimizer import start_all_gather, start_reduce_scatter
 from course_lib.simulate.cluster import Cluster
 from course_lib.simulate.group_time import members_of_a_node
 from course_lib.simulate.layout import Layout, LayoutError
-from course_lib.simulate.parameters import parameters_of_a_rank
+from course_lib.simulate.parameters import gradient_buckets, parameters_of_a_rank
 from course_lib.simulate.step_time import Both, layer_computation, output_layer
 from course_lib.simulate.transformer import Transformer
 
@@ -93,7 +93,8 @@ class _Rank:
     def __init__(self, model: Transformer, cluster: Cluster, layout: Layout) -> None:
         self.model, self.cluster, self.layout = model, cluster, layout
         self.rank = dist.get_rank()
-        self.stage = self.rank // (layout.tensor * layout.data)
+        self.place = self.rank // (layout.tensor * layout.data)  # in the pipeline
+        self.schedule = layout.steps()
         self.groups = {
             name: _own(groups, self.rank) for name, groups in groups_of(layout, cluster).items()
         }
@@ -105,8 +106,7 @@ class _Rank:
     # --- the pipeline ------------------------------------------------------------------------
 
     def step(self) -> None:
-        schedule = self.layout.steps()
-        steps = schedule.steps[self.stage]
+        steps = self.schedule.steps[self.place]
         last = max(at for at, step in enumerate(steps) if step.action in "BI")
         for at, step in enumerate(steps):
             self.receive(step)
@@ -118,22 +118,24 @@ class _Rank:
             if handle is not None:
                 handle.wait()
 
+    def stage_of(self, step: Step) -> int:
+        """Return the place of a step in the model."""
+        return self.schedule.work(self.place, step).stage
+
     def neighbour(self, step: Step, behind: bool) -> int | None:
         """Return the rank that this step's input comes from, or its output goes to."""
         forward = step.action == "F"
-        stage = step.chunk * self.layout.pipeline + self.stage
-        other = stage + (1 if forward != behind else -1)
-        if step.action == "W" or not 0 <= other < self.layout.stages:
+        other = self.stage_of(step) + (1 if forward != behind else -1)
+        if step.action == "W" or not 0 <= other < self.schedule.stages:
             return None
-        moved = other % self.layout.pipeline - self.stage
+        moved = self.schedule.rank_of(other) - self.place
         return self.rank + moved * self.layout.tensor * self.layout.data
 
     def tag(self, step: Step, behind: bool) -> int:
         """Return a number that both sides of a message know: which micro-batch, which stage."""
         forward = step.action == "F"
-        sender = step.chunk * self.layout.pipeline + self.stage
-        sender += (-1 if forward else 1) if behind else 0
-        number = step.micro_batch * self.layout.stages + sender
+        sender = self.stage_of(step) + ((-1 if forward else 1) if behind else 0)
+        number = step.micro_batch * self.schedule.stages + sender
         return 2 * number + forward
 
     def receive(self, step: Step) -> None:
@@ -170,7 +172,7 @@ class _Rank:
             list(gathers)
 
     def is_last(self, step: Step) -> bool:
-        return step.chunk * self.layout.pipeline + self.stage == self.layout.stages - 1
+        return self.stage_of(step) == self.schedule.stages - 1
 
     def of_layer(self, step: Step) -> tuple[float, int]:
         """Return what one layer computes in this step, and how many all-reduces it makes."""
@@ -178,12 +180,12 @@ class _Rank:
         seconds = whole.forward if step.action == "F" else whole.backward
         if step.action == "I":
             seconds /= 2
-        again = step.action != "F" and self.layout.recompute == "full"
-        return seconds, 0 if self.layout.tensor == 1 else 4 if again else 2
+        sums = 2 if step.action == "F" else self.layout.backward_collectives
+        return seconds, 0 if self.layout.tensor == 1 else sums
 
     def activations(self, whole: bool = False) -> torch.Tensor:
-        numbers = self.layout.micro_batch * self.model.sequence * self.model.width
-        return _meta(2 * numbers / (1 if whole else self.layout.tensor))
+        nbytes = self.model.boundary_bytes(self.layout.micro_batch)
+        return _meta(nbytes / (1 if whole else self.layout.tensor))
 
     # --- data parallelism -----------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class _Rank:
             return
         parameters = parameters_of_a_rank(self.model, self.layout)
         nbytes = self.layout.gradient_bytes * parameters
-        buckets = max(1, round(nbytes / self.layout.bucket))
+        buckets = gradient_buckets(self.model, self.layout)
         ready = buckets * layers // self.layers
         while len(self.buckets) < ready:
             self.buckets.append(

@@ -16,3 +16,14 @@ def parameters_of_a_rank(model: Transformer, layout: Layout) -> float:
     ends = 1 if layout.pipeline > 1 or model.tied else 2  # embedding and output layer
     own = layout.layers_of_a_rank(model) * layer
     return own + ends * model.embedding_parameters / layout.tensor
+
+
+def gradient_buckets(model: Transformer, layout: Layout) -> int:
+    """Return in how many buckets a rank's gradients leave: as many as come nearest to their size.
+
+    Raises:
+        LayoutError: the model cannot be laid out so.
+
+    """
+    nbytes = layout.gradient_bytes * parameters_of_a_rank(model, layout)
+    return max(1, round(nbytes / layout.bucket))

@@ -37,7 +37,7 @@ from course_lib.simulate.cluster import Cluster
 from course_lib.simulate.group_time import all_reduce_time, all_to_all_time, half_time
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.memory import Memory, memory_of
-from course_lib.simulate.parameters import parameters_of_a_rank
+from course_lib.simulate.parameters import gradient_buckets, parameters_of_a_rank
 from course_lib.simulate.traffic import Traffic, traffic_of
 from course_lib.simulate.transformer import Transformer
 
@@ -166,18 +166,18 @@ def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> B
     With activations divided along the sequence each becomes an all-gather and a reduce-scatter,
     which take as long together.
     """
-    nbytes = 2.0 * layout.micro_batch * model.sequence * model.width
+    nbytes = model.boundary_bytes(layout.micro_batch)
     one = all_reduce_time(nbytes, layout.tensor, 1, cluster)
-    return Both(2 * one, (4 if layout.recompute == "full" else 2) * one)
+    return Both(2 * one, layout.backward_collectives * one)
 
 
 def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
     """Return the seconds in which tokens travel to their experts and back: two each way."""
     if layout.expert == 1:
         return Both(0.0, 0.0)
-    nbytes = 2.0 * layout.micro_batch * model.sequence * model.width * model.top_k / layout.tensor
+    nbytes = model.boundary_bytes(layout.micro_batch) * model.top_k / layout.tensor
     one = all_to_all_time(nbytes, layout.expert, layout.tensor, cluster)
-    return Both(2 * one, (4 if layout.recompute == "full" else 2) * one)
+    return Both(2 * one, layout.backward_collectives * one)
 
 
 def pipeline_idle(layout: Layout, rank: Both, message: float, output: float = 0.0) -> float:
@@ -204,7 +204,7 @@ def boundary(model: Transformer, cluster: Cluster, layout: Layout) -> float:
 
     Each rank of a tensor-parallel group sends its part.
     """
-    nbytes = 2.0 * layout.micro_batch * model.sequence * model.width / layout.tensor
+    nbytes = model.boundary_bytes(layout.micro_batch) / layout.tensor
     return message_time(nbytes, cluster.link(2 * layout.tensor * layout.data))
 
 
@@ -226,8 +226,7 @@ def exposed_gradients(
         return 0.0
     if not layout.overlap:
         return gradients_time(model, cluster, layout)
-    parameters = parameters_of_a_rank(model, layout)
-    buckets = max(1, round(layout.gradient_bytes * parameters / layout.bucket))
+    buckets = gradient_buckets(model, layout)
     one = gradients_time(model, cluster, layout, buckets)
     layers = layout.layers_of_a_rank(model) // layout.chunks
     over, gone = 0.0, 0

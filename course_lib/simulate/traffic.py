@@ -28,9 +28,9 @@ def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
 
     """
     t, d, p, e = layout.tensor, layout.data, layout.pipeline, layout.expert
-    passes = 6 if layout.recompute == "full" else 4
+    passes = 2 + layout.backward_collectives
     times = layout.micro_batches * layout.layers_of_a_rank(model)
-    activations = 2.0 * layout.micro_batch * model.sequence * model.width
+    activations = model.boundary_bytes(layout.micro_batch)
     tensor = times * passes * 2 * (t - 1) / t * activations
     experts = times * passes * (e - 1) / e * model.top_k * activations / t
     pipeline = (p > 1) * 2 * layout.micro_batches * layout.chunks * activations / t

@@ -129,6 +129,10 @@ class Transformer:
         divided = 8 * self.width + mlp + self.scores_bytes
         return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
 
+    def boundary_bytes(self, sequences: float) -> float:
+        """Return the bytes of what one layer hands to the next: 2 a number."""
+        return 2.0 * sequences * self.sequence * self.width
+
     @property
     def scores_bytes(self) -> float:
         """Of one token of one layer: attention's scores, their softmax and its mask."""

@@ -1,5 +1,7 @@
 """The checks of assignment 10."""
 
+import math
+
 import torch
 
 from course_lib.capstone import Race, TapeError, draw, referee, write_tape
@@ -85,11 +87,8 @@ class Referee:
 
     def inputs(self, case, generator):
         self.secret = str(torch.randint(2**62, (), generator=generator).item())
-        race = Race.of(case.parameters)
-        drawn = draw(race, f"{self.secret} written")
-        own = zip(drawn.x, drawn.y, strict=True)
-        shared = {"race": dict(case.parameters), "weights": drawn.weights}
-        return [{**shared, "x": x, "y": y} for x, y in own]
+        drawn = draw(Race.of(case.parameters), f"{self.secret} written")
+        return drawn.inputs(race=dict(case.parameters))
 
     @sees({"tape": ANYTHING})  # the referee says what is wrong with a tape
     def judge(self, case, inputs, values):
@@ -122,6 +121,11 @@ def judge_score(race, score):
                 f"On the draw that your code saw it is {written:.3f}. Either that was close, or a "
                 "number of that draw (.item(), tolist()) went back into what you computed."
             )
+        elif not max(scored) < math.log(race.classes):
+            hint = (
+                "That is no better than guessing: do you train job.model itself, do you divide "
+                "sums over the ranks by K, is the learning rate too large?"
+            )
         raise Wrong(f"{there} {race.target:g}", hint)
 
 
@@ -139,6 +143,11 @@ def in_time(case, observed, trace):
 def says_its_bytes(case, observed, trace):
     score = REFEREE.played()
     for rank, (says, sent) in enumerate(zip(score.claimed, score.sent, strict=True)):
+        if says < 0:
+            raise Wrong(
+                f"rank {rank} does not return a number of bytes; it sent {sent:,}",
+                "Count them while you send, and return the sum: an int, no tensor.",
+            )
         if abs(says - sent) > 0.01 * sent:
             raise Wrong(
                 f"rank {rank} says that it sent {says:,} bytes, and it sent {sent:,}",

@@ -172,7 +172,9 @@ train__sums = fails("the loss on rows that no rank has is")(
 train__alone = fails("the ranks end with different weights")(
     train_with(("step % 6 == 0", "step == 0"))
 )
-train__says_nothing = fails("rank 0 says that it sent")(train_with(("return sent", "return None")))
+train__says_nothing = fails("rank 0 does not return a number of bytes")(
+    train_with(("return sent", "return None"))
+)
 train__forgets_the_way_back = fails("rank 0 says that it sent")(
     train_with(("2 * (world_size - 1)", "(world_size - 1)"))
 )

@@ -224,7 +224,7 @@ def graded(
 )
 def test_it_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:
     verdict, notebook, submission = graded(assignment_place, attack)
-    passed = {check.name.rpartition("/")[2] for check in verdict.checks if check.score}
+    passed = {check.task for check in verdict.checks if check.score}
     told = str([cell.get("outputs") for cell in notebook.cells])
     assert passed == attack.passes, told[-6000:]
     assert len(verdict.checks) == len(ALL)

@@ -43,7 +43,7 @@ ENTRIES = ranked(
         timed(HOSTILE, 0.03),
         Entry("near", "d", UNFINISHED, "a loss of 0.3", seconds=0.1, light=0.1, loss=0.3),
         Entry("far", "d", UNFINISHED, "a loss of 2", seconds=0.01, light=0.01, loss=2.0),
-        Entry("=1+1", "d", FAILED, "@SUM(1)"),
+        Entry("=1+1", "d", FAILED, " @SUM(1)"),
     ]
 )
 
@@ -83,7 +83,7 @@ def test_the_table_gives_every_digit_and_no_formula() -> None:
     rows = list(csv.DictReader(io.StringIO(table(ENTRIES))))
     assert [float(row["seconds"]) for row in rows[:2]] == [0.02, 0.02]
     assert rows[0]["distance"] == "4.0"
-    assert rows[-1]["name"] == "'=1+1" and rows[-1]["note"] == "'@SUM(1)"
+    assert rows[-1]["name"] == "'=1+1" and rows[-1]["note"] == "' @SUM(1)"
     assert not rows[-1]["seconds"] and not rows[-1]["place"]
 
 

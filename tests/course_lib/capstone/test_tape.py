@@ -199,8 +199,6 @@ TRAININGS: dict[str, Callable[[Job], Any]] = {
 
 def written(train: Callable[[Job], Any], race: Race = RACE) -> list[tuple[Tensor, list[Tensor]]]:
     """Return tape and trained weights of every rank, on simulated ranks."""
-    drawn = draw(race, "a")
-    own = zip(drawn.x, drawn.y, strict=True)
 
     def on_rank(mine: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
         seen: list[nn.Module] = []
@@ -212,9 +210,8 @@ def written(train: Callable[[Job], Any], race: Race = RACE) -> list[tuple[Tensor
         tape = write_tape(watched, race, mine)
         return tape, [each.detach().clone() for each in seen[0].parameters()]
 
-    mine = [{"x": x, "y": y, "weights": drawn.weights} for x, y in own]
     with Ranks(race.world_size, on="simulated", network=race.network, misuse="ignore") as ranks:
-        return ranks.run(on_rank, per_rank(mine))
+        return ranks.run(on_rank, per_rank(draw(race, "a").inputs()))
 
 
 def played(tapes: list[Tensor], race: Race = RACE, seed: str = "a") -> list[Played]:
