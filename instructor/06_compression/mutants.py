@@ -524,9 +524,6 @@ with_feedback__no_key_0 = fails("what was left out is not added")(
         with_feedback__default_dict, ("p = residuals[key]", "p = (residuals[key] if key else 0)")
     )
 )
-with_feedback__of_what_is_returned = fails("before C(p) is converted")(
-    edited(with_feedback__default_dict, ("torch.sub(p, result)", "p - result.to(x.dtype).float()"))
-)
 with_feedback__compresses_a_vector = fails("expected")(
     edited(
         with_feedback__default_dict,
