@@ -144,7 +144,7 @@ CHECKS = {
         expects=[only_calls()],
         cases=in_both_forms(
             of_events("one worker", "1 +1 1 +1"),
-            of_events("two workers in turn", "1 2 +1 1 +2 2 +1 1 +2"),
+            of_events("workers 0 and 2 in turn", "0 2 +0 0 +2 2 +0 0 +2"),
             of_events("a straggler", "1 2 3 +1 1 +2 2 +1 1 +2 +1 +3"),
             of_events("one pulls later", "4 1007 +4 +1007 1007 +1007 4 +4"),
             of_events("one pulls twice", "1 2 +2 1 2 +2 +1"),
@@ -176,7 +176,7 @@ CHECKS = {
         expects=[only_calls()],
         cases=in_both_forms(
             serving("one worker", "1 +1 1 +1", [(3, 2)], 0.5),
-            serving("two workers", "1 2 +1 1 +2 2 +1 1 2", [(2,), (3, 2)], 0.25),
+            serving("two workers", "1 0 +1 1 +0 0 +1 1 0", [(2,), (3, 2)], 0.25),
             serving("a straggler", "1 2 3 +1 1 +2 2 +1 +3 3 +2", [(2, 2)], 0.4),
             serving("others' numbers", "1009 4 +4 4 +4 +1009 1009", [(3,), ()], 0.125),
             serving("one pulls twice", "1 2 +2 1 2 +2 +1 1", [(4,)], 1.0),
@@ -246,13 +246,13 @@ CHECKS = {
         ],
         expects=[only_calls()],
         cases=in_both_forms(
-            serving("2 of 2", "1 2 +1 +2 1 2 +2 +1 1 2", [(3, 2)], 0.5, wait_for=2),
+            serving("2 of 2", "0 2 +0 +2 0 2 +2 +0 0 2", [(3, 2)], 0.5, wait_for=2),
             serving("2 of 3", "1 2 3 +1 +3 1 3 +2 2 +2 +1 1", [(2,), (3,)], 0.25, wait_for=2),
             serving("1 of 2", "1 2 +1 1 +1 1 +2 2 +2 2", [(2, 2)], 0.4, wait_for=1),
             serving("3 of 4", "5 6 7 8 +5 +8 5 +6 +7 6 7 8", [(4,), ()], 0.3, wait_for=3),
             serving(
                 "late by two steps",
-                *("1 2 3 +1 +2 1 2 +1 +2 +3 1 2 3 +3 +1 1", [(2, 3)], 0.125),
+                *("1 2 3 +1 +2 1 2 +1 +2 +3 +3 1 2 3 +3 +1 1", [(2, 3)], 0.125),
                 wait_for=2,
             ),
             serving("one pushes twice", "1 2 3 +1 +2 +1 +3 3 1", [(2, 2)], 0.5, wait_for=3),

@@ -92,17 +92,22 @@ def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
     return [{**own, "params": draw(), "gradients": [draw() for _ in range(pushes)]}]
 
 
+NONSENSE = 1e3
+"""What an owner writes into a gradient that was pushed."""
+
+
 def follow_script(
     make: Callable[[Any], Any], mine: Any, given: Given, answer: str
 ) -> dict[str, Any]:
     """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes.
 
     `make(params)` asks the student's function for a server. Between two events another server of
-    its making serves the same workers: each keeps what it knows to itself.
+    its making serves the same workers: each keeps what it knows to itself. What a server gets and
+    gives is overwritten, as their owners may.
     """
     pull, push = _server(make(given.iterable(mine["params"])))
     other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
-    pulled, answers, left = [], [], list(mine["gradients"])
+    pulled, answers, left, after = [], [], list(mine["gradients"]), []
     memory = [param.data_ptr() for param in mine["params"]]
     for kind, worker in mine["events"]:
         other_pull(worker)
@@ -110,7 +115,14 @@ def follow_script(
         if kind == "pull":
             pulled.append(pull(worker))
         else:
-            answers.append(push(worker, given.iterable(left.pop(0))))
+            gradients = left.pop(0)
+            answers.append(push(worker, given.iterable(gradients)))
+            after.append([gradient.clone() for gradient in gradients])
+            for gradient in gradients:
+                gradient.fill_(NONSENSE)
+    for gradients, theirs in zip(mine["gradients"], after, strict=True):
+        for gradient, value in zip(gradients, theirs, strict=True):
+            gradient.copy_(value)  # so that it shows whether a push has changed it
     return {
         answer: answers,
         "weights of pull {}, parameter {}": pulled,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from course_lib.checking.cases import Case
 from course_lib.checking.judges import Oracle, equals
-from course_lib.checking.sums import EXACT
+from course_lib.checking.sums import EXACT, in_calls
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -67,6 +67,8 @@ def decode_signs(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tens
     return (signs * _scale(wire)).view(shape).to(dtype)
 
 
+FEW = 3
+
 Codec = tuple[Callable[..., Tensor], Callable[..., Tensor]]
 CODECS: Mapping[str, Codec] = {
     "8 bits": (encode_bytes, decode_bytes),
@@ -77,14 +79,15 @@ CODECS: Mapping[str, Codec] = {
 def handed_out(name: str) -> Codec:
     """Return a codec for a student's function; a vector that comes again is rounded another way.
 
-    So does a codec that rounds at random, and then not all ranks hold the same sum.
+    So does a codec that rounds at random, and then not all ranks hold the same sum. Of few numbers
+    two shards may be equal by chance: those are rounded alike.
     """
     encode, decode = CODECS[name]
     seen: set[bytes] = set()
 
     def encode_once(x: Tensor) -> Tensor:
         numbers = _vector(x).cpu().numpy().tobytes()
-        rounded = torch.floor if numbers in seen else torch.round
+        rounded = torch.floor if x.numel() > FEW and numbers in seen else torch.round
         seen.add(numbers)
         return encode(x, rounded)
 
@@ -116,15 +119,18 @@ def compressed_sum(
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
-        codec, like = CODECS[case.parameters["codec"]], inputs[me]["tensor"]
-        cut = [
-            each["tensor"].float().flatten().tensor_split(shards or len(inputs)) for each in inputs
-        ]
-        totals = [
-            sums(codec, torch.stack([parts(codec, each) for each in same]).sum(0))
-            for same in zip(*cut, strict=True)
-        ]
-        return {"tensor": torch.cat(totals).view(like.shape).to(like.dtype)}
+        codec, count = CODECS[case.parameters["codec"]], shards or len(inputs)
+
+        def total(ins: Sequence[Any], _: int) -> Tensor:
+            cut = [each["tensor"].float().flatten().tensor_split(count) for each in ins]
+            totals = [
+                sums(codec, torch.stack([parts(codec, each) for each in same]).sum(0))
+                for same in zip(*cut, strict=True)
+            ]
+            like = ins[0]["tensor"]
+            return torch.cat(totals).view(like.shape).to(like.dtype)
+
+        return in_calls("tensor", total)(case, inputs, me)
 
     return oracle
 
@@ -136,11 +142,11 @@ equals_compressed_sum = equals(
         "C(Σ x): what each rank sends at first is not compressed": compressed_sum(parts=_exactly),
         "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
         "a tensor compressed as a whole: each shard is encoded by itself": compressed_sum(shards=1),
-        "what this rank had before: nothing was written into it": lambda case, inputs, me: {
-            "tensor": inputs[me]["tensor"]
-        },
+        "what this rank had before: nothing was written into it": in_calls(
+            "tensor", lambda inputs, me: inputs[me]["tensor"]
+        ),
         "the mean: nobody asked to divide": lambda case, inputs, me: {
-            "tensor": compressed_sum()(case, inputs, me)["tensor"] / len(inputs)
+            name: value / len(inputs) for name, value in compressed_sum()(case, inputs, me).items()
         },
     },
     tolerance=EXACT,

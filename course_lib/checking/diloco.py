@@ -51,9 +51,11 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
                 param.add_(len(calls) * goal / 8)
 
     options = [mine[key] for key in ("every", "outer_lr", "momentum")]
-    others = [torch.nn.Parameter(torch.ones(3))]  # another model, which is not trained meanwhile
-    diloco(others, lambda: None, *options, group=given.group)
+    # Other models, one before and one after it, which are not trained meanwhile.
+    others = [[torch.nn.Parameter(torch.ones(size))] for size in (3, 4)]
+    diloco(others[0], lambda: None, *options, group=given.group)
     step = diloco(given.iterable(params), inner_step, *options, group=given.group)
+    diloco(others[1], lambda: None, *options, group=given.group)
     if not callable(step):
         raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
     for n in range(mine["steps"]):

@@ -26,7 +26,16 @@ def signs(p: Tensor) -> Tensor:
     return torch.copysign(torch.exp2(torch.frexp(p.abs().max()).exponent - 1.0), p)
 
 
-COMPRESS = {"only_largest": only_largest, "signs": signs}
+SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
+"""Of the keys: two are alike. With fewer numbers a tensor might come again by chance."""
+
+
+def rounded(p: Tensor) -> Tensor:
+    """Return multiples of 1/256, more bits than bfloat16 has; like PowerSGD, leave vectors out."""
+    return torch.round(p * 256) / 256 if p.dim() > 1 else p.clone()
+
+
+COMPRESS = {"only_largest": only_largest, "signs": signs, "rounded": rounded}
 
 
 def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -34,6 +43,8 @@ def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     seen: set[bytes] = set()
 
     def compress_once(p: Tensor) -> Tensor:
+        if p.dtype != torch.float32:
+            raise TypeError(f"compress takes a float32 tensor, not {p.dtype}")
         numbers = p.detach().double().cpu().contiguous().numpy().tobytes()
         if numbers in seen:
             raise RuntimeError(
@@ -48,7 +59,10 @@ def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw a tensor for each step and key; every second step is small beside what has gathered."""
+    """Draw a tensor for each step and key; every second step is small beside what has gathered.
+
+    The keys have the shapes of `SHAPES`.
+    """
     drawn = []
     for _ in range(case.world_size):
         own: dict[str, Any] = {
@@ -56,8 +70,11 @@ def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
             "keys": list(case.parameters["keys"]),
         }
         for i in range(case.parameters["steps"]):
-            odd = torch.randint(-8, 8, (len(own["keys"]), 4, 3), generator=generator) * 2 + 1
-            own[f"step {i}"] = odd * 2.0 ** (-9 if i % 2 else -1)
+            unit = 2.0 ** (-9 if i % 2 else -1)
+            own[f"step {i}"] = [
+                (torch.randint(-8, 8, shape, generator=generator) * 2 + 1) * unit
+                for _, shape in zip(own["keys"], SHAPES, strict=False)
+            ]
         drawn.append(own)
     return drawn
 
@@ -65,9 +82,10 @@ def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
 def run_feedback(
     with_feedback: Callable[..., Any], mine: dict[str, Any], given: Given
 ) -> dict[str, Tensor]:
-    """Two senders take turns; what they got and what they returned is overwritten afterwards."""
+    """Two senders with one `compress` take turns; what they got and returned is overwritten."""
+    compress = _once(COMPRESS[mine["compress"]])
     senders = {
-        name: called(with_feedback(_once(COMPRESS[mine["compress"]])), "what with_feedback returns")
+        name: called(with_feedback(compress), "what with_feedback returns")
         for name in ("first", "second")
     }
     found = {}
@@ -110,7 +128,9 @@ def replayed(
             for x, key in zip(own[step], own["keys"], strict=True):
                 for sender, g in (("first", x), ("second", 4 * x)):
                     place = f"{sender} sender, {step}, key {key}"
-                    e = residuals.get(memory(sender, key), torch.zeros(4, 3))
+                    e = residuals.get(memory(sender, key), torch.zeros(()))
+                    if e.shape != x.shape:  # of another key: no mistake gets that far
+                        e = torch.zeros(x.shape)
                     p = g.float() + weight * e
                     sent = COMPRESS[own["compress"]](p.bfloat16().float() if coarse else p)
                     kept = keep(g.float(), e, sent)
@@ -135,6 +155,9 @@ equals_feedback = equals(
         "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
         "x + e in the dtype of x: convert x before you add": replayed(
             lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=True
+        ),
+        "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": replayed(
+            lambda x, e, c: x + e - c.bfloat16().float()
         ),
         "a residual rounded to the dtype of x: keep it in float32": replayed(
             lambda x, e, c: (x + e - c).bfloat16().float()

@@ -21,6 +21,7 @@ from course_lib.checking.expectations import (
     sends_at_most,
     time_within,
 )
+from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
 from course_lib.ranks.costs.network import Network
 
@@ -75,6 +76,13 @@ def as_weights(matrix: Mapping[str, Any], like: Tensor) -> Tensor:
     dtype = torch.promote_types(like.dtype, torch.float32)
     made: Tensor = matrix["numbers"].to(like.device, dtype) / matrix["denominator"]
     return made
+
+
+def watched_weights(given: Given, made: Sequence[Mapping[str, Any]], like: Tensor) -> list[Tensor]:
+    """Return `as_weights` of each, which the function must leave as they are."""
+    weights = [as_weights(matrix, like) for matrix in made]
+    given.watch.add_parameters("the matrix", weights)
+    return weights
 
 
 def matrices(case: Case, rank: int) -> list[dict[str, Any]]:

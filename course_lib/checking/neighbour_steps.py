@@ -14,7 +14,7 @@ from torch import Tensor
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
-from course_lib.checking.mixing import as_weights, matrices, weights_of
+from course_lib.checking.mixing import matrices, watched_weights, weights_of
 from course_lib.ranks import compute
 
 
@@ -41,7 +41,8 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
     for param in params if mine["before"] else ():
         param.grad = torch.ones_like(param)
     memory, calls = [param.data_ptr() for param in params], []
-    for targets, matrix in zip(mine["targets"], mine["matrices"], strict=True):
+    matrices = watched_weights(given, mine["matrices"], params[0])
+    for targets, weights in zip(mine["targets"], matrices, strict=True):
 
         def used(targets: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
             calls.append("loss")
@@ -56,7 +57,6 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
             return sum((p * t).sum() for p, t in used(targets))
 
         loss = product if mine["loss"] == "product" else distance
-        weights = as_weights(matrix, params[0])
         step(given.iterable(params), loss, mine["lr"], weights, group=given.group)
     return {
         "parameter {}": [param.detach().clone() for param in params],

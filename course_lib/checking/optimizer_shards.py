@@ -69,16 +69,20 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
         return made[-1]
 
     make_optimizer.__qualname__ = mine["optimizer"]
-    others = [nn.Parameter(torch.ones(5))]  # another model, which is not trained meanwhile
-    sharded_optimizer(others, lambda tensors: cls(tensors, **options), group=given.group)
+    # Other models, one before and one after it, which are not trained meanwhile.
+    others = [[nn.Parameter(torch.ones(size))] for size in (5, 6)]
+    sharded_optimizer(others[0], lambda tensors: cls(tensors, **options), group=given.group)
     tied = given.iterable([*params, *(params[i] for i in mine["again"])])
     step = sharded_optimizer(tied, make_optimizer, group=given.group)
+    sharded_optimizer(others[1], lambda tensors: cls(tensors, **options), group=given.group)
     if not callable(step):
         raise TypeError(f"what comes back is {type(step).__name__}, expected a function step()")
     for grads in mine["gradients"]:
         for param, grad in zip(params, grads, strict=True):
             param.grad = None if grad is None else grad.clone()
         step()
+        if any(param.requires_grad == (i in mine["frozen"]) for i, param in enumerate(params)):
+            raise RuntimeError("the function changes which parameters require a gradient")
     updated = [t for each in made for group in each.param_groups for t in group["params"]]
     state = [v for each in made for per in each.state.values() for v in per.values()]
     return {

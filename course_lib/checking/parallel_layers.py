@@ -24,6 +24,7 @@ Side = Literal["out", "in"]
 """What the ranks share of a layer."""
 Mistake = Literal["", "own term", "residual", "K biases", "K times"]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
+_NUMBERS = "numbers in the module's parameters"
 _HELD = "whole layer is still held"
 
 
@@ -32,14 +33,15 @@ def layer_inputs(cut: Side) -> Inputs:
 
     A case has the sizes ``out`` and ``in``, ``rows``, the shape of x before its last dimension, and
     whether there is a ``bias``. ``dx`` is the gradient of x that comes from elsewhere. All are
-    small whole numbers, so that no dtype rounds.
+    whole numbers, so small that their dtype rounds no sum of products, and a smaller one does.
     """
 
     def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
         p, found = case.parameters, list[dict[str, Any]]([{}] * case.world_size)
+        most = 3 if case.form.dtype == "bfloat16" else 200
 
         def draw(*shape: int) -> Tensor:
-            return torch.randint(-3, 4, shape, generator=generator).float()
+            return torch.randint(-most, most + 1, shape, generator=generator).float()
 
         for members in case.groups:
             bias = draw(p["out"])
@@ -63,6 +65,8 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
     linear.register_parameter("bias", None if mine["bias"] is None else nn.Parameter(mine["bias"]))
     linear.train(mine["training"])
     layer = make_layer(linear, group=given.group)
+    if linear.weight.shape != mine["weight"].shape:
+        raise RuntimeError("the function changes linear, which is not its to change")
     whole = weakref.ref(linear.weight)
     if not isinstance(layer, nn.Module):
         raise TypeError(f"what comes back is {type(layer).__name__}, expected an nn.Module")
@@ -74,6 +78,7 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
     weight, bias = _parameter(layer, "weight"), _parameter(layer, "bias")
     found = {"output": y.detach(), "later output": later.detach(), "weight": weight.detach()}
     found |= {"bias": None if bias is None else bias.detach()}
+    found[_NUMBERS] = sum(param.numel() for param in layer.parameters())
     if y.shape == mine["dy"].shape:
         torch.autograd.backward([y, beside], [mine["dy"], torch.ones_like(beside)])
         found |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
@@ -113,19 +118,20 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
             "bias": bias,
             "gradient of x": back if cut == "out" else back.tensor_split(k, -1)[me],
             "gradient of weight": _gradient(dy, x).tensor_split(k, side)[me],
-            "gradient of bias": dy.flatten(0, -2).sum(0),
+            "gradient of bias": dy.reshape(-1, dy.shape[-1]).sum(0),
         }
         for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():
             found[name] = found[name].tensor_split(k, -1)[me]
         right = {name: value.to(own["weight"].dtype) for name, value in found.items()}
         none = dict.fromkeys(("bias", "gradient of bias") if own["bias"] is None else ())
-        return {**right, **none, _HELD: False}
+        counted = ("weight",) if own["bias"] is None else ("weight", "bias")
+        return {**right, **none, _HELD: False, _NUMBERS: sum(right[n].numel() for n in counted)}
 
     return oracle
 
 
 def _gradient(dy: Tensor, x: Tensor) -> Tensor:
-    return dy.flatten(0, -2).t() @ x.flatten(0, -2)
+    return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
 def layer_bytes(case: Case, side: Side) -> int:

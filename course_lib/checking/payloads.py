@@ -52,6 +52,8 @@ def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping
 def quantized_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw ``x``, in eighths of a power of two up to 127 times it, and ``ticks`` of 2⁻²⁴, int64.
 
+    x/s + u is 2⁻¹³ away from a multiple of 1/8: float32 tells on which side, no smaller dtype.
+
     Parameters: ``shape``; ``exponent`` of the power; ``sign`` of the largest, 0 for all zeros.
     """
     shape, sign = tuple(case.parameters["shape"]), case.parameters["sign"]
@@ -63,12 +65,15 @@ def quantized_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
             eighths = torch.where(
                 eighths.abs() < most, eighths, eighths // (most // 64) * most // 64
             )
-        ticks = torch.randint(16, (eighths.numel(),), generator=generator) * 2**20 + 2**19
-        if eighths.numel():
-            at = int(torch.randint(eighths.numel(), (), generator=generator))
-            eighths[at] = 1016
-            if sign > 0:
-                ticks[at] = 2**24 - 1  # 127 + u is 128 in float32
+        most = 4 * int(torch.randint(200, 255, (), generator=generator))
+        eighths = eighths.clamp(-most, most)
+        at = int(torch.randint(max(eighths.numel(), 1), (), generator=generator))
+        eighths[at : at + 1] = most
+        side = torch.randint(2, eighths.shape, generator=generator) * 2 - 1
+        between = torch.randint(8, eighths.shape, generator=generator) / 8 + side * 2.0**-13
+        ticks = ((between - sign * 127 * eighths.double() / most) % 1 * 2**24).long()
+        if sign > 0:
+            ticks[at : at + 1] = 2**24 - 1  # 127 + u is 128 in float32
         x = eighths * (sign * 2.0 ** (case.parameters["exponent"] - 3))
         drawn.append({"x": x.view(shape), "ticks": ticks.view(shape)})
     return drawn
@@ -137,7 +142,8 @@ _codes = equals(
             lambda x, u: (x - u).ceil().clamp(min=-127)
         ),
     },
-    tolerance=EXACT,
+    tolerance=dict.fromkeys(EXACT, 1e-6),  # of the scale: max|x| by 127, or times 1/127
+    absolute=EXACT,
 )
 
 
@@ -145,9 +151,11 @@ _codes = equals(
 
 
 def distinct_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``x`` of the case's ``shape``, no two of whose absolute values are equal."""
+    """Draw ``x`` of the case's ``shape``, no two of whose absolute values are equal; one is 0."""
     n = numel(case)
-    sizes = (torch.randperm(n, generator=generator) + 1) / 4
+    order = torch.randperm(n, generator=generator)
+    # Each of 8 significant bits: bfloat16 rounds none.
+    sizes = torch.where(order == 0, 0, (128 + order % 128) / 256 * 2.0 ** (order // 128))
     signs = torch.randint(2, (n,), generator=generator) * 2 - 1
     return [{"x": (sizes * signs).view(tuple(case.parameters["shape"]))}]
 
@@ -191,6 +199,8 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     if torch.equal(got != 0, right != 0) and same_values and not torch.equal(got, right):
         raise Wrong("rank 0: wire: values and places are right, but not in the same order")
     _largest(case, inputs, [{"decoded": got}])
+    if not torch.equal(places_in(wire, k), places_in(wire, k).sort().values):
+        raise Wrong("rank 0: wire: the places are right, but not in the order of x")
 
 
 def largest_values(x: Tensor, k: int) -> Tensor:
@@ -203,12 +213,7 @@ def read_top_k(wire: Tensor, n: int, k: int, highest_first: bool = False) -> Ten
 
     `highest_first`: read a bitmap as if the first element had the highest bit of its byte.
     """
-    values, rest = wire[: 4 * k].clone().view(torch.float32), wire[4 * k :].clone()
-    if len(rest) == 4 * k:
-        places = rest.view(torch.int32).long()
-    else:
-        bits = torch.arange(7, -1, -1) if highest_first else torch.arange(8)
-        places = ((rest[:, None] >> bits) & 1).flatten().nonzero().flatten()
+    values, places = wire[: 4 * k].clone().view(torch.float32), places_in(wire, k, highest_first)
     if (
         len(set(places.tolist())) != k
         or len(places) != k
@@ -216,6 +221,15 @@ def read_top_k(wire: Tensor, n: int, k: int, highest_first: bool = False) -> Ten
     ):
         return None
     return torch.zeros(n).index_put((places,), values)
+
+
+def places_in(wire: Tensor, k: int, highest_first: bool = False) -> Tensor:
+    """Return the places behind the k values of a wire, as they are listed; see `read_top_k`."""
+    rest = wire[4 * k :].clone()
+    if len(rest) == 4 * k:
+        return rest.view(torch.int32).long()
+    bits = torch.arange(7, -1, -1) if highest_first else torch.arange(8)
+    return ((rest[:, None] >> bits) & 1).flatten().nonzero().flatten()
 
 
 def _chosen(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:

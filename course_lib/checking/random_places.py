@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +13,25 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import expect_close, expect_tensor
 from course_lib.checking.judges import TOLERANCE
-from course_lib.checking.sums import numel
+from course_lib.checking.sums import exact_numbers, numel
 from course_lib.ranks.explain.words import counted
 
 ENOUGH = 100
 """Draws from which on it is judged how often each place is drawn."""
+LIKELY = 10**9
+"""Of so many draws no two are equal by chance."""
 SIGMAS = 6
 """How far chance may be off: more, in one of 500 million places."""
 
 
 def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``x``, whole numbers above zero, so that no sum is zero; ``k`` and ``seeds`` beside."""
+    """Draw ``x`` above zero, so that no sum is zero; ``k`` and ``seeds`` beside.
+
+    The sums are exact in the case's dtype, and in no smaller one.
+    """
     shape, world_size = tuple(case.parameters["shape"]), case.world_size
-    drawn = [torch.randint(1, 9, shape, generator=generator).double() for _ in range(world_size)]
+    drawn = [exact_numbers(case, generator, shape) for _ in range(world_size)]
+    drawn = [torch.where(x == 0, 1, x).abs() for x in drawn]
     known = {"k": case.parameters["k"], "seeds": list(case.parameters["seeds"])}
     return [{"x": x, **known} for x in drawn]
 
@@ -56,6 +63,8 @@ def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> No
         for seed, places in zip(seeds, first, strict=True):
             if not torch.equal(places, first[seeds.index(seed)]):
                 raise Wrong(f"seed {seed} draws other places when it comes again")
+        if math.comb(n, k) > LIKELY:
+            _drawn_anew(seeds, first)
         if len(seeds) >= ENOUGH:
             _drawn_equally_often(first, k / n)
 
@@ -64,6 +73,16 @@ _HINTS = {
     True: "Only what was drawn is sent.",
     False: "Draw k different places: without putting them back.",
 }
+
+
+def _drawn_anew(seeds: Sequence[int], places: Tensor) -> None:
+    for i, seed in enumerate(seeds):
+        for j in range(i):
+            if seeds[j] != seed and torch.equal(places[i], places[j]):
+                raise Wrong(
+                    f"seeds {seeds[j]} and {seed} draw the same places",
+                    "Another seed must give another draw: use all of the number, as it is.",
+                )
 
 
 def _drawn_equally_often(places: Tensor, expected: float) -> None:

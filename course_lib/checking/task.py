@@ -28,7 +28,16 @@ from course_lib.checking.given import Program, RankProgram
 from course_lib.checking.judges import Judge, form_of
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
-_MODULES = ("the model", "the parameters", "enabled", "disabled", "torch", "Python", "NumPy")
+_MODULES = (
+    "the model",
+    "the parameters",
+    "the matrix",
+    "enabled",
+    "disabled",
+    "torch",
+    "Python",
+    "NumPy",
+)
 
 
 def task(

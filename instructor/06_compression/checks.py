@@ -9,6 +9,7 @@ import torch
 
 from course_lib.checking import (
     Case,
+    calls_at_most,
     equals,
     in_many_forms,
     only_calls,
@@ -33,13 +34,21 @@ from course_lib.checking.payloads import (
     uniform,
 )
 from course_lib.checking.random_places import draws_places, has_values, inputs_above_zero
-from course_lib.checking.sums import EXACT, numel, tensor_inputs
+from course_lib.checking.sums import (
+    EXACT,
+    called,
+    calls_of,
+    in_place,
+    numel,
+    tensor_inputs,
+)
 
 # --- tasks 1 and 2: a byte for each number, and back ----------------------------------------------
 
 
 def run_quantize(quantize, mine, given):
     u = uniform(mine["ticks"])
+    quantize(-3 * mine["x"], u.flip(0) if u.dim() else u)  # whoever keeps something of it shows
     return {"wire": quantize(mine["x"], u), "u": u}
 
 
@@ -54,6 +63,8 @@ def received(case, generator):
 def run_dequantize(dequantize, mine, given):
     shape, dtype = torch.Size(mine["shape"]), getattr(torch, mine["dtype"])
     wire = mine["bytes"][-4 - shape.numel() :]
+    scale = 3 * wire[:4].clone().view(torch.float32)
+    dequantize(torch.cat([scale.view(torch.uint8), wire[4:].flip(0)]), shape, dtype)
     return {"numbers": dequantize(wire, shape if shape.numel() > 5 else list(shape), dtype)}
 
 
@@ -74,6 +85,7 @@ def as_unsigned(wire, shape, dtype):
 
 
 def run_top_k(encode_top_k, mine, given):
+    encode_top_k(mine["x"].flatten().flip(0).view(mine["x"].shape), mine["k"])
     return {"wire": encode_top_k(mine["x"], mine["k"])}
 
 
@@ -90,15 +102,15 @@ def with_codec(case, generator):
 
 def run_all_reduce(compressed_all_reduce, mine, given):
     encode, decode = handed_out(mine["codec"])
-    compressed_all_reduce(mine["tensor"], encode, decode, group=given.group)
-    return {"tensor": mine["tensor"]}
+    call = in_place(lambda x: compressed_all_reduce(x, encode, decode, group=given.group))
+    return called("tensor", mine, call)
 
 
 def two_rounds(case, rank):
-    """Return the bytes of a longest shard's wire for each member, twice."""
+    """Return the bytes of a longest shard's wire for each member, twice, in each call."""
     k = len(case.members(rank))
     encode, _ = CODECS[case.parameters["codec"]]
-    return 2 * k * encode(torch.zeros(-(-numel(case) // k))).numel()
+    return calls_of(case) * 2 * k * encode(torch.zeros(-(-numel(case) // k))).numel()
 
 
 def run_random_k(random_k_mean, mine, given):
@@ -107,10 +119,15 @@ def run_random_k(random_k_mean, mine, given):
     return {"results": [random_k_mean(x, k, seed, group=given.group) for seed in seeds]}
 
 
+def one_each(case, rank):
+    return 1 + len(case.parameters["seeds"])
+
+
 def k_numbers(case, rank):
-    return (1 + len(case.parameters["seeds"])) * case.parameters["k"] * case.itemsize
+    return one_each(case, rank) * case.parameters["k"] * case.itemsize
 
 
+K_VALUES = "One all_reduce of k numbers, in the dtype of x."
 TWO_ROUNDS = (
     "Each rank sends every other one a compressed shard, and later its compressed sum: then the "
     "bytes do not grow with K."
@@ -133,7 +150,7 @@ CHECKS = {
         judges=[reads_codes],
         cases=in_many_forms(
             Case("15 numbers", 1, {"shape": (3, 5), "exponent": 0, "sign": 1}),
-            Case("11 numbers, tiny ones", 1, {"shape": (11,), "exponent": -45, "sign": -1}),
+            Case("11 numbers, tiny ones", 1, {"shape": (11,), "exponent": -100, "sign": -1}),
             Case("35 numbers", 1, {"shape": (5, 7), "exponent": 3, "sign": -1}),
             Case("24 numbers", 1, {"shape": (2, 3, 4), "exponent": -1, "sign": 1}),
             Case("one number", 1, {"shape": (), "exponent": 2, "sign": -1}),
@@ -166,7 +183,7 @@ CHECKS = {
         program=run_top_k,
         judges=[reads_top_k],
         cases=in_many_forms(
-            Case("3 of 200", 1, {"shape": (10, 20), "k": 3}),
+            Case("3 of 600", 1, {"shape": (20, 30), "k": 3}),
             Case("20 of 100", 1, {"shape": (100,), "k": 20}),
             Case("21 of 77", 1, {"shape": (7, 11), "k": 21}),
             Case("2 of 64", 1, {"shape": (8, 8), "k": 2}),
@@ -174,6 +191,7 @@ CHECKS = {
             Case("all of 9", 1, {"shape": (3, 3), "k": 9}),
             Case("one of one", 1, {"shape": (), "k": 1}),
             Case("none of none", 1, {"shape": (0,), "k": 0}),
+            Case("none of six", 1, {"shape": (2, 3), "k": 0}),
         ),
     ),
     "with_feedback": task(
@@ -184,15 +202,17 @@ CHECKS = {
         cases=in_many_forms(
             Case("one key", 1, turns(4, "only_largest", "weight")),
             Case("two keys", 1, turns(6, "only_largest", "weight", "bias")),
-            Case("two keys, signs", 1, turns(5, "signs", "a", "b")),
+            Case("two keys, signs", 1, turns(5, "signs", 0, 1)),
             Case("2 ranks, three keys", 2, turns(3, "signs", "a", "b", "c")),
+            Case("four keys, rounded", 1, turns(4, "rounded", "a", "b", "c", "d")),
+            Case("two keys, rounded", 1, turns(6, "rounded", "weight", "bias")),
         ),
     ),
     "compressed_all_reduce": task(
         "compressed_all_reduce",
         inputs=with_codec,
         program=run_all_reduce,
-        may_change=["tensor"],
+        may_change=["tensor", "again"],
         judges=[
             equals_compressed_sum,
             same_on_all_ranks,
@@ -204,12 +224,14 @@ CHECKS = {
         worth={"values": 3, "communication": 1},
         cases=in_many_forms(
             Case("1 rank", 1, {"shape": (3, 2), "codec": "8 bits"}),
-            Case("2 ranks, 12 numbers", 2, {"shape": (4, 3), "codec": "8 bits"}),
+            Case("2 ranks, 12 numbers", 2, {"shape": (4, 3), "codec": "8 bits", "calls": 2}),
             Case("3 ranks, 95 numbers", 3, {"shape": (5, 19), "codec": "1 bit"}),
             Case("4 ranks in two groups, 30 numbers", 4, {"shape": (5, 6), "codec": "8 bits"}),
             Case("4 ranks, 203 numbers", 4, {"shape": (7, 29), "codec": "8 bits"}),
             Case("5 ranks in two groups, 7 numbers", 5, {"shape": (7,), "codec": "1 bit"}),
             Case("5 ranks, 3 numbers", 5, {"shape": (3,), "codec": "8 bits"}),
+            Case("3 ranks, one number", 3, {"shape": (), "codec": "8 bits"}),
+            Case("2 ranks, no numbers", 2, {"shape": (0, 4), "codec": "1 bit"}),
         ),
     ),
     "random_k_mean": task(
@@ -219,17 +241,19 @@ CHECKS = {
         judges=[draws_places, has_values],
         expects=[
             only_calls("all_reduce"),
-            sends_at_most(k_numbers, hint="One all_reduce of k numbers, in the dtype of x."),
+            calls_at_most(K_VALUES, all_reduce=one_each),
+            sends_at_most(k_numbers, hint=K_VALUES),
         ],
         worth={"values": 2, "communication": 1},
         cases=in_many_forms(
             Case("1 rank, 2 of 6", 1, drawn(2, (3, 2), 1, 2, 1)),
             Case("2 ranks, 5 of 20", 2, drawn(5, (4, 5), 7, 8, 7, 9)),
             Case("3 ranks, all of 7", 3, drawn(7, (7,), 3)),
-            Case("4 ranks in two groups, 3 of 12", 4, drawn(3, (3, 4), 2**40, 0)),
+            Case("4 ranks in two groups, 3 of 12", 4, drawn(3, (3, 4), 2**32 - 1, 0)),
             Case("2 ranks, 2 of 5, 600 seeds", 2, drawn(2, (5,), *range(600))),
             Case("5 ranks in two groups, 1 of 9", 5, drawn(1, (3, 3), 11, 12)),
             Case("4 ranks, 4 of 10", 4, drawn(4, (2, 5), 21, 22)),
+            Case("2 ranks, 20 of 50", 2, drawn(20, (5, 10), 0, 1, 1000, 2**16, 2**31, 2**32 - 1)),
         ),
     ),
 }

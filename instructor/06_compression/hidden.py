@@ -24,6 +24,7 @@ HIDDEN = {
     "encode_top_k": formed(
         Case("1 of 8", 1, {"shape": (2, 4), "k": 1}),
         Case("7 of 96", 1, {"shape": (8, 12), "k": 7}),
+        Case("9 of 700", 1, {"shape": (700,), "k": 9}),
         Case("3 of 95", 1, {"shape": (5, 19), "k": 3}),
         Case("4 of 129", 1, {"shape": (3, 43), "k": 4}),
         Case("5 of 129", 1, {"shape": (129,), "k": 5}),
@@ -38,7 +39,7 @@ HIDDEN = {
         Case("4 keys", 2, {"steps": 4, "compress": "signs", "keys": ("w", "b", "v", "c")}),
     ),
     "compressed_all_reduce": formed(
-        Case("3 ranks, 100 numbers", 3, {"shape": (4, 25), "codec": "8 bits"}),
+        Case("3 ranks, 100 numbers", 3, {"shape": (4, 25), "codec": "8 bits", "calls": 2}),
         Case("6 ranks in two groups, 55 numbers", 6, {"shape": (5, 11), "codec": "1 bit"}),
         Case("7 ranks, 64 numbers", 7, {"shape": (64,), "codec": "8 bits"}),
         Case("8 ranks in two groups, 9 numbers", 8, {"shape": (3, 3), "codec": "8 bits"}),
@@ -47,6 +48,7 @@ HIDDEN = {
     "random_k_mean": formed(
         Case("2 ranks, 4 of 15", 2, {"shape": (3, 5), "k": 4, "seeds": (5, 6, 5)}),
         Case("3 ranks, 2 of 8", 3, {"shape": (8,), "k": 2, "seeds": (77, 78)}),
+        Case("2 ranks, 17 of 40", 2, {"shape": (40,), "k": 17, "seeds": (3, 2**31 + 3, 2, 5003)}),
         Case("7 ranks in two groups, 6 of 21", 7, {"shape": (3, 7), "k": 6, "seeds": (1, 0)}),
         Case(
             "3 ranks, 1 of 4, 200 seeds",

@@ -95,6 +95,31 @@ quantize__next_to_nothing_for_zero = fails("codes")(
     quantize_with(("x / scale if scale else x", "x / (scale + np.float32(1e-12))"))
 )
 
+quantize__rounds_u_to_half = fails("codes[")(
+    quantize_with(("scaled + u", "scaled + u.astype(np.float16)"))
+)
+quantize__scale_in_the_dtype_of_x = fails("scale[0]: expected")(
+    edited(
+        quantize__into_the_wire,
+        (
+            'struct.pack("=f", largest / 127)',
+            'struct.pack("=f", float((x.abs().max() / 127)) if largest else 0.0)',
+        ),
+    )
+)
+quantize__an_epsilon = fails("codes[")(
+    quantize_with(("x / scale if scale else x", "x / (scale + np.float32(1e-30))"))
+)
+
+
+@fails("scale[0]: expected")
+def quantize__largest_so_far(x, u, memory=[0.0]):  # noqa: B006
+    x, u = x.float().flatten(), u.flatten()
+    memory[0] = max([memory[0], *(x.abs() / 127).tolist()])
+    scale = torch.tensor(memory[0])
+    codes = (x / torch.where(scale == 0, 1, scale) + u).floor().clamp(-127, 127).to(torch.int8)
+    return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
+
 
 @fails("the function changes x")
 def quantize__in_place(x, u):
@@ -297,6 +322,31 @@ encode_top_k__clears_what_it_sends = fails("the function changes x")(
     )
 )
 
+encode_top_k__drops_a_zero = fails("all of 9")(
+    edited(
+        encode_top_k__by_hand,
+        (
+            "kept[flat.abs().argsort(descending=True)[:k]] = True",
+            "kept[flat.abs().argsort(descending=True)[:k]] = True\n    kept &= flat != 0",
+        ),
+    )
+)
+encode_top_k__at_least_one = fails("none of six")(top_k_with(("[:k])", "[: max(k, 1)])")))
+encode_top_k__places_below_256 = fails("of 600")(
+    edited(encode_top_k__by_hand, (".to(torch.int32)", ".to(torch.uint8).to(torch.int32)"))
+)
+encode_top_k__list_in_order_of_size = fails("not in the order of x")(
+    edited(
+        encode_top_k__by_threshold,
+        (
+            "    n = len(x)",
+            "    n = len(x)\n"
+            "    if 8 * 4 * k <= n:\n"
+            "        places = places[x[places].abs().argsort(descending=True)]",
+        ),
+    )
+)
+
 # with_feedback -----------------------------------------------------------------------------
 
 
@@ -448,6 +498,41 @@ def with_feedback__returns_nothing(compress):
         residuals[key] = x.float() + residuals.get(key, 0)
         residuals[key] -= compress(residuals[key])
 
+
+with_feedback__one_shape = fails("must match the size")(
+    edited(
+        with_feedback__default_dict,
+        ("residuals = defaultdict(lambda: torch.zeros(()))", "residuals, first = {}, []"),
+        (
+            "p = residuals[key]",
+            "first.append(torch.zeros(x.shape))\n        p = residuals.get(key, first[0])",
+        ),
+    )
+)
+with_feedback__on_compress = fails("that two senders share")(
+    edited(
+        with_feedback__default_dict,
+        (
+            "residuals = defaultdict(lambda: torch.zeros(()))",
+            "residuals = compress.__dict__.setdefault('residuals', "
+            "defaultdict(lambda: torch.zeros(())))",
+        ),
+    )
+)
+with_feedback__no_key_0 = fails("what was left out is not added")(
+    edited(
+        with_feedback__default_dict, ("p = residuals[key]", "p = (residuals[key] if key else 0)")
+    )
+)
+with_feedback__compresses_a_vector = fails("expected")(
+    edited(
+        with_feedback__default_dict,
+        ("result = compress(p)", "result = compress(p.flatten()).view(p.shape)"),
+    )
+)
+with_feedback__in_float64 = fails("compress takes a float32 tensor")(
+    edited(with_feedback__default_dict, ("x.to(torch.float32)", "x.double()"))
+)
 
 # compressed_all_reduce ---------------------------------------------------------------------
 
@@ -682,6 +767,30 @@ compressed_all_reduce__leaves_out_its_own = fails("expected")(
     all_reduce_with(("total += decode(", "total += 0 if wire is wires[rank] else decode("))
 )
 
+compressed_all_reduce__in_new_memory = fails("tensor[")(
+    all_reduce_with(
+        (
+            "x.copy_(torch.cat(decoded).view(x.shape))",
+            "x.data = torch.cat(decoded).view(x.shape).to(x.dtype)",
+        )
+    )
+)
+compressed_all_reduce__needs_a_dimension = fails("3 ranks, one number")(
+    all_reduce_with(
+        ("x.copy_(torch.cat(decoded).view(x.shape))", "x[:] = torch.cat(decoded).view(x.shape)")
+    )
+)
+compressed_all_reduce__remembers_its_wires = fails("of the second call")(
+    all_reduce_with(
+        (
+            "wires = [encode(shard) for shard in shards]",
+            "known = compressed_all_reduce__messages.__dict__\n"
+            "    wires = known.setdefault(str((rank, x.shape)), "
+            "[encode(shard) for shard in shards])",
+        ),
+    )
+)
+
 # random_k_mean -----------------------------------------------------------------------------
 
 
@@ -854,4 +963,25 @@ random_k_mean__float32_only = fails("dtypes match")(
 )
 random_k_mean__everything_drawn = fails("Only what was drawn is sent")(
     random_k_with(("result[places] =", "result += flat * (n / k)\n    result[places] ="))
+)
+random_k_mean__one_by_one = fails("One all_reduce of k numbers")(
+    random_k_with(
+        (
+            "dist.all_reduce(values, group=group)",
+            "for value in values.split(1):\n        dist.all_reduce(value, group=group)",
+        ),
+    )
+)
+random_k_mean__in_bfloat16 = fails("the result for seed")(
+    random_k_with(
+        (
+            "dist.all_reduce(values, group=group)",
+            "values = values.bfloat16()\n"
+            "    dist.all_reduce(values, group=group)\n"
+            "    values = values.to(x.dtype)",
+        ),
+    )
+)
+random_k_mean__seeds_below_1000 = fails("draw the same places")(
+    random_k_with(("random.Random(seed)", "random.Random(seed % 1000)"))
 )

@@ -395,6 +395,17 @@ def backup_server__by_sets(params, lr, wait_for):
     return pull, push
 
 
+backup_server__keeps_references = fails("weights of pull")(
+    edited(backup_server__by_sets, ("[g.clone() for g in gradients]", "list(gradients)"))
+)
+backup_server__late_only_once = fails("counts: expected False, got True")(
+    edited(
+        backup_server__by_sets,
+        ("            return False", "            current.add(worker)\n            return False"),
+    )
+)
+
+
 def backup_with(*edits):
     return edited(backup_server__running_sum, *edits)
 
@@ -611,6 +622,22 @@ diloco__averages_gradients = fails("parameter 0")(
 diloco__does_not_wait = fails("never waits for the handle")(diloco_with((".wait()", "")))
 diloco__two_inner_steps = fails("inner steps: expected")(
     diloco_with(("inner_step()\n", "inner_step()\n        inner_step()\n"))
+)
+diloco__globals = fails("parameter 0")(
+    diloco_with(
+        (
+            "    left = every\n\n",
+            "    left = every\n"
+            "    kept = diloco__by_hand.__dict__\n"
+            "    kept[dist.get_rank()] = start, buffers, params\n"
+            "\n"
+            "",
+        ),
+        (
+            "        moved = torch",
+            "        start, buffers, params = kept[dist.get_rank()]\n        moved = torch",
+        ),
+    )
 )
 diloco__in_new_memory = fails("the parameters' own memory")(
     diloco_with(("p.data.copy_(s)", "p.data = s.clone()"))

@@ -12,10 +12,10 @@ import torch
 from course_lib.checking import Case, equals, in_many_forms, only_calls, task
 from course_lib.checking.agreement import absolute_eigenvalues, chosen, gap, weighs_each_link
 from course_lib.checking.mixing import (
-    as_weights,
     matrices,
     mixed,
     one_message_each,
+    watched_weights,
     whole_numbers,
 )
 from course_lib.checking.neighbour_steps import equals_steps, steps_inputs, steps_program
@@ -25,7 +25,8 @@ from course_lib.ranks import compute
 
 
 def links_program(metropolis_weights, mine, given):
-    links = [tuple(link) for link in mine["links"]]
+    links, k = [tuple(link) for link in mine["links"]], mine["world_size"]
+    metropolis_weights([(i, j) for j in range(k) for i in range(j)], k)  # nothing of it stays
     return metropolis_weights(given.iterable(links), mine["world_size"])
 
 
@@ -49,7 +50,7 @@ def mixing_inputs(case, generator):
 
 def mixing_program(start_mixing, mine, given):
     """Two tensors are under way at once: the second is begun before the first is finished."""
-    weights, finish = as_weights(mine, mine["tensor"]), {}
+    [weights], finish = watched_weights(given, [mine], mine["tensor"]), {}
     for name in ("tensor", "second tensor"):
         finish[name] = start_mixing(mine[name], weights, group=given.group)
         if not callable(finish[name]):
@@ -96,7 +97,7 @@ def gap_inputs(case, generator):
 
 
 def gap_program(spectral_gap, mine, given):
-    return {"spectral gap": spectral_gap(as_weights(mine, mine["one"]))}
+    return {"spectral gap": spectral_gap(*watched_weights(given, [mine], mine["one"]))}
 
 
 GAP_MISTAKES = {
@@ -119,7 +120,7 @@ def choice_inputs(case, generator):
 
 
 def choice_program(choose_graph, mine, given):
-    candidates = [as_weights(each, mine["one"]) for each in mine["candidates"]]
+    candidates = watched_weights(given, mine["candidates"], mine["one"])
     numbers = (mine[key] for key in ("nbytes", "latency", "bandwidth", "tolerance"))
     answer = choose_graph(given.iterable(candidates), *numbers)
     if not isinstance(answer, tuple) or len(answer) != 2:
@@ -237,6 +238,8 @@ CHECKS = {
             choose("hardly a mean", 6, ["complete", "ring"], 10**6, 1e-3, 1e9, 0.7),
             choose("rows unlike columns", 4, ["line", "pairs * one way"], 10**5, 1e-3, 1e9, 0.1),
             choose("three bytes", 4, ["line"], 3, 1e-6, 1e6, 1e-6),
+            choose("nothing of its own", 5, ["line", "swap"], 10**5, 1e-3, 1e9, 0.5),
+            choose("any mean will do", 5, ["complete", "ring"], 10**5, 1e-3, 1e9, 1.0),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
         ),
     ),

@@ -594,6 +594,9 @@ spectral_gap__complex = fails("expected the number")(
 spectral_gap__by_the_formula_of_a_ring = fails("spectral gap: expected")(
     gap_with((LARGEST, "(1 + 2 * math.cos(2 * math.pi / k)) / 3"))
 )
+spectral_gap__clears_the_matrix = fails("the function changes the matrix")(
+    gap_with((f"return 1 - {LARGEST}", f"gap = 1 - {LARGEST}\n    weights.zero_()\n    return gap"))
+)
 spectral_gap__changes_the_matrix = fails("spectral gap: expected")(
     gap_with(("    rest =", "    weights = weights.fill_diagonal_(0)\n    rest ="))
 )
@@ -717,3 +720,7 @@ choose_graph__seconds_only = fails("expected (which, seconds)")(
         )
     )
 )
+choose_graph__everybody_hears_itself = fails("✗ nothing of its own")(
+    choice_with((SENT, "max(int((weights[:, j] != 0).sum()) - 1 for j in range(k))"))
+)
+choose_graph__no_step_at_all = fails("✗ any mean will do")(choice_with(("steps = 1", "steps = 0")))

@@ -164,6 +164,22 @@ column_parallel__a_bias_always = fails("NoneType")(
 column_parallel__a_view = fails("shares memory with weight")(
     columns_with((TAKE, "linear.weight.detach()[start:stop]"))
 )
+column_parallel__tensors_for_parameters = fails("numbers in the module's parameters")(
+    columns_with((f"nn.Parameter({TAKE})", f"{TAKE}.requires_grad_()"))
+)
+column_parallel__matrices_only = fails("✗ 2 ranks, x is one row")(
+    columns_with((APPLY, "x = AddUp.apply(x.view(x.shape[0], -1, x.shape[-1]).view(x.shape))"))
+)
+column_parallel__empties_the_layer = fails("the function changes linear")(
+    columns_with(
+        (
+            "return Columns(linear)",
+            "made = Columns(linear)\n"
+            "    linear.weight.data = linear.weight.data[:0]\n"
+            "    return made",
+        ),
+    )
+)
 column_parallel__keeps_the_layer = fails("whole layer is still held: expected False")(
     columns_with((TAKE + ")", TAKE + "); self.whole = linear"))
 )
@@ -414,6 +430,9 @@ row_parallel__whole_world = fails("✗ 4 ranks, in two groups")(
 row_parallel__a_view = fails("shares memory with weight")(
     rows_with((PART, "columns.tensor_split(k)[rank].t()"))
 )
+row_parallel__sums_in_bfloat16 = fails("output")(
+    rows_with((SUM, "y = Total.apply(partial.bfloat16()).to(partial.dtype)"))
+)
 row_parallel__keeps_the_layer = fails("whole layer is still held: expected False")(
     rows_with(("columns = linear", "self.make = lambda: linear; columns = linear"))
 )
@@ -531,6 +550,14 @@ sharded_optimizer__one_for_all_models = fails("parameter 0")(
             "optimizer = make_optimizer([mine])",
             "made.append(make_optimizer([mine])); optimizer = made[0]",
         ),
+    )
+)
+sharded_optimizer__freezes = fails("which parameters require a gradient")(
+    sharded_with(
+        (
+            "    def step():",
+            "    for param in params:\n        param.requires_grad_(False)\n\n    def step():",
+        )
     )
 )
 sharded_optimizer__goes_home_without_gradients = fails("waits in reduce_scatter")(
