@@ -62,12 +62,12 @@ class AnswerHead(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return what `read` reads."""
-        return _ANSWER.pack(*self[:-1]) + self.log
+        return _ANSWER.pack(*self[:-1]) + bytes(self.log)
 
     @classmethod
     def read(cls, data: Any) -> AnswerHead:
         """Return the head that `data` begins with."""
-        return cls(*_ANSWER.unpack_from(data), memoryview(data)[_ANSWER.size :])
+        return cls._make([*_ANSWER.unpack_from(data), memoryview(data)[_ANSWER.size :]])
 
     def events(self) -> list[Event]:
         """Return the log; it is unpacked only here, for nobody looks at most of them."""
