@@ -102,6 +102,8 @@ class Recorder:
         call would wait for it anyway; after that, `_SETTLE` seconds are enough. A message that
         both sides have started is over too, whether or not anybody waits for it.
         """
+        if not self.open_messages and not self.open_collectives:
+            return
         for message in list(self.open_messages):
             message.poll()
         last = time.monotonic()

@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp
 
-_armed = False
+armed = False
+"""Whether a call runs that the signal shall end; else it does nothing.
+
+The worker sets it by itself: at a function's beginning or end, as that of a ``with``, the signal's
+handler may run, and its exception would leave this as it is.
+"""
 
 
 def listen(recorder: Recorder) -> None:
@@ -29,23 +32,12 @@ def listen(recorder: Recorder) -> None:
 
     def fail_futures() -> None:
         while numbers := os.read(heard, 64):
-            if signal.SIGUSR2 in numbers and _armed:
+            if signal.SIGUSR2 in numbers and armed:
                 recorder.give_up()
 
     threading.Thread(target=fail_futures, name="giving-up", daemon=True).start()
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if _armed:
+    if armed:
         raise GivenUp
-
-
-@contextmanager
-def can_be_given_up() -> Iterator[None]:
-    """Let the signal end the block; elsewhere it does nothing."""
-    global _armed
-    _armed = True
-    try:
-        yield
-    finally:
-        _armed = False

@@ -16,13 +16,13 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.event import Event, computation
 
 READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
 """First byte of what a rank sends."""
 
 _CALL = struct.Struct("<QQ???")
-_ANSWER = struct.Struct("<BQ?")
+_ANSWER = struct.Struct("<BQ?Qdd")
 
 
 class CallHead(NamedTuple):
@@ -53,24 +53,29 @@ class AnswerHead(NamedTuple):
     """Events that found no room in the log."""
     joined: bool
     """Whether the rank still has its process groups."""
-    log: Any
-    """The events, as bytes: see `events`."""
-
-    @classmethod
-    def of(cls, kind: int, dropped: int, joined: bool, events: Iterable[Event]) -> AnswerHead:
-        """Return the head, with the log of the call."""
-        return cls(kind, dropped, joined, pickle.dumps([tuple(event) for event in events], 5))
+    rank: int
+    start: float
+    end: float
+    """Of the call, in seconds of the machine's monotonic clock."""
+    log: Any = b""
+    """The events, packed; nothing, if the rank did not communicate: it computed all the time."""
 
     def to_bytes(self) -> bytes:
         """Return what `read` reads."""
-        return _ANSWER.pack(self.kind, self.dropped, self.joined) + bytes(self.log)
+        return _ANSWER.pack(*self[:-1]) + bytes(self.log)
 
     @classmethod
     def read(cls, data: Any) -> AnswerHead:
         """Return the head that `data` begins with."""
-        kind, dropped, joined = _ANSWER.unpack_from(data)
-        return cls(kind, dropped, joined, memoryview(data)[_ANSWER.size :])
+        return cls._make([*_ANSWER.unpack_from(data), memoryview(data)[_ANSWER.size :]])
 
     def events(self) -> list[Event]:
-        """Return the log; it is unpickled only here, for nobody looks at most of them."""
-        return [Event(*event) for event in pickle.loads(self.log)]
+        """Return the log; it is unpacked only here, for nobody looks at most of them."""
+        if len(self.log):
+            return [Event(*event) for event in pickle.loads(self.log)]
+        return [computation(self.rank, self.start, self.end)] if self.end > self.start else []
+
+
+def pack_log(events: Iterable[Event]) -> bytes:
+    """Return what `AnswerHead.log` is of a call with these events."""
+    return pickle.dumps([tuple(event) for event in events], 5)

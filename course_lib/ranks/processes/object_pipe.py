@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -33,6 +34,7 @@ _HEAD = _HEADER.size
 _READ = 1 << 16
 _ALIGN = 64
 _ONE_FD = socket.CMSG_LEN(struct.calcsize("i"))
+_CLOUDPICKLE = cloudpickle.cloudpickle.__name__
 _SIMPLE = (type(None), bool, int, float, str)
 """What any pickler packs alike, so that the quickest will do."""
 
@@ -49,9 +51,12 @@ class Packed:
 
     _free: Callable[[], Any] | None = None
 
-    def __post_init__(self) -> None:
-        if self.fd >= 0:
-            self._free = weakref.finalize(self, os.close, self.fd)
+    @classmethod
+    def in_file(cls, size: int, parts: int, fd: int) -> Packed:
+        """Return what lies in the file `fd`."""
+        packed = cls(size, parts, b"", fd)
+        packed._free = weakref.finalize(packed, os.close, fd)
+        return packed
 
     def close(self) -> None:
         """Free the file, if there is one; it is also freed with the object."""
@@ -61,7 +66,12 @@ class Packed:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor and _is_plain(obj):
+        kind = type(obj)
+        if kind is FunctionType and obj.__module__ == _CLOUDPICKLE:
+            # Three for every function of a cell. They go by name, as anything that is imported;
+            # cloudpickle would look that up each time, for a third of an empty call's pickling.
+            return NotImplemented
+        if kind is torch.Tensor and _is_plain(obj):
             data = obj.detach().to("cpu").contiguous()
             return _tensor, (pickle.PickleBuffer(_bytes_of(data)), obj.dtype, tuple(obj.shape),
                              obj.requires_grad)  # fmt: skip
@@ -125,7 +135,7 @@ def plain(data: bytes) -> Packed:
         return Packed(len(data), 0, data)
     fd = anonymous_file("call")
     _write_all(fd, memoryview(data))
-    return Packed(len(data), 0, b"", fd)
+    return Packed.in_file(len(data), 0, fd)
 
 
 def pack(value: Any) -> Packed:
@@ -135,8 +145,8 @@ def pack(value: Any) -> Packed:
     """
     if type(value) in _SIMPLE:
         data = pickle.dumps(value, protocol=5)
-        if len(data) < _INLINE:
-            return Packed(len(data) + 8, 1, data + struct.pack("<Q", len(data)))
+        if len(data) <= _INLINE:
+            return Packed(len(data), 1, data)
     buffers: list[pickle.PickleBuffer] = []
     spool = _Spool()
     try:
@@ -148,16 +158,19 @@ def pack(value: Any) -> Packed:
             spool.pad()
             spool.write(view)
             sizes.append(len(view))
-        spool.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+        if buffers:
+            spool.write(struct.pack(f"<{len(sizes)}Q", *sizes))
     except BaseException:
         if spool.fd >= 0:
             os.close(spool.fd)
         raise
-    return Packed(spool.size, len(sizes), bytes(spool.buffer or b""), spool.fd)
+    if spool.buffer is None:
+        return Packed.in_file(spool.size, len(sizes), spool.fd)
+    return Packed(spool.size, len(sizes), bytes(spool.buffer))
 
 
 def _unpack(data: Any, size: int, parts: int) -> Any:
-    if parts == 1:  # as mostly; what stands behind a pickle is not read
+    if parts == 1:  # as mostly
         return pickle.loads(data)
     if parts == 0:
         return data

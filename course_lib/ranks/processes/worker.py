@@ -28,7 +28,7 @@ from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp
 from course_lib.ranks.metered.world import World, joined_world
 from course_lib.ranks.output.displays import send_displays_to
-from course_lib.ranks.processes.giving_up import can_be_given_up, listen
+from course_lib.ranks.processes import giving_up
 from course_lib.ranks.processes.main_module import OwnModules, become_main
 from course_lib.ranks.processes.messages import (
     DISPLAY,
@@ -38,6 +38,7 @@ from course_lib.ranks.processes.messages import (
     RESULT,
     AnswerHead,
     CallHead,
+    pack_log,
 )
 from course_lib.ranks.processes.object_pipe import ObjectPipe, pack, plain
 
@@ -94,10 +95,10 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     become_main()
     labels: dict[str, str] = {}
     recorder = join(named["board"], config, labels)
-    listen(recorder)
+    giving_up.listen(recorder)
     send_displays_to(lambda bundle: pipe.send(plain(bytes([DISPLAY])), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
-    pipe.send(plain(AnswerHead.of(READY, 0, True, []).to_bytes()))
+    pipe.send(plain(AnswerHead(READY, 0, True, recorder.rank, 0.0, 0.0).to_bytes()))
     modules = OwnModules()
     while True:
         try:
@@ -130,11 +131,14 @@ def _run_call(
     start = time.monotonic()
     reply = None
     try:
-        with can_be_given_up():
+        try:
+            giving_up.armed = True
             _reload(modules, rank)
             value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
+        finally:
+            giving_up.armed = False
     except GivenUp:
         kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
@@ -149,8 +153,10 @@ def _run_call(
         stream.flush()
     if kind == RESULT:
         recorder.settle()
-    events = [*recorder.events, *recorder.compute(start, end)]
-    head = AnswerHead.of(kind, recorder.dropped, dist.is_initialized(), events)
+    log = b""
+    if recorder.events or recorder.blocked:
+        log = pack_log([*recorder.events, *recorder.compute(start, end)])
+    head = AnswerHead(kind, recorder.dropped, dist.is_initialized(), rank, start, end, log)
     pipe.send(plain(head.to_bytes()), reply)
     reply.close()
 
