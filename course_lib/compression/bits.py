@@ -86,6 +86,7 @@ _BITS_OF_A_BYTE = unpack_bits(torch.arange(256, dtype=torch.uint8), 1, 8 * 256).
 
 def pack_signs(x: Tensor) -> Tensor:
     """Return a bit for each element of the vector `x`, 1 where it is negative, packed."""
-    if for_numpy(x):  # ten times as fast as PyTorch's signbit
-        return pack_bits(torch.from_numpy(np.signbit(x.numpy())), 1)
+    if for_numpy(x) and x.dtype == torch.float32:
+        # As integers, floats with a sign are below zero: many times as fast as either's signbit.
+        return pack_bits(torch.from_numpy(x.view(torch.int32).numpy() < 0), 1)
     return pack_bits(x.signbit(), 1)

@@ -99,7 +99,9 @@ COMPRESSED: dict[str, Callable[[], Compressor]] = {
     "random-k": lambda: ErrorFeedback(RandomK(0.2)),
     "8 bit": lambda: ErrorFeedback(Uniform8Bit()),
     "one bit": lambda: ErrorFeedback(OneBit()),
-    "QSGD": lambda: QSGD(127),
+    "QSGD": lambda: ErrorFeedback(QSGD(127)),
+    # Blocks so short that 7 levels are a contraction too: 32/7² < 1; else residuals grow.
+    "QSGD, 5 bits": lambda: ErrorFeedback(QSGD(7, block=32)),
     "PowerSGD": lambda: ErrorFeedback(PowerSGD(2)),
 }
 
