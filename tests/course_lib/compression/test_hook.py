@@ -119,4 +119,4 @@ def test_digits_within_one_percent(ranks_of) -> None:
         )
         interval = 2.78 * float(lost.std()) / math.sqrt(5)  # Student's t, 4 degrees, 95 %
         print(f"{name}: {lost.mean():+.2%} ± {interval:.2%} of accuracy lost")
-        assert lost.mean() < 0.01, name
+        assert lost.mean() + interval < 0.01, name
