@@ -156,7 +156,8 @@ def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.f
     work = torch.empty_like(x[next(in_cache(x))])
     # As integers, the bits of floats above zero have the same order, and NaN comes last.
     least = int(torch.tensor(threshold).view(torch.int32))
-    places, values = [], []
+    places: list[Array[np.int64]] = []
+    values: list[Array[np.float32]] = []
     for at in in_cache(x):
         piece = x[at]
         above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= least
