@@ -98,8 +98,8 @@ class OneBit(Compressor):
             total, work_space = torch.zeros(1, device=x.device), _work_space(x)
             for at in in_cache(x):
                 exact = x[at] if residual is None else residual[at].add_(x[at])
-                total += torch.abs(exact, out=work_space[: exact.numel()]).sum()
-                self._signs(wire, at).copy_(pack_signs(exact))
+                pack_signs(exact, self._signs(wire, at))
+                total += torch.abs(exact, out=work_space[: len(exact)]).sum()
             wire[:_SCALE] = total.div_(x.numel()).view(torch.uint8)
         return Payload(wire, like.shape, like.dtype)
 

@@ -94,12 +94,23 @@ class RandomK(Compressor):
 
     def decode(self, payload: Payload) -> Tensor:
         """Return zeros, with the values in the places of the payload's draw."""
-        numel = payload.shape.numel()
-        drawn, runs, run = self._counts(numel)
-        result = torch.zeros(runs, run, device=payload.wire.device)
+        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
+        self.decode_into(payload, result)
+        return result.view(payload.shape).to(payload.dtype)
+
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`: to add, only the places that were drawn are touched."""
+        drawn, runs, run = self._counts(out.numel())
         values = section(payload.wire, 0, payload.nbytes, torch.float32).view(drawn, run)
-        result.index_copy_(0, payload.agreed, values)
-        return result.view(-1)[:numel].view(payload.shape).to(payload.dtype)
+        values, places = values.to(out.dtype), payload.agreed
+        if not add:
+            out.zero_()
+        whole = out[: out.numel() // run * run].view(-1, run)
+        if runs > len(whole):  # as in `encode`
+            last = (places == runs - 1)[:, None]
+            out[whole.numel() :] += torch.where(last, values, 0).sum(0)[: out.numel() % run]
+            values, places = torch.where(last, 0, values), places.clamp(max=len(whole) - 1)
+        whole.index_add_(0, places, values)
 
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]

@@ -24,7 +24,7 @@ Compression", ICLR 2018 (which samples for its threshold, too).
 """
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ from course_lib.compression.payload import (
     section,
 )
 
+Number = TypeVar("Number", bound=np.generic)
+Array = np.ndarray[Any, np.dtype[Number]]
 SAMPLE = 1 << 16
 """Elements from which the threshold is guessed."""
 
@@ -71,9 +73,9 @@ class TopK(Compressor):
         """Return values and places. Not-a-number counts as larger than any number."""
         x = as_vector(tensor)
         k = self.count(x.numel())
-        indices = largest(x, k)
+        indices, values = largest(x, k)
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        wire[: 4 * k] = x[indices].view(torch.uint8)
+        wire[: 4 * k] = values.view(torch.uint8)
         if self._as_bitmap(x.numel()):
             chosen = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
             wire[4 * k :] = pack_bits(chosen.index_fill_(0, indices, True), 1)
@@ -118,8 +120,8 @@ class TopK(Compressor):
         return min(4 * self.count(numel), packed_bytes(numel, 1))
 
 
-def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest |x_i|, in order, shape (k,), int64.
+def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return where the k largest |x_i| are, in order, int64, and what they are; shape (k,) each.
 
     Among equal elements it is open which are taken.
     """
@@ -129,28 +131,42 @@ def largest(x: Tensor, k: int) -> Tensor:
     expected = k / x.numel() * sample.numel()
     # So many more that too few would be a rare accident: four standard deviations of the count.
     above = min(sample.numel(), int(expected + 4 * expected**0.5) + 1)
-    candidates = _not_below(x, float(sample.topk(above).values[-1]))
-    if len(candidates) < k:  # the sample misled
+    places, values = _not_below(x, float(sample.topk(above).values[-1]))
+    if len(places) < k:  # the sample misled
         return _by_sorting(x, k)
-    values = np.abs(x.numpy()[candidates])
-    kth = np.partition(values, len(values) - k)[len(values) - k]
-    chosen = ~(values <= kth)  # NaN is larger than any number
-    ties = np.flatnonzero(values == kth)[: k - np.count_nonzero(chosen)]
+    sizes = np.abs(values)
+    kth = np.partition(sizes, len(sizes) - k)[len(sizes) - k]
+    chosen = ~(sizes <= kth)  # NaN is larger than any number
+    ties = np.flatnonzero(sizes == kth)[: k - np.count_nonzero(chosen)]
     chosen[ties] = True
-    return torch.from_numpy(candidates[chosen][:k])
+    first = np.flatnonzero(chosen)[:k]
+    return torch.from_numpy(places[first]), torch.from_numpy(values[first])
 
 
-def _by_sorting(x: Tensor, k: int) -> Tensor:
-    return x.abs().topk(k, sorted=False).indices.sort().values
+def _by_sorting(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    places = x.abs().topk(k, sorted=False).indices.sort().values
+    return places, x[places]
 
 
-def _not_below(x: Tensor, threshold: float) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return the indices of the elements whose absolute value is not below `threshold`."""
-    work = torch.empty(min(x.numel(), 1 << 17))
+def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.float32]]:
+    """Return where the elements whose absolute value is not below `threshold` are, and these.
+
+    They are few: whether one of eight neighbours is one of them is asked at once.
+    """
+    work = torch.empty_like(x[next(in_cache(x))])
     # As integers, the bits of floats above zero have the same order, and NaN comes last.
     least = int(torch.tensor(threshold).view(torch.int32))
-    found = []
+    places: list[Array[np.int64]] = []
+    values: list[Array[np.float32]] = []
     for at in in_cache(x):
-        piece = torch.abs(x[at], out=work[: at.stop - at.start]).view(torch.int32).numpy()
-        found.append(np.flatnonzero(piece >= least) + at.start)
-    return np.concatenate(found)
+        piece = x[at]
+        above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= least
+        whole = len(above) // 8 * 8
+        eights = np.flatnonzero(above[:whole].view(np.int64))
+        within = np.flatnonzero(above[:whole].view("V8")[eights].view(np.bool_))
+        found = 8 * eights[within >> 3] + (within & 7)
+        if whole < len(above):
+            found = np.append(found, whole + np.flatnonzero(above[whole:]))
+        places.append(found + at.start)
+        values.append(piece.numpy()[found])
+    return np.concatenate(places), np.concatenate(values)

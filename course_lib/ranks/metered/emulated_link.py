@@ -40,7 +40,7 @@ class Transfer:
     _callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, in the link's thread, when it is over; at once if it is."""
+        """Call `callback` when it is over, in a thread of its own; at once if it is."""
         with self.link.lock:
             if not self.over.is_set():
                 self._callbacks.append(callback)
@@ -62,7 +62,8 @@ class Transfer:
             self.over.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            # Not in this thread: it may wait for an operation, of whose end this thread would tell.
+            threading.Thread(target=callback, name="emulated-callback", daemon=True).start()
 
 
 class EmulatedLink:

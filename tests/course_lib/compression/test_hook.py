@@ -99,7 +99,9 @@ COMPRESSED: dict[str, Callable[[], Compressor]] = {
     "random-k": lambda: ErrorFeedback(RandomK(0.2)),
     "8 bit": lambda: ErrorFeedback(Uniform8Bit()),
     "one bit": lambda: ErrorFeedback(OneBit()),
-    "QSGD": lambda: QSGD(127),
+    "QSGD": lambda: ErrorFeedback(QSGD(127)),
+    # Blocks so short that 7 levels are a contraction too: 32/7² < 1; else residuals grow.
+    "QSGD, 5 bits": lambda: ErrorFeedback(QSGD(7, block=32)),
     "PowerSGD": lambda: ErrorFeedback(PowerSGD(2)),
 }
 
@@ -117,4 +119,4 @@ def test_digits_within_one_percent(ranks_of) -> None:
         )
         interval = 2.78 * float(lost.std()) / math.sqrt(5)  # Student's t, 4 degrees, 95 %
         print(f"{name}: {lost.mean():+.2%} ± {interval:.2%} of accuracy lost")
-        assert lost.mean() < 0.01, name
+        assert lost.mean() + interval < 0.01, name

@@ -422,6 +422,25 @@ def test_values_are_right_and_ddp_runs() -> None:
         assert ranks.trace.calls(0)["all_reduce"] >= 2
 
 
+def test_a_callback_may_wait_for_the_next_operation() -> None:
+    """As that of PyTorch's PowerSGD hook does."""
+
+    def program() -> float:
+        def again(first: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            (x,) = first.value()
+            dist.all_reduce(x)
+            second = dist.all_reduce(x, async_op=True)
+            assert second is not None
+            return second.get_future().wait()[0]
+
+        first = dist.all_reduce(torch.ones(1), async_op=True)
+        assert first is not None
+        return first.get_future().then(again).wait().item()
+
+    with Ranks(2, on="cpu", network=SLOW, timeout=20) as ranks:
+        assert ranks.run(program) == [8, 8]
+
+
 def test_every_operation_gives_the_same_values_as_without_it() -> None:
     with Ranks(2, on="cpu", network=Network(1e-5, 1e10)) as slow, Ranks(2, on="cpu") as plain:
         for ours, theirs in zip(slow.run(everything, 5), plain.run(everything, 5), strict=True):
