@@ -5,6 +5,8 @@ Each wrong one must fail for its own reason, each right one must pass. A functio
 a right solution: ``edited`` writes it in place of another.
 """
 
+# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -1116,3 +1118,68 @@ diagnoses__one_missing = fails("one for each of exhibit_1")(
     diagnoses_with(('"exhibit_6": "J",', ""))
 )
 diagnoses__in_words = fails("none of the letters A to L")(diagnoses_with(('"I"', '"buffers"')))
+
+
+# What is kept from one call to the next, and what holds for one setting only ---------------
+
+
+@fails("expected a list of whole numbers")
+def my_batches__tensors(length, batch_size, epoch, seed, group=None):
+    world_size, me = dist.get_world_size(group), dist.get_rank(group)
+    sampler = DistributedSampler(range(length), world_size, me, seed=seed)
+    sampler.set_epoch(epoch)
+    return list(torch.tensor(list(sampler)).split(batch_size))
+
+
+@fails("something is kept from the call before")
+def my_batches__sampler_of_the_first_call(length, batch_size, epoch, seed, group=None, kept={}):
+    world_size, me = dist.get_world_size(group), dist.get_rank(group)
+    if "sampler" not in kept:
+        kept["sampler"] = DistributedSampler(range(length), world_size, me, seed=seed)
+    kept["sampler"].set_epoch(epoch)
+    rows = list(kept["sampler"])
+    return [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+
+
+@fails("lr of group 1 is missing")
+def save_checkpoint__first_settings_only(file, ddp, optimizer, epoch, group=None):
+    if dist.get_rank(group) == 0:
+        state = optimizer.state_dict()
+        state["param_groups"] = state["param_groups"][:1]
+        model = ddp.module.state_dict()
+        torch.save({"model": model, "optimizer": state, "epoch": epoch}, file)
+
+
+@fails("is missing, expected")
+def save_checkpoint__known_settings_only(file, ddp, optimizer, epoch, group=None):
+    if dist.get_rank(group) == 0:
+        state, known = optimizer.state_dict(), ("params", "lr", "momentum", "weight_decay", "betas")
+        state["param_groups"] = [
+            {key: value for key, value in each.items() if key in known}
+            for each in state["param_groups"]
+        ]
+        model = ddp.module.state_dict()
+        torch.save({"model": model, "optimizer": state, "epoch": epoch}, file)
+
+
+@fails("lr of group 1")
+def load_checkpoint__one_rate_for_all(file, model, optimizer, group=None):
+    held = [None if file is None else torch.load(file, weights_only=True)]
+    dist.broadcast_object_list(held, group_src=0, group=group)
+    (state,) = held
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for each in optimizer.param_groups:
+        each["lr"] = optimizer.param_groups[0]["lr"]
+    return state["epoch"]
+
+
+@fails("something is kept from the call before")
+def load_checkpoint__file_of_the_first_call(file, model, optimizer, group=None, kept={}):
+    if "state" not in kept:
+        held = [None if file is None else torch.load(file, weights_only=True)]
+        dist.broadcast_object_list(held, group_src=0, group=group)
+        kept["state"] = held[0]
+    model.load_state_dict(kept["state"]["model"])
+    optimizer.load_state_dict(kept["state"]["optimizer"])
+    return kept["state"]["epoch"]
