@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
@@ -106,13 +107,15 @@ def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str
 
 def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``accumulate(model, loss_fn, x, y, micro_batch_size)`` twice, and watch its rows."""
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[Any] = []
     graphs: list[Any] = []
     most = 0
 
     # On the layers and not on the model: whoever goes through them one by one is seen as well.
     def watch_rows(_: nn.Module, arguments: Any) -> None:
-        seen.append((_untransformed(arguments[0]), x))
+        rows = _untransformed(arguments[0])
+        transformed = _functorch.peek_interpreter_stack() is not None  # no number can be looked at
+        seen.append((rows, x) if transformed else _row_numbers(rows, x))
 
     def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
         nonlocal most
@@ -135,7 +138,9 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
         "parameter {} after the call": [param.detach() for param in model.parameters()],
         "gradient of parameter {}": [param.grad for param in model.parameters()],
         "loss returned by call {}": losses,
-        "rows of forward pass {}": [_row_numbers(*each) for each in seen],
+        "rows of forward pass {}": [
+            each if isinstance(each, Tensor) else _row_numbers(*each) for each in seen
+        ],
         AT_A_TIME: most,
     }
 
@@ -148,9 +153,8 @@ def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
 
 def _untransformed(tensor: Tensor) -> Tensor:
     """Return the tensor that a transformation of ``torch.func`` has wrapped, or the tensor."""
-    functorch: Any = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 

@@ -139,11 +139,11 @@ def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
     if not held.numel():
         return
     _expect_chance(asked, epochs, held.sum(0), size / n, "row {} is in batch {}")
-    _expect_spread(asked, held.sum(0), epochs * size / n, whole=n % size == 0)
     pairs = torch.einsum("erb,esb->rs", held, held)
     chance = (n // size) * size * (size - 1) / (n * (n - 1))
     pairs.fill_diagonal_(epochs * chance)
     _expect_chance(asked, epochs, pairs, chance, "rows {} and {} share a full batch")
+    _expect_spread(asked, held.sum(0), epochs * size / n, whole=n % size == 0)
 
 
 def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> None:

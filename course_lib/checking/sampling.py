@@ -57,7 +57,12 @@ def batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) -> 
     """Call ``my_batches(length, batch_size, epoch, seed, group=group)`` for several epochs."""
     length, size, seed = mine["length"], mine["batch_size"], mine["seed"]
     found = [my_batches(length, size, epoch, seed, group=given.group) for epoch in mine["epochs"]]
-    return {"epoch {}": dict(zip(map(str, mine["epochs"]), found, strict=True))}
+    for batches in found:
+        if not isinstance(batches, list | tuple):
+            kind = type(batches).__name__
+            raise TypeError(f"my_batches returns {kind}, expected a list of lists of row numbers")
+    listed = [[[int(row) for row in batch] for batch in batches] for batches in found]
+    return {"epoch {}": dict(zip(map(str, mine["epochs"]), listed, strict=True))}
 
 
 MISTAKES: dict[str, dict[str, Any]] = {

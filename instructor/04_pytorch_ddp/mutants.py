@@ -545,7 +545,7 @@ save_checkpoint__parameters_only = fails("1.scale is missing")(
         ("ddp.module.state_dict()", "{n: p.detach() for n, p in ddp.module.named_parameters()}")
     )
 )
-save_checkpoint__no_settings = fails("setting in the file lr is missing")(
+save_checkpoint__no_settings = fails("setting in the file lr of group 0 is missing")(
     save_with(
         (
             '"optimizer": optimizer.state_dict(),',
@@ -553,7 +553,7 @@ save_checkpoint__no_settings = fails("setting in the file lr is missing")(
         )
     )
 )
-save_checkpoint__scales_the_rate = fails("setting in the file lr: expected")(
+save_checkpoint__scales_the_rate = fails("setting in the file lr of group 0: expected")(
     save_with(
         (
             '"optimizer": optimizer.state_dict(),',
@@ -645,7 +645,7 @@ load_checkpoint__forgets_the_optimizer = fails("rank 0: the optimizer has no sta
 load_checkpoint__momentum_of_the_first_only = fails("rank 1: the optimizer has no state")(
     load_with(("optimizer.load_state_dict(", "file and optimizer.load_state_dict("))
 )
-load_checkpoint__keeps_the_rate = fails("optimizer's setting lr: expected")(
+load_checkpoint__keeps_the_rate = fails("optimizer's setting lr of group 0: expected")(
     load_with(
         ('return state["epoch"]', 'optimizer.param_groups[0]["lr"] = 0.123; return state["epoch"]')
     )
@@ -686,7 +686,7 @@ load_checkpoint__momentum_by_hand = fails("optimizer's state of parameter 0")(
         )
     )
 )
-load_checkpoint__keeps_fresh_settings = fails("optimizer's setting lr: expected")(
+load_checkpoint__keeps_fresh_settings = fails("optimizer's setting lr of group 0: expected")(
     load_with(
         (
             'optimizer.load_state_dict(state["optimizer"])',
@@ -1123,12 +1123,13 @@ diagnoses__in_words = fails("none of the letters A to L")(diagnoses_with(('"I"',
 # What is kept from one call to the next, and what holds for one setting only ---------------
 
 
-@fails("expected a list of whole numbers")
-def my_batches__tensors(length, batch_size, epoch, seed, group=None):
+@fails("expected a list of lists of row numbers")
+def my_batches__one_after_the_other(length, batch_size, epoch, seed, group=None):
     world_size, me = dist.get_world_size(group), dist.get_rank(group)
     sampler = DistributedSampler(range(length), world_size, me, seed=seed)
     sampler.set_epoch(epoch)
-    return list(torch.tensor(list(sampler)).split(batch_size))
+    rows = list(sampler)
+    yield from (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))
 
 
 @fails("something is kept from the call before")
