@@ -8,7 +8,6 @@ import math
 
 import torch
 from torch import nn
-from torch.optim.sgd import sgd
 
 from course_lib.checking import Case, Wrong, equals, in_many_forms, task
 from course_lib.checking.accumulation import (
@@ -17,7 +16,7 @@ from course_lib.checking.accumulation import (
     equals_accumulated,
 )
 from course_lib.checking.batches import batch_inputs, batch_program, without_replacement
-from course_lib.checking.forbidden import refusing
+from course_lib.checking.forbidden import OPTIMIZERS, refusing
 from course_lib.checking.gradient_noise import (
     drawn_anew,
     model_stays,
@@ -46,12 +45,18 @@ def step_inputs(case, generator):
 def step_program(sgd_step, mine, given):
     params = [nn.Parameter(weight) for weight in mine["weights"]]
     in_memory = [param.detach() for param in params]
-    with refusing(torch.optim.Optimizer, sgd):
+    replaced = [False] * len(params)
+    with refusing(*OPTIMIZERS):
         for gradients in mine["gradients"]:
-            for param, gradient in zip(params, gradients, strict=True):
-                param.grad = None if gradient is None else gradient.clone()
+            given_them = [None if g is None else g.clone() for g in gradients]
+            for param, gradient in zip(params, given_them, strict=True):
+                param.grad = gradient
             sgd_step(given.iterable(params), mine["lr"])
+            for i, (param, gradient) in enumerate(zip(params, given_them, strict=True)):
+                wants = gradient is not None and gradient.requires_grad
+                replaced[i] |= param.grad is not gradient or wants
     return {
+        "whether gradient {} is another tensor": replaced,
         "parameter {} after two steps": in_memory,
         "gradient {} after the step": [param.grad for param in params],
         "whether parameter {} requires a gradient": [param.requires_grad for param in params],
@@ -78,6 +83,11 @@ def all_else_stays(case, inputs, values):
         equals(lambda *_: {key: last}, tolerance=TO_THE_BIT)(case, inputs, [{key: values[0][key]}])
     except Wrong as wrong:
         raise Wrong(wrong.message, "Gradients stay as they are, to the last bit.") from None
+    if any(values[0]["whether gradient {} is another tensor"]):
+        raise Wrong(
+            "after the step .grad is another tensor, or requires a gradient itself",
+            "Gradients stay as they are: nothing is put in their place.",
+        )
     if not all(values[0]["whether parameter {} requires a gradient"]):
         raise Wrong(
             "after the step a parameter no longer requires a gradient",
@@ -107,7 +117,8 @@ STEP_MISTAKES = {
 def rate_program(learning_rate, mine, given):
     peak, warmup, total = mine["peak"], mine["warmup"], mine["total"]
     # From the last step to the first: who counts calls instead of steps is found out.
-    asked = {t: learning_rate(t, peak, warmup, total) for t in reversed(range(total))}
+    with refusing(*OPTIMIZERS):
+        asked = {t: learning_rate(t, peak, warmup, total) for t in reversed(range(total))}
     return {"rate in step {}": [asked[t] for t in range(total)]}
 
 
@@ -175,7 +186,13 @@ CHECKS = {
             Case("12 rows, drop_last", 1, {"n": 12, "batch_size": 4, "drop_last": True}),
             Case("5 rows by 8, drop_last", 1, {"n": 5, "batch_size": 8, "drop_last": True}),
             Case("more than there are", 1, {"n": 9, "batch_size": 20, "drop_last": False}),
+            Case(
+                "9 single rows, 2000 times",
+                1,
+                {"n": 9, "batch_size": 1, "drop_last": False, "epochs": 2000},
+            ),
         ],
+        in_turn=[(1, 0)],
     ),
     "sgd_step": task(
         "sgd_step",
@@ -193,6 +210,7 @@ CHECKS = {
             ),
             Case("α = 2", 1, {"shapes": [(2, 3), (0,)], "lr": 2.0}),
         ),
+        in_turn=[(0, 1)],
     ),
     "accumulate_gradients": task(
         "accumulate_gradients",
@@ -202,8 +220,8 @@ CHECKS = {
         cases=in_many_forms(
             Case("8 rows by 4", 1, {"rows": [8, 8], "micro": 4, "loss": "cross_entropy"}),
             Case("10 rows by 4", 1, {"rows": [10, 10], "micro": 4, "loss": "mse_loss"}),
-            Case("7 and 5 rows by 3", 1, {"rows": [7, 5], "micro": 3, "loss": "cross_entropy"}),
-            Case("3 rows by 8", 1, {"rows": [3, 3], "micro": 8, "loss": "mse_loss"}),
+            Case("7 and 5 rows by 3", 1, {"rows": [7, 5], "micro": 3, "loss": "nll_loss"}),
+            Case("3 rows by 8", 1, {"rows": [3, 3], "micro": 8, "loss": "smooth_l1_loss"}),
             Case(
                 "4 rows by 1, .grad is None at first",
                 1,
@@ -211,18 +229,23 @@ CHECKS = {
             ),
             dtypes=ONE_PROCESS,
         ),
+        in_turn=[(0, 2), (1, 4)],
     ),
     "learning_rate": task(
         "learning_rate",
         inputs=lambda case, generator: [dict(case.parameters)],
         program=rate_program,
-        judges=[equals(rates(), RATE_MISTAKES, tolerance={"float32": 1e-5})],
+        judges=[
+            equals(rates(), RATE_MISTAKES, tolerance={"float32": 1e-5}, absolute={"float32": 1e-8})
+        ],
         cases=[
             Case("5 of 20 steps", 1, {"peak": 0.1, "warmup": 5, "total": 20}),
             Case("1 of 10 steps", 1, {"peak": 1.6, "warmup": 1, "total": 10}),
             Case("no warm-up", 1, {"peak": 0.5, "warmup": 0, "total": 8}),
             Case("nothing but warm-up", 1, {"peak": 0.5, "warmup": 6, "total": 6}),
+            Case("a small peak", 1, {"peak": 2.5e-5, "warmup": 3, "total": 12}),
         ],
+        in_turn=[(0, 1)],
     ),
     "gradient_variance": task(
         "gradient_variance",
@@ -238,7 +261,7 @@ CHECKS = {
             Case(
                 "batches of 12 of 16 rows",
                 1,
-                {"n": 16, "batch_size": 12, "num_batches": 40, "loss": "l1_loss"},
+                {"n": 16, "batch_size": 12, "num_batches": 40, "loss": "smooth_l1_loss"},
             ),
             Case(
                 "all 10 rows, .grad is None",
@@ -246,7 +269,9 @@ CHECKS = {
                 {"n": 10, "batch_size": 10, "num_batches": 5, "loss": "l1_loss", "fresh": True},
             ),
             Case(
-                "single rows", 1, {"n": 12, "batch_size": 1, "num_batches": 40, "loss": "l1_loss"}
+                "single rows",
+                1,
+                {"n": 12, "batch_size": 1, "num_batches": 40, "loss": "l1_loss"},
             ),
             Case(
                 "2 batches of 2 of 4 rows, 24 times",
@@ -255,11 +280,12 @@ CHECKS = {
                     "n": 4,
                     "batch_size": 2,
                     "num_batches": 2,
-                    "loss": "cross_entropy",
+                    "loss": "nll_loss",
                     "calls": 24,
                 },
             ),
             dtypes=ONE_PROCESS,
         ),
+        in_turn=[(1, 4)],
     ),
 }

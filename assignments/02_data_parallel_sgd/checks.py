@@ -6,6 +6,7 @@ What a rank's program does, and what is right, stands in `course_lib.checking`: 
 
 from course_lib.checking import (
     Case,
+    Form,
     calls_at_most,
     in_many_forms,
     only_calls,
@@ -29,6 +30,7 @@ QUESTIONS = {
     "fewer elements than ranks": [(2, 4), (0, 3), (1, 1)],
 }
 
+ONE_ALONE = Form(((0, 2), (1,)), "float64")
 THREE = {"shapes": [(3, 2), (5,), ()]}
 EXTRA = 512  # bytes that a rank may send in a step for counts and losses
 
@@ -58,7 +60,9 @@ CHECKS = {
             Case("3 ranks", 3, THREE),
             Case("4 ranks, in two groups", 4, THREE),
             Case("2 ranks, a frozen parameter", 2, {**THREE, "frozen": [1]}),
+            Case("3 ranks, one alone", 3, {"shapes": [(4,), (2, 3)]}, ONE_ALONE),
         ),
+        in_turn=[(1, 1), (2, 5)],
     ),
     "data_parallel_step": task(
         "data_parallel_step",
@@ -79,7 +83,14 @@ CHECKS = {
             ),
             Case("3 ranks, 4, 3 and 3 rows", 3, {"rows": [4, 3, 3]}),
             Case("4 ranks, 5, 1, 2 and 8 rows, in two groups", 4, {"rows": [5, 1, 2, 8]}),
-            Case("3 ranks, squared error", 3, {"rows": [2, 5, 3], "loss": "mse_loss"}),
+            Case("3 ranks, smooth error", 3, {"rows": [2, 5, 3], "loss": "smooth_l1_loss"}),
+            Case(
+                "3 ranks, one alone",
+                3,
+                {"rows": [3, 2, 4], "lr": 0.3, "loss": "nll_loss"},
+                ONE_ALONE,
+            ),
         ),
+        in_turn=[(2, 5)],
     ),
 }

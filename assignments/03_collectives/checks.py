@@ -7,7 +7,15 @@ numbers is rounded, so every answer must be exact. What may be sent stands in
 
 import torch
 
-from course_lib.checking import Case, Form, equals, in_many_forms, only_calls, task, time_within
+from course_lib.checking import (
+    Case,
+    Form,
+    equals,
+    in_many_forms,
+    only_calls,
+    task,
+    time_within,
+)
 from course_lib.checking.rings import along_a_tree, in_half_rings, two_level_time
 from course_lib.checking.sums import (
     EXACT,
@@ -162,7 +170,7 @@ LAYOUTS = ("contiguous", "transposed", "strided")
 def shaped(*cases, roots=(None, None)):
     """Return cases of (name, ranks, shape, root) in many forms, integers among them, and two more.
 
-    In one, a rank is alone in its group; in the other, the function is called twice.
+    In one, a rank is alone in its group; in another, the function is called twice.
     """
     alone = Form(((0, 1, 3), (2,)), "float64", "strided")
     special = (
@@ -173,9 +181,11 @@ def shaped(*cases, roots=(None, None)):
     )
     parameters = ("shape", "root")
     made = [Case(name, k, dict(zip(parameters, rest, strict=False))) for name, k, *rest in cases]
-    return (*in_many_forms(*made, dtypes=tuple(EXACT), layouts=LAYOUTS), *special)
+    formed = in_many_forms(*made, dtypes=tuple(EXACT), layouts=LAYOUTS)
+    return (*formed, *special)
 
 
+FOUR_RANKS = (4, 3)  # places of cases: all together, then in two groups
 RINGS = shaped(
     ("1 rank", 1, (3, 2)),
     ("2 ranks, 6 numbers", 2, (3, 2)),
@@ -206,6 +216,7 @@ CHECKS = {
             ("5 ranks, from rank 3", 5, (0,), 3),
             roots=(-1, 1),
         ),
+        in_turn=[FOUR_RANKS],
     ),
     "ring_reduce_scatter": task(
         "ring_reduce_scatter",
@@ -215,6 +226,7 @@ CHECKS = {
         expects=in_half_rings(1),
         worth={"values": 2, "communication": 2},
         cases=RINGS,
+        in_turn=[FOUR_RANKS],
     ),
     "ring_all_gather": task(
         "ring_all_gather",
@@ -224,6 +236,7 @@ CHECKS = {
         expects=in_half_rings(1),
         worth={"values": 2, "communication": 1},
         cases=RINGS,
+        in_turn=[FOUR_RANKS],
     ),
     "ring_all_reduce": task(
         "ring_all_reduce",
@@ -234,6 +247,7 @@ CHECKS = {
         expects=in_half_rings(2),
         worth={"values": 2, "communication": 2},
         cases=RINGS,
+        in_turn=[FOUR_RANKS],
     ),
     "two_level_all_reduce": task(
         "two_level_all_reduce",
@@ -267,5 +281,6 @@ CHECKS = {
             layouts=LAYOUTS,
             groups=False,
         ),
+        in_turn=[(0, 3)],
     ),
 }

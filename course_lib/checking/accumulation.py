@@ -10,13 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch
 
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
-from course_lib.checking.training import CLASSES, FEATURES, SHAPES, make_model
+from course_lib.checking.training import (
+    CLASSES,
+    FEATURES,
+    LABELS,
+    SHAPES,
+    loss_of,
+    make_model,
+)
 
 AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
 
@@ -59,7 +66,7 @@ def draw_rows(count: int, loss: str, generator: torch.Generator) -> tuple[Tensor
     """Draw rows and targets for the loss, a function of ``torch.nn.functional``."""
     x = torch.randn(count, FEATURES, generator=generator)
     y = torch.randn(count, CLASSES, generator=generator)
-    return x, y.argmax(1) if loss == "cross_entropy" else y
+    return x, y.argmax(1) if loss in LABELS else y
 
 
 def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
@@ -83,8 +90,7 @@ def model_of(mine: Any) -> nn.Module:
 
 def mean_loss(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
     """Return the loss in float64."""
-    value: Tensor = getattr(F, loss)(model(x.double()), y.double() if y.is_floating_point() else y)
-    return value
+    return loss_of(loss)(model(x.double()), y.double() if y.is_floating_point() else y)
 
 
 def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -101,25 +107,29 @@ def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str
 
 def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``accumulate(model, loss_fn, x, y, micro_batch_size)`` twice, and watch its rows."""
-    seen: list[Tensor] = []
-    held, most = 0, 0
+    seen: list[Any] = []
+    graphs: list[Any] = []
+    most = 0
 
-    def watch(_: nn.Module, arguments: Any, output: Tensor) -> None:
-        nonlocal held, most
-        rows = arguments[0].detach().reshape(-1, 1, x.shape[-1])
-        same = (rows == x[None]).all(-1)
-        seen.append(torch.where(same.any(1), same.int().argmax(1), -1))
-        if output.requires_grad:
-            held += 1
-            output.register_hook(freed)  # type: ignore[no-untyped-call]
-        most = max(most, held)
+    # On the layers and not on the model: whoever goes through them one by one is seen as well.
+    def watch_rows(_: nn.Module, arguments: Any) -> None:
+        rows = _untransformed(arguments[0])
+        transformed = _functorch.peek_interpreter_stack() is not None  # no number can be looked at
+        seen.append((rows, x) if transformed else _row_numbers(rows, x))
 
-    def freed(_: Tensor) -> None:
-        nonlocal held
-        held -= 1
+    def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
+        nonlocal most
+        graphs[:] = [graph for graph in graphs if not _is_freed(graph)]
+        transformed = _untransformed(output) is not output
+        if transformed or output.requires_grad:
+            most = max(most, len(graphs) + 1)
+        if not transformed and output.requires_grad:
+            graphs.append(output.grad_fn)
 
-    module, loss_fn = model_of(mine), getattr(F, mine["loss"])
-    module.register_forward_hook(watch)
+    module, loss_fn = model_of(mine), loss_of(mine["loss"])
+    first, *_, last = module.children()
+    first.register_forward_pre_hook(watch_rows)
+    last.register_forward_hook(watch_graph)
     model = given.model(module)
     losses = []
     for x, y in zip(mine["x"], mine["y"], strict=True):
@@ -128,9 +138,32 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
         "parameter {} after the call": [param.detach() for param in model.parameters()],
         "gradient of parameter {}": [param.grad for param in model.parameters()],
         "loss returned by call {}": losses,
-        "rows of forward pass {}": seen,
+        "rows of forward pass {}": [
+            each if isinstance(each, Tensor) else _row_numbers(*each) for each in seen
+        ],
         AT_A_TIME: most,
     }
+
+
+def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
+    """Return which rows of x these are; -1 for what is none of them."""
+    same = (rows.detach().reshape(-1, 1, x.shape[-1]) == x[None]).all(-1)
+    return torch.where(same.any(1), same.int().argmax(1), -1)
+
+
+def _untransformed(tensor: Tensor) -> Tensor:
+    """Return the tensor that a transformation of ``torch.func`` has wrapped, or the tensor."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _is_freed(graph: Any) -> bool:
+    """Return whether backward has freed what the last layer saved for it."""
+    try:
+        return graph._saved_mat1 is None
+    except RuntimeError:
+        return True
 
 
 def equals_accumulated(**options: Any) -> Judge:

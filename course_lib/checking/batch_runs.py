@@ -10,14 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
-from course_lib.checking.training import CLASSES, FEATURES, SHAPES, make_model
+from course_lib.checking.training import (
+    CLASSES,
+    FEATURES,
+    LABELS,
+    SHAPES,
+    loss_of,
+    make_model,
+)
 
 
 class Experts(nn.Module):
@@ -74,7 +80,7 @@ def batches_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any
         if kind == "experts":
             for t, rows in enumerate(x):
                 rows[:, 0] = rows[:, 0].abs() if (rank + t) % 2 == 0 else rows[:, 0]
-        if loss != "mse_loss":
+        if loss in LABELS:
             y = [each.argmax(1) for each in y]
         own = {"weights": weights, "x": x, "y": y, "kind": kind, "lr": p["lr"], "loss": loss}
         drawn.append({**own, "frozen": list(p.get("frozen", ())), "test": test})
@@ -89,7 +95,7 @@ def batches_program(script: Callable[..., Any], mine: Any, given: Given) -> Any:
     model = given.model(model_of_kind(mine["kind"], mine["weights"], mine["frozen"]))
     batches = given.iterable(list(zip(mine["x"], mine["y"], strict=True)))
     tested = [mine["test"]] if mine["kind"] == "norm" else []
-    loss_fn = getattr(F, mine["loss"])
+    loss_fn = loss_of(mine["loss"])
     shown = script(model, loss_fn, batches, *tested, mine["lr"], group=given.group)
     found: dict[str, Any] = {
         "parameter {} at the end": [param.detach() for param in model.parameters()]
@@ -149,7 +155,7 @@ def _take_over_buffers(models: Sequence[nn.Module]) -> None:
 
 def _gradient(model: nn.Module, mine: Any, step: int) -> Sequence[Tensor]:
     x, y = mine["x"][step].double(), mine["y"][step]
-    loss = getattr(F, mine["loss"])(model(x), y.double() if y.is_floating_point() else y)
+    loss = loss_of(mine["loss"])(model(x), y.double() if y.is_floating_point() else y)
     params = list(model.parameters())
     return torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
 

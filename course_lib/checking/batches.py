@@ -37,8 +37,11 @@ def seed_of(generator: torch.Generator) -> int:
 
 
 def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Return what the case asks for, ``n``, ``batch_size`` and ``drop_last``, and a seed."""
-    return [{**case.parameters, "seed": seed_of(generator)}]
+    """Return what the case asks for, ``n``, ``batch_size`` and ``drop_last``, and a seed.
+
+    It may have ``epochs``, how many are counted: a small bias shows in many only.
+    """
+    return [{"epochs": EPOCHS, **case.parameters, "seed": seed_of(generator)}]
 
 
 def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
@@ -55,7 +58,7 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
     twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
     many = [
         [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
-        for epoch in epochs(EPOCHS, **asked)
+        for epoch in epochs(mine["epochs"], **asked)
     ]
     even = len({len(epoch) for epoch in many}) == 1
     return {FIRST: twice, AGAIN: again, MANY: torch.tensor(many) if even else None}
@@ -96,7 +99,8 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
     if not first:
         return
     many = values[0][MANY]
-    if many is None or many.shape != (EPOCHS, sum(map(len, first)), 2):
+    epochs = inputs[0]["epochs"]
+    if many is None or many.shape != (epochs, sum(map(len, first)), 2):
         raise Wrong(f"{asked}: not all epochs have as many rows")
     if not many.numel():
         return
@@ -128,25 +132,48 @@ def _same_batches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
     """Raise `Wrong` unless each row, and each pair of rows, is as often in a batch as it should."""
-    held = torch.zeros(EPOCHS, n, int(many[..., 0].max()) + 1, dtype=torch.float64)
-    held[torch.arange(EPOCHS)[:, None], many[..., 1], many[..., 0]] = 1
+    epochs = len(many)
+    held = torch.zeros(epochs, n, int(many[..., 0].max()) + 1, dtype=torch.float64)
+    held[torch.arange(epochs)[:, None], many[..., 1], many[..., 0]] = 1
     held = held[:, :, : n // size]  # full batches only
     if not held.numel():
         return
-    _expect_chance(asked, held.sum(0), size / n, "row {} is in batch {}")
+    _expect_chance(asked, epochs, held.sum(0), size / n, "row {} is in batch {}")
     pairs = torch.einsum("erb,esb->rs", held, held)
     chance = (n // size) * size * (size - 1) / (n * (n - 1))
-    pairs.fill_diagonal_(EPOCHS * chance)
-    _expect_chance(asked, pairs, chance, "rows {} and {} share a full batch")
+    pairs.fill_diagonal_(epochs * chance)
+    _expect_chance(asked, epochs, pairs, chance, "rows {} and {} share a full batch")
+    _expect_spread(asked, held.sum(0), epochs * size / n, whole=n % size == 0)
 
 
-def _expect_chance(asked: str, counts: Tensor, chance: float, words: str) -> None:
-    spread = (EPOCHS * chance * (1 - chance)) ** 0.5
-    far = (counts - EPOCHS * chance).abs()
+def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> None:
+    """Raise `Wrong` if rows and batches go together more often than chance lets them, all in all.
+
+    `whole`: no rows are left over. It is Pearson's χ²; by Wilson and Hilferty (1931) its cube root
+    is nearly normal.
+    """
+    n, batches = counts.shape
+    freedom = (n - 1) * (batches - whole)
+    chi2 = float(((counts - expected).square() / expected).sum()) * (n - 1) / n
+    spread = 2 / (9 * max(1, freedom))
+    if freedom and (chi2 / freedom) ** (1 / 3) > 1 - spread + 6 * spread**0.5:
+        row, batch = (
+            int(i) for i in torch.unravel_index((counts - expected).argmax(), counts.shape)
+        )
+        raise Wrong(
+            f"{asked}: some rows come more often in some batches than chance lets them; row {row} "
+            f"is {counts[row, batch]:.0f} times in batch {batch}, expected about {expected:.0f}",
+            "Every order of the rows must be equally likely: a shuffle by hand may prefer some.",
+        )
+
+
+def _expect_chance(asked: str, epochs: int, counts: Tensor, chance: float, words: str) -> None:
+    spread = (epochs * chance * (1 - chance)) ** 0.5
+    far = (counts - epochs * chance).abs()
     if far.max() > 6 * spread:
         place = [int(i) for i in torch.unravel_index(far.argmax(), far.shape)]
         raise Wrong(
-            f"{asked}: {words.format(*place)} in {counts[tuple(place)]:.0f} of {EPOCHS} epochs, "
-            f"expected about {EPOCHS * chance:.0f}",
+            f"{asked}: {words.format(*place)} in {counts[tuple(place)]:.0f} of {epochs} epochs, "
+            f"expected about {epochs * chance:.0f}",
             "Every order of the rows must be equally likely.",
         )

@@ -80,6 +80,8 @@ class Case:
         parameters: whatever `Check.inputs` needs to draw the inputs.
         form: in which form the arguments come.
         network: of the virtual clock.
+        after: a case that the same ranks go through before it, so that what is kept from one call
+            to the next shows. Its values are not judged, nor is what is sent in either.
 
     """
 
@@ -88,6 +90,7 @@ class Case:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     form: Form = Form()
     network: Network = NETWORK
+    after: Case | None = None
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:

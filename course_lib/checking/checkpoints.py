@@ -22,7 +22,6 @@ from course_lib.checking.judges import Oracle, equals
 from course_lib.checking.training import SHAPES
 
 KEYS = {"model", "optimizer", "epoch"}
-SETTINGS = ("lr", "momentum", "weight_decay", "betas")
 
 MODEL = "model in the file"
 STATE = "optimizer's state of parameter {} in the file"
@@ -54,9 +53,15 @@ def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, 
 
 
 def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
+    """Return an optimizer that treats biases in another way than matrices."""
+    params = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in params if p.dim() > 1]},
+        {"params": [p for p in params if p.dim() < 2], "lr": lr / 3, "weight_decay": 0.0},
+    ]
     if kind == "SGD":
-        return torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=lr / 10)
-    return torch.optim.AdamW(model.parameters(), lr, betas=(0.8, 0.9 + lr / 100))
+        return torch.optim.SGD(groups, lr, momentum=0.9, weight_decay=lr / 10)
+    return torch.optim.AdamW(groups, lr, betas=(0.8, 0.9 + lr / 100))
 
 
 def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -75,7 +80,9 @@ def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 def _plain(optimizer: Any, where: str = " in the file") -> dict[str, Any]:
     """Return what an optimizer's ``state_dict()`` holds, as plain values with words for keys."""
     state, groups = optimizer.get("state", {}), optimizer.get("param_groups", [])
-    settings = {key: group[key] for group in groups[:1] for key in SETTINGS if key in group}
+    settings = {
+        f"{key} of group {i}": group[key] for i, group in enumerate(groups) for key in group
+    }
     return {
         f"optimizer's state of parameter {{}}{where}": [dict(state[i]) for i in sorted(state)],
         f"optimizer's setting{where}": settings,

@@ -25,6 +25,11 @@ SENTENCES = {
         "what comes back shares memory with {name}",
         "Whoever writes into the one changes the other: return a copy (.clone()).",
     ),
+    "asks": ("a tensor that came in requires a gradient after the call: it did not before", ""),
+    "overwritten": (
+        "this call has changed what an earlier one returned",
+        "Keep nothing from one call to the next: make new tensors.",
+    ),
     "random": (
         "the function draws or seeds random numbers of the {name} generator",
         "Others rely on the state of the generators; where a task needs random numbers, draw them "
@@ -90,6 +95,8 @@ class Watch:
                 found.append(("changed", name))
             if any(each.requires_grad != needed for each, (_, needed) in pairs):
                 found.append(("trainable", name))
+            if any(_hooks_on(each) for each in parameters):
+                found.append(("hooks", name))
         for name, (module, before) in self._modules.items():
             after = _aspects(module)
             found += [(code, name) for code in before if before[code] != after[code]]
@@ -136,9 +143,13 @@ def _aspects(module: nn.Module) -> dict[str, Any]:
         + [name for name, _ in module.named_buffers()],
         "requires_grad": [p.requires_grad for p in parameters.values()],
         "hooks": [len(getattr(each, name)) for each in module.modules() for name in names]
-        + [len(p._backward_hooks or ()) for p in parameters.values()]
-        + [len(getattr(p, "_post_accumulate_grad_hooks", None) or ()) for p in parameters.values()],
+        + [_hooks_on(parameter) for parameter in parameters.values()],
     }
+
+
+def _hooks_on(parameter: Tensor) -> int:
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return len(parameter._backward_hooks or ()) + len(after or ())
 
 
 def _numpy_state() -> tuple[Any, ...]:

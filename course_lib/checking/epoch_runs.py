@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking.answers import NAMED, sees
@@ -18,7 +17,14 @@ from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
 from course_lib.checking.sampling import Batch, windows_of
-from course_lib.checking.training import CLASSES, FEATURES, SHAPES, make_model
+from course_lib.checking.training import (
+    CLASSES,
+    FEATURES,
+    LABELS,
+    SHAPES,
+    loss_of,
+    make_model,
+)
 
 
 class ScaledTanh(nn.Tanh):
@@ -59,7 +65,7 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
             "loss": loss,
             "frozen": list(p.get("frozen", ())),
             "x": x,
-            "y": y if loss == "mse_loss" else y.argmax(1),
+            "y": y.argmax(1) if loss in LABELS else y,
             "weights": [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES],
             "scale": 1 + torch.rand((), generator=generator),
         }
@@ -75,7 +81,7 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
 
     def program(train: Callable[..., Any], mine: Any, given: Given) -> Any:
         model = given.model(scaled_model(mine["weights"], mine["scale"], mine["frozen"]))
-        losses = call(train, model, getattr(F, mine["loss"]), mine, given)
+        losses = call(train, model, loss_of(mine["loss"]), mine, given)
         weights = [param.detach() for param in model.parameters()]
         buffers = [buffer.clone() for buffer in model.buffers()]
         return {
@@ -159,7 +165,7 @@ def _share(
     shown = plain = 0.0
     for batch in window:
         y = mine["y"][batch]
-        mean_loss = getattr(F, mine["loss"])(
+        mean_loss = loss_of(mine["loss"])(
             model(mine["x"][batch].double()), y.double() if y.is_floating_point() else y
         )
         divisor = {"accumulate": accumulate, "micro": len(window), "none": 1}

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking.answers import NUMBER, WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals, same_on_all_ranks
-from course_lib.checking.training import CLASSES, FEATURES, SHAPES, make_model
+from course_lib.checking.training import CLASSES, FEATURES, SHAPES, loss_of, make_model
 
 NUMBERS = ("mean loss", "accuracy")
 
@@ -68,7 +67,7 @@ def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> A
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for param in model.parameters():
         param.grad = torch.ones_like(param)
-    loss_fn = getattr(F, mine["loss"])
+    loss_fn = loss_of(mine["loss"])
     x, y, size = mine["x"], mine["y"], mine["batch_size"]
     answer: Any = evaluate(model, loss_fn, x, y, size, group=given.group)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -109,7 +108,7 @@ def evaluated(
                 out, y = model(mine["x"].double()[part]), mine["y"][part]
             right = (out.argmax(1) == y).double().mean().item()
             factor = weigh(len(chosen) / n)
-            results.append((factor * getattr(F, mine["loss"])(out, y).item(), factor * right))
+            results.append((factor * loss_of(mine["loss"])(out, y).item(), factor * right))
         if not results:
             return {}
         means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))

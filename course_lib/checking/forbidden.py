@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib import import_module
 from types import FunctionType
 from typing import Any, NoReturn
 from unittest import mock
+
+import torch
+
+_SGD = vars(import_module("torch.optim.sgd")).items()
+OPTIMIZERS: tuple[Any, ...] = (
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    *(each for name, each in _SGD if isinstance(each, FunctionType) and name.endswith("sgd")),
+)
+"""What of ``torch.optim`` would take a step of SGD, or give its learning rate."""
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
@@ -18,11 +29,14 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 def refusing(*made: type | FunctionType) -> ExitStack:
     """Return a context in which these raise RuntimeError: classes when made, functions when called.
 
-    A function is refused under whatever name someone has imported it: its code is replaced.
+    A function is refused under whatever name someone has imported it: its code is replaced. Who
+    goes around a class's ``__init__`` cannot iterate over what was made.
     """
 
     def refuse(self: Any, *_: Any, **__: Any) -> None:
-        raise RuntimeError(f"{type(self).__name__} is what this task asks you to write")
+        made_of = {each.__name__ for each in made} & {each.__name__ for each in type(self).__mro__}
+        name = type(self).__name__ if type(self).__module__.startswith("torch.") else min(made_of)
+        raise RuntimeError(f"{name} is what this task asks you to write")
 
     stack = ExitStack()
     for each in made:
@@ -30,5 +44,6 @@ def refusing(*made: type | FunctionType) -> ExitStack:
             stack.callback(setattr, each, "__code__", each.__code__)
             each.__code__ = _refuse.__code__.replace(co_name=each.__name__)
         else:
-            stack.enter_context(mock.patch.object(each, "__init__", refuse))
+            for name in {"__init__", "__iter__"} & {"__init__", *vars(each)}:
+                stack.enter_context(mock.patch.object(each, name, refuse))
     return stack

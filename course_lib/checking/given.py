@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checking.effects import Watch
+from course_lib.checking.effects import Watch, tensors_in
 from course_lib.checking.held import HeldMemory
 from course_lib.checking.wire import NotPlainError, encode, leaves
 from course_lib.ranks.explain.lines import OURS, is_installed
@@ -114,6 +114,7 @@ class RankProgram:
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
         """Run the program; return its value and the effects that were found."""
+        kept = self._kept_from(function, mine["before"]) if "before" in mine else None
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
         watched = own if isinstance(own, dict) else {"its input": own}
         given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
@@ -134,8 +135,22 @@ class RankProgram:
                 encode(leaf, place or "what comes back")
         except NotPlainError as error:
             return {"refused": str(error)}
-        answer = {"value": value, "effects": given.watch.effects(value)}
+        effects = given.watch.effects(value)
+        if any(tensor.requires_grad for tensor in tensors_in(own)):
+            effects.append(("asks", ""))
+        if kept is not None and kept.effects(None):
+            effects.append(("overwritten", ""))
+        answer = {"value": value, "effects": effects}
         return answer if held is None else {**answer, "held": held.told}
+
+    def _kept_from(self, function: Callable[..., Any], before: Any) -> Watch:
+        """Run the program with another input; return what watches over what came back."""
+        own = _laid_out(before["own"], before["form"]["layout"])
+        try:
+            value = simple(self.program(function, own, Given(before["form"], {})))
+        except Exception as error:
+            raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
+        return Watch({"value": value})
 
 
 def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) -> Callable[..., Any]:

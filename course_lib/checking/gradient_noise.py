@@ -12,7 +12,6 @@ from math import inf
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.checking.accumulation import draw_model, draw_rows, mean_loss, model_of
@@ -21,7 +20,7 @@ from course_lib.checking.batches import FROM_GENERATOR, seed_of
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 from course_lib.checking.judges import equals
-from course_lib.checking.training import make_model
+from course_lib.checking.training import loss_of, make_model
 
 DRAWS = 400
 
@@ -39,7 +38,7 @@ def variance_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
 
 def variance_program(gradient_variance: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call the function twice with the same seed; return its numbers, and what should stay."""
-    model, loss_fn = given.model(model_of(mine)), getattr(F, mine["loss"])
+    model, loss_fn = given.model(model_of(mine)), loss_of(mine["loss"])
     arguments = model, loss_fn, mine["x"], mine["y"], mine["batch_size"], mine["num_batches"]
     found = [
         gradient_variance(*arguments, torch.Generator().manual_seed(mine["seed"])) for _ in range(2)
@@ -119,7 +118,7 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
     full, n = rows.mean(0), len(rows)
     means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
     lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
-    near = 1e-5 * sum(lengths.values())
+    near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * sum(lengths.values())
     different = sorted(lengths.values())
     different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
     asked = f"the variance of {count} batches of {size} of {n} rows"

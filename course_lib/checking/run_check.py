@@ -30,6 +30,7 @@ raises `RanksError`, whose `trace` attribute may hold what was recorded until th
 
 MAX_REASON = 2000
 """Characters of a reason: what a student returns may be in it."""
+_KEPT = "Was it right in the other cases? Then something is kept from the call before."
 MAX_TIMEOUTS = 2
 """After so many cases that outran their time, the rest of a check is not run."""
 
@@ -137,8 +138,12 @@ class _Examination:
             # Drawn again, so that no judge relies on what a program on the ranks changed.
             self._check.judge(self._case, self._inputs(), observed.outputs)
         except Wrong as wrong:
-            outside = "" if wrong.hint else _outside_the_group(self._case, self.trace)
-            raise Wrong(wrong.message, outside or wrong.hint, wrong.detail) from None
+            hint = wrong.hint
+            if self._case.after is not None:
+                hint = hint or _KEPT
+            else:
+                hint = hint or _outside_the_group(self._case, self.trace)
+            raise Wrong(wrong.message, hint, wrong.detail) from None
         except Exception:
             self._trouble = traceback.format_exc()
             raise Wrong("the answer has a form that this check does not expect") from None
@@ -146,10 +151,10 @@ class _Examination:
             torch.set_num_threads(threads)
         findings = []
         failed = set()
-        if outside := _outside_the_group(self._case, self.trace):
+        if self._case.after is None and (outside := _outside_the_group(self._case, self.trace)):
             findings.append(Wrong(outside))
             failed.add(COMMUNICATION)
-        if self.trace is not None:
+        if self.trace is not None and self._case.after is None:
             for expectation in self._check.expects:
                 try:
                     expectation.test(self._case, observed, self.trace)

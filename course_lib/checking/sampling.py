@@ -57,6 +57,10 @@ def batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) -> 
     """Call ``my_batches(length, batch_size, epoch, seed, group=group)`` for several epochs."""
     length, size, seed = mine["length"], mine["batch_size"], mine["seed"]
     found = [my_batches(length, size, epoch, seed, group=given.group) for epoch in mine["epochs"]]
+    for batches in found:
+        if not isinstance(batches, list | tuple):
+            kind = type(batches).__name__
+            raise TypeError(f"my_batches returns {kind}, expected a list of lists of row numbers")
     listed = [[[int(row) for row in batch] for batch in batches] for batches in found]
     return {"epoch {}": dict(zip(map(str, mine["epochs"]), listed, strict=True))}
 
@@ -89,7 +93,8 @@ def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
                 "the share among all ranks: give the sampler the group's size, and this rank's "
                 "number in it": {**world, "me": rank},
             }
-            got = [values[rank]["epoch {}"][str(epoch)] for epoch in p["epochs"]]
+            answers = [values[rank]["epoch {}"][str(epoch)] for epoch in p["epochs"]]
+            got = [list(map(list, batches)) for batches in answers]
             for epoch, mine in zip(p["epochs"], got, strict=True):
                 wanted = batches_of(asked, epoch)
                 if mine != wanted:

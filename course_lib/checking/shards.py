@@ -18,10 +18,11 @@ Bounds = tuple[int, int]
 def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Ask for the bounds of every rank, for each pair (length, world size) of ``questions``.
 
-    One rank is enough: nothing is communicated.
+    One rank is enough: nothing is communicated. The last one is asked about first, so that nothing
+    can be kept from the rank before.
     """
     return {
-        _asked(length, k): [shard_bounds(length, k, rank) for rank in range(k)]
+        _asked(length, k): [shard_bounds(length, k, rank) for rank in reversed(range(k))][::-1]
         for length, k in mine["questions"]
     }
 

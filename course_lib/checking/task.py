@@ -51,6 +51,7 @@ def task(
     may_change: Sequence[str] = (),
     worth: Mapping[str, float] | None = None,
     seconds: float = 20.0,
+    in_turn: Sequence[tuple[int, int]] = (),
 ) -> Check:
     """Return the check of one task.
 
@@ -67,19 +68,26 @@ def task(
             what they were.
         worth: part → share of the points; see `Check`.
         seconds: time limit of one case.
+        in_turn: pairs (i, j) of places in `cases`: one more case, case j on ranks that have just
+            gone through case i. The two should differ in all arguments, or in nothing but what is
+            drawn: who keeps something from the first call is found out.
 
     """
 
     def dressed(case: Case, generator: torch.Generator) -> list[Any]:
         form = form_of(case)
-        return [{"form": form, "own": own} for own in _drawn(inputs, case, generator)]
+        drawn = [{"form": form, "own": own} for own in _drawn(inputs, case, generator)]
+        if case.after is None:
+            return drawn
+        before = dressed(case.after, generator)
+        return [{**each, "before": first} for each, first in zip(drawn, before, strict=True)]
 
     return Check(
         function,
         RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
         dressed,
         _TaskJudge(tuple(judges)),
-        tuple(cases),
+        _in_turn(cases, in_turn),
         seconds,
         tuple(expects),
         dict(worth or {}),
@@ -148,6 +156,15 @@ def _open(rank: int, output: Any) -> tuple[Any, list[tuple[str, str]]]:
 def _named(name: str, own: Any) -> str:
     known = isinstance(own, dict) and name in own
     return name if known or name in _MODULES else "its input"
+
+
+def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[Case, ...]:
+    made = []
+    for i, j in pairs:
+        before, case = cases[i], cases[j]
+        assert before.world_size == case.world_size, "the same ranks go through both"
+        made.append(replace(case, name=f"{case.name}, after ‘{before.name}’", after=before))
+    return (*cases, *made)
 
 
 def in_many_forms(

@@ -53,6 +53,21 @@ LOSS_MISTAKES: dict[str, Matrix] = {
 }
 
 
+LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
+"""Losses whose targets are labels; those of others are as many numbers as there are outputs."""
+
+
+def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss of this name as a task promises it: a mean, and nothing to choose."""
+
+    def loss_fn(input: Tensor, target: Tensor) -> Tensor:
+        value: Tensor = getattr(F, name)(input, target)
+        return value
+
+    loss_fn.__qualname__ = name  # what `variation` tells functions apart by
+    return loss_fn
+
+
 def make_model(weights: Sequence[Tensor]) -> nn.Module:
     """Return the network with copies of these weights; draws no random numbers."""
     first = nn.Linear(FEATURES, HIDDEN, device="meta")
@@ -65,15 +80,14 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights and other rows for every rank, for two steps.
 
     The case has ``rows``, a number per rank; in the second step each has one more. It may have
-    ``lr`` (default 0.5) and ``loss``, the name of a function of ``torch.nn.functional``
-    (``cross_entropy`` or ``mse_loss``).
+    ``lr`` (default 0.5) and ``loss``, the name of a function of ``torch.nn.functional``.
     """
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     def targets(rows: int) -> Tensor:
-        return randn(rows, CLASSES) if loss == "mse_loss" else randn(rows, CLASSES).argmax(1)
+        return randn(rows, CLASSES).argmax(1) if loss in LABELS else randn(rows, CLASSES)
 
     weights = [0.3 * randn(*shape) for shape in SHAPES]
     loss = case.parameters.get("loss", "cross_entropy")
@@ -91,7 +105,7 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
 
 def step_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
-    model, loss_fn = given.model(make_model(mine["weights"])), getattr(F, mine["loss"])
+    model, loss_fn = given.model(make_model(mine["weights"])), loss_of(mine["loss"])
     losses = [
         step(model, loss_fn, x, y, mine["lr"], group=given.group)
         for x, y in zip(mine["x"], mine["y"], strict=True)
@@ -146,7 +160,7 @@ def _steps(
         own_losses, grads = [], []
         for model, each in zip(models, inputs, strict=True):
             y = each["y"][step]
-            loss_fn = getattr(F, each["loss"])
+            loss_fn = loss_of(each["loss"])
             own_loss = loss_fn(model(each["x"][step].double()), y.double() if _real(y) else y)
             own_losses.append(own_loss.item())
             grads.append(torch.autograd.grad(own_loss, list(model.parameters())))

@@ -3,6 +3,8 @@
 See `instructor/02_data_parallel_sgd/mutants.py`.
 """
 
+# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+
 import math
 
 import torch
@@ -579,7 +581,7 @@ gradient_variance__sum_over_the_batches = fails("expected")(
 )
 gradient_variance__absolute_values = fails("expected")(variance_with((".square()", ".abs()")))
 gradient_variance__not_around_the_full_gradient = fails("expected")(variance_with((" - full", "")))
-gradient_variance__the_first_batch_again = fails("expected")(
+gradient_variance__the_first_batch_again = fails("is the same number in each of")(
     variance_with((DRAWS, "torch.arange(batch_size)"))
 )
 gradient_variance__one_batch = fails("expected")(variance_with(("range(num_batches)", "range(1)")))
@@ -702,3 +704,187 @@ def gradient_variance__imports_the_reference(
     reference = importlib.import_module("course_lib.sgd").gradient_variance
 
     return reference(model, loss_fn, x, y, batch_size, num_batches, generator)
+
+
+# What is kept, what is nearly right, and what goes around a rule ----------------------------
+
+
+@fails("chance lets them")
+def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
+    rows = torch.arange(n)
+    for i in range(n):
+        j = int(torch.randint(n, (), generator=generator))
+        rows[[i, j]] = rows[[j, i]]
+    batches = rows.split(batch_size)
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+
+
+minibatches__never_stays_in_place = fails("Every order of the rows must be equally likely")(
+    edited(
+        minibatches__swaps_with_any_row,
+        ("for i in range(n)", "for i in range(n - 1, 0, -1)"),
+        ("torch.randint(n,", "torch.randint(i,"),
+    )
+)
+minibatches__orders_with_ties = fails("Every order of the rows must be equally likely")(
+    edited(
+        minibatches__split,
+        (
+            "torch.randperm(n, generator=generator)",
+            "torch.randint(n, (n,), generator=generator).argsort(stable=True)",
+        ),
+    )
+)
+
+
+@fails("have [4, 4, 3] rows, expected [3, 3, 3, 3]")
+def minibatches__sizes_of_the_first_call(n, batch_size, generator, drop_last=False, kept={}):
+    n, batch_size = kept.setdefault("sizes", (n, batch_size))
+    batches = torch.randperm(n, generator=generator).split(batch_size)
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+
+
+@fails("RandomSampler is what this task asks you to write")
+def minibatches__a_sampler_without_init(n, batch_size, generator, drop_last=False):
+    sampler = torch.utils.data.RandomSampler.__new__(torch.utils.data.RandomSampler)
+    sampler.data_source, sampler.replacement = range(n), False
+    sampler._num_samples, sampler.generator = None, generator
+    batches = torch.tensor(list(sampler)).split(batch_size)
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+
+
+@fails("something is kept from the call before")
+def sgd_step__rate_of_the_first_call(params, lr, kept={}):
+    lr = kept.setdefault("lr", lr)
+    with torch.no_grad():
+        for param in params:
+            if param.grad is not None:
+                param -= lr * param.grad
+
+
+@fails(".grad is another tensor")
+def sgd_step__replaces_the_gradient(params, lr):
+    with torch.no_grad():
+        for param in params:
+            if param.grad is not None:
+                param -= lr * param.grad
+                param.grad = param.grad.clone()
+
+
+@fails("_single_tensor_sgd is what this task asks you to write")
+def sgd_step__a_part_of_the_optimizer(params, lr):
+    from torch.optim.sgd import _single_tensor_sgd
+
+    params = [param for param in params if param.grad is not None]
+    grads, none = [param.grad for param in params], [None] * len(params)
+    settings = {"weight_decay": 0, "momentum": 0, "lr": lr, "dampening": 0}
+    settings |= {"nesterov": False, "maximize": False, "has_sparse_grad": False}
+    with torch.no_grad():
+        _single_tensor_sgd(params, grads, none, None, None, **settings)
+
+
+accumulate_gradients__loss_by_the_targets = fails("gradient of parameter 0")(
+    edited(
+        accumulate_gradients__weighted,
+        (
+            "model.zero_grad()",
+            "model.zero_grad()\n"
+            "    real = y.is_floating_point()\n"
+            "    loss_fn = torch.nn.functional.mse_loss if real else "
+            "torch.nn.functional.cross_entropy",
+        ),
+    )
+)
+
+
+@fails("unexpected keyword argument 'reduction'")
+def accumulate_gradients__asks_the_loss_for_a_sum(model, loss_fn, x, y, micro_batch_size):
+    model.zero_grad()
+    total = 0.0
+    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+        loss = loss_fn(model(rows), targets, reduction="sum") / y.numel()
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@fails("micro-batches in memory at a time")
+def accumulate_gradients__retains_the_graphs(model, loss_fn, x, y, micro_batch_size):
+    model.zero_grad()
+    losses = []
+    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+        losses.append(loss_fn(model(rows), targets) * len(rows) / len(x))
+        losses[-1].backward(retain_graph=True)
+    return sum(loss.item() for loss in losses)
+
+
+@fails("rows of forward pass")
+def accumulate_gradients__through_the_layers(model, loss_fn, x, y, micro_batch_size):
+    model.zero_grad()
+    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+        (loss_fn(model(rows), targets) * len(rows) / len(x)).backward()
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x)
+        return loss_fn(x, y).item()
+
+
+@fails("something is kept from the call before")
+def accumulate_gradients__first_model(model, loss_fn, x, y, micro_batch_size, kept={}):
+    model = kept.setdefault("model", model)
+    model.zero_grad()
+    total = 0.0
+    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+        loss = loss_fn(model(rows), targets) * len(rows) / len(x)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@passes
+def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_batch_size):
+    from torch.func import functional_call, grad_and_value
+
+    params, total = {name: param.detach() for name, param in model.named_parameters()}, 0.0
+    model.zero_grad()
+    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+
+        def share(params, rows=rows, targets=targets):
+            return loss_fn(functional_call(model, params, (rows,)), targets) * len(rows) / len(x)
+
+        gradients, loss = grad_and_value(share)(params)
+        total += loss.item()
+        for name, param in model.named_parameters():
+            gradient = gradients[name]
+            param.grad = gradient if param.grad is None else param.grad + gradient
+    return total
+
+
+@fails("something is kept from the call before")
+def learning_rate__table_of_the_first_call(step, peak, warmup_steps, total_steps, table=[]):
+    w, rest = warmup_steps, max(1, total_steps - warmup_steps)
+    if not table:
+        table += [peak * (t + 1) / w for t in range(w)]
+        table += [peak / 2 * (1 + math.cos(math.pi * t / rest)) for t in range(total_steps - w)]
+    return table[step]
+
+
+@fails("SGD is what this task asks you to write")
+def learning_rate__a_scheduler(step, peak, warmup_steps, total_steps):
+    def factor(t):
+        if t < warmup_steps:
+            return (t + 1) / warmup_steps
+        return (1 + math.cos(math.pi * (t - warmup_steps) / (total_steps - warmup_steps))) / 2
+
+    sgd = torch.optim.SGD([torch.zeros(1)], lr=peak)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(sgd, factor)
+    for _ in range(step):
+        scheduler.step()
+    return scheduler.get_last_lr()[0]
+
+
+learning_rate__six_decimals = fails("expected")(edited(learning_rate__rounded, ("2, 4)", "2, 6)")))
+
+gradient_variance__at_most_20_batches = fails("no 25 batches", only=("simulated", "grader"))(
+    edited(gradient_variance__draw_by_draw, ("range(num_batches)", "range(min(num_batches, 20))"))
+)

@@ -5,6 +5,8 @@ Each wrong one must fail for its own reason, each right one must pass. A functio
 a right solution: ``edited`` writes it in place of another.
 """
 
+# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+
 import torch
 import torch.distributed as dist
 
@@ -580,4 +582,74 @@ data_parallel_step__a_list = fails("expected the number")(step_with((RETURN, "[l
 data_parallel_step__a_text = fails("expected the number")(step_with((RETURN, "str(loss.item())")))
 data_parallel_step__rounded_loss = fails("loss returned by step")(
     step_with((RETURN, "round(loss.item(), 3)"))
+)
+
+
+# What is kept from one call to the next, and what goes around a rule -----------------------
+
+
+@fails("raised KeyError")
+def shard_bounds__goes_on_where_the_last_one_stopped(length, world_size, rank, kept={}):
+    start = kept["stop"] if rank else 0
+    kept["stop"] = start + length // world_size + (rank < length % world_size)
+    return start, kept["stop"]
+
+
+@fails("this call has changed what an earlier one returned")
+def average_gradients__one_buffer_for_all_calls(params, group=None, buffers={}):
+    grads = {param: param.grad for param in params if param.grad is not None}
+    size = sum(grad.numel() for grad in grads.values())
+    dtype = next(iter(grads)).dtype
+    flat = buffers.setdefault((size, dtype), torch.empty(size, dtype=dtype))
+    flat.copy_(torch.cat([grad.flatten() for grad in grads.values()]))
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    for param, mean in zip(grads, flat.split([p.numel() for p in grads]), strict=True):
+        param.grad = mean.view(param.shape)
+
+
+@fails("hand the group on")
+def average_gradients__group_of_the_first_call(params, group=None, kept={}):
+    group = kept.setdefault("group", group)
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+
+
+@fails("leaves hooks on the parameters")
+def average_gradients__leaves_hooks(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+            param.register_post_accumulate_grad_hook(lambda param: None)
+
+
+@fails("a tensor that came in requires a gradient")
+def average_gradients__wants_gradients_of_gradients(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+            param.grad.requires_grad_()
+
+
+data_parallel_step__rate_of_the_first_call = fails("something is kept from the call before")(
+    step_with(
+        ("lr, group=None):", "lr, group=None, kept={}):"),
+        ("count = x", "lr = kept.setdefault('lr', lr)\n    count = x"),
+    )
+)
+data_parallel_step__loss_by_the_targets = fails("parameter 0 after two steps")(
+    step_with(
+        (
+            "count = x",
+            "loss_fn = (torch.nn.functional.mse_loss if y.is_floating_point()\n"
+            "               else torch.nn.functional.cross_entropy)\n    count = x",
+        )
+    )
+)
+data_parallel_step__asks_the_loss_for_a_sum = fails("unexpected keyword argument 'reduction'")(
+    step_with(("loss_fn(model(x), y) * len(x)", "loss_fn(model(x), y, reduction='sum')"))
 )

@@ -1020,3 +1020,14 @@ def two_level_all_reduce__imports_the_reference(tensor, inside, between):
     ).hierarchical_all_reduce
 
     hierarchical_all_reduce(tensor, inside, between)
+
+
+ring_all_reduce__wants_gradients = fails("a tensor that came in requires a gradient")(
+    edited(
+        ring_all_reduce__in_one_loop,
+        (
+            "tensor.copy_(flat",
+            "tensor.requires_grad_(tensor.is_floating_point()).data.copy_(flat",
+        ),
+    )
+)

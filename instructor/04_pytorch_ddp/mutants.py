@@ -5,6 +5,8 @@ Each wrong one must fail for its own reason, each right one must pass. A functio
 a right solution: ``edited`` writes it in place of another.
 """
 
+# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -543,7 +545,7 @@ save_checkpoint__parameters_only = fails("1.scale is missing")(
         ("ddp.module.state_dict()", "{n: p.detach() for n, p in ddp.module.named_parameters()}")
     )
 )
-save_checkpoint__no_settings = fails("setting in the file lr is missing")(
+save_checkpoint__no_settings = fails("setting in the file lr of group 0 is missing")(
     save_with(
         (
             '"optimizer": optimizer.state_dict(),',
@@ -551,7 +553,7 @@ save_checkpoint__no_settings = fails("setting in the file lr is missing")(
         )
     )
 )
-save_checkpoint__scales_the_rate = fails("setting in the file lr: expected")(
+save_checkpoint__scales_the_rate = fails("setting in the file lr of group 0: expected")(
     save_with(
         (
             '"optimizer": optimizer.state_dict(),',
@@ -643,7 +645,7 @@ load_checkpoint__forgets_the_optimizer = fails("rank 0: the optimizer has no sta
 load_checkpoint__momentum_of_the_first_only = fails("rank 1: the optimizer has no state")(
     load_with(("optimizer.load_state_dict(", "file and optimizer.load_state_dict("))
 )
-load_checkpoint__keeps_the_rate = fails("optimizer's setting lr: expected")(
+load_checkpoint__keeps_the_rate = fails("optimizer's setting lr of group 0: expected")(
     load_with(
         ('return state["epoch"]', 'optimizer.param_groups[0]["lr"] = 0.123; return state["epoch"]')
     )
@@ -684,7 +686,7 @@ load_checkpoint__momentum_by_hand = fails("optimizer's state of parameter 0")(
         )
     )
 )
-load_checkpoint__keeps_fresh_settings = fails("optimizer's setting lr: expected")(
+load_checkpoint__keeps_fresh_settings = fails("optimizer's setting lr of group 0: expected")(
     load_with(
         (
             'optimizer.load_state_dict(state["optimizer"])',
@@ -1116,3 +1118,69 @@ diagnoses__one_missing = fails("one for each of exhibit_1")(
     diagnoses_with(('"exhibit_6": "J",', ""))
 )
 diagnoses__in_words = fails("none of the letters A to L")(diagnoses_with(('"I"', '"buffers"')))
+
+
+# What is kept from one call to the next, and what holds for one setting only ---------------
+
+
+@fails("expected a list of lists of row numbers")
+def my_batches__one_after_the_other(length, batch_size, epoch, seed, group=None):
+    world_size, me = dist.get_world_size(group), dist.get_rank(group)
+    sampler = DistributedSampler(range(length), world_size, me, seed=seed)
+    sampler.set_epoch(epoch)
+    rows = list(sampler)
+    yield from (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))
+
+
+@fails("something is kept from the call before")
+def my_batches__sampler_of_the_first_call(length, batch_size, epoch, seed, group=None, kept={}):
+    world_size, me = dist.get_world_size(group), dist.get_rank(group)
+    if "sampler" not in kept:
+        kept["sampler"] = DistributedSampler(range(length), world_size, me, seed=seed)
+    kept["sampler"].set_epoch(epoch)
+    rows = list(kept["sampler"])
+    return [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+
+
+@fails("lr of group 1 is missing")
+def save_checkpoint__first_settings_only(file, ddp, optimizer, epoch, group=None):
+    if dist.get_rank(group) == 0:
+        state = optimizer.state_dict()
+        state["param_groups"] = state["param_groups"][:1]
+        model = ddp.module.state_dict()
+        torch.save({"model": model, "optimizer": state, "epoch": epoch}, file)
+
+
+@fails("is missing, expected")
+def save_checkpoint__known_settings_only(file, ddp, optimizer, epoch, group=None):
+    if dist.get_rank(group) == 0:
+        state, known = optimizer.state_dict(), ("params", "lr", "momentum", "weight_decay", "betas")
+        state["param_groups"] = [
+            {key: value for key, value in each.items() if key in known}
+            for each in state["param_groups"]
+        ]
+        model = ddp.module.state_dict()
+        torch.save({"model": model, "optimizer": state, "epoch": epoch}, file)
+
+
+@fails("lr of group 1")
+def load_checkpoint__one_rate_for_all(file, model, optimizer, group=None):
+    held = [None if file is None else torch.load(file, weights_only=True)]
+    dist.broadcast_object_list(held, group_src=0, group=group)
+    (state,) = held
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for each in optimizer.param_groups:
+        each["lr"] = optimizer.param_groups[0]["lr"]
+    return state["epoch"]
+
+
+@fails("something is kept from the call before")
+def load_checkpoint__file_of_the_first_call(file, model, optimizer, group=None, kept={}):
+    if "state" not in kept:
+        held = [None if file is None else torch.load(file, weights_only=True)]
+        dist.broadcast_object_list(held, group_src=0, group=group)
+        kept["state"] = held[0]
+    model.load_state_dict(kept["state"]["model"])
+    optimizer.load_state_dict(kept["state"]["optimizer"])
+    return kept["state"]["epoch"]

@@ -7,6 +7,7 @@ time on the virtual clock. What is called stands in `chain_programs`, the judges
 
 from course_lib.checking import (
     Case,
+    Form,
     calls_at_most,
     in_many_forms,
     only_calls,
@@ -61,6 +62,8 @@ WIDE_BUCKETS = [[23, 22], WIDE[21:13:-1], WIDE[13:5:-1], WIDE[5::-1]]
 DEEP = {"shapes": [(64,)] * 24, "timed": True, "seconds": 50e-6, "cap": 8 * 64, "first_cap": 128}
 DEEP["fast"] = True
 PAIRS, FOUR = [[3, 2], [1, 0]], [0, 1, 2, 3]
+ALONE = Form(((0, 2), (1,)), "float64", iterable="generator")
+TWO_MODELS = {"models": [[2, 3], [0, 1]], "shapes": [(1, 2), (3, 2), (2, 2), (2, 2)]}
 UNLIKE = [[3], [2, 1], [0]]
 BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
 
@@ -89,6 +92,7 @@ CHECKS = {
             Case("two are empty", 1, asked(16, 16, 0, 2, 0, 2)),
             Case("first_cap above cap", 1, asked(8, 64, 1, 1, 1, 1)),
         ),
+        in_turn=[(1, 0)],
     ),
     "send_bucket": task(
         "send_bucket",
@@ -116,13 +120,14 @@ CHECKS = {
             Case("3 ranks", 3, waiting((2, 3), (4,), (), timed=True)),
             Case("4 ranks, in two groups", 4, waiting((4, 2), (3,))),
             Case("2 ranks, one without a gradient", 2, waiting((3, 2), (5,), missing=[1])),
-            Case("3 ranks, one without gradients", 3, waiting((2,), (3, 2), missing=[0, 1])),
+            Case("3 ranks, one without gradients", 3, waiting((2,), (3, 2), missing=[0, 1]), ALONE),
             Case(
                 "2 ranks, two at once",
                 2,
-                waiting((2, 3), (4,), (2,), models=[[0, 2], [1]], seconds=0),
+                waiting((2, 1), (4,), (2,), models=[[0, 2], [1]], seconds=0),
             ),
         ),
+        in_turn=[(2, 5), (1, 1)],
     ),
     "hook_buckets": task(
         "hook_buckets",
@@ -171,11 +176,7 @@ CHECKS = {
                 3,
                 chain(4, PAIRS, [FOUR], [[0, 1, 3]], [[(0, 1), (0, 1, 2, 3), (0, 1)]]),
             ),
-            Case(
-                "2 ranks, two models at once",
-                2,
-                chain(4, PAIRS, [FOUR], [FOUR], models=[[2, 3], [0, 1]]),
-            ),
+            Case("2 ranks, two models at once", 2, chain(4, PAIRS, [FOUR], [FOUR], **TWO_MODELS)),
             Case(
                 "3 ranks, in two groups, a tied layer", 3, chain(3, [[2, 1], [0]], [[0, 1, 2, 0]])
             ),
@@ -185,6 +186,7 @@ CHECKS = {
                 chain(12, BY_THREE, [TWELVE], [TWELVE], [TWELVE], **LONG),
             ),
         ),
+        in_turn=[(2, 8)],
     ),
     "data_parallel": task(
         "data_parallel",
@@ -274,7 +276,7 @@ CHECKS = {
             Case(
                 "2 ranks, two models at once",
                 2,
-                chain(4, PAIRS, *[[FOUR] * 2] * 2, cap=14, first_cap=14, models=[[2, 3], [0, 1]]),
+                chain(4, PAIRS, *[[FOUR] * 2] * 2, cap=14, first_cap=14, **TWO_MODELS),
             ),
             Case(
                 "4 ranks, 12 layers that take time, no_sync",
@@ -291,5 +293,6 @@ CHECKS = {
                 ),
             ),
         ),
+        in_turn=[(2, 5)],
     ),
 }

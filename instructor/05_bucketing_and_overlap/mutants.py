@@ -5,6 +5,8 @@ Each wrong one must fail for its own reason, each right one must pass. A functio
 a right solution: ``edited`` writes it in place of another.
 """
 
+# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+
 import torch
 import torch.distributed as dist
 
@@ -273,7 +275,7 @@ send_bucket__by_all_gather = fails("this task allows all_reduce only")(
 
 
 @fails("2 ranks, two at once")
-def send_bucket__one_at_a_time(params, group=None, kept={}):  # noqa: B006
+def send_bucket__one_at_a_time(params, group=None, kept={}):
     params = list(params)
     flat = torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params]
@@ -841,3 +843,22 @@ data_parallel__shares_its_state = fails("2 ranks, two models at once")(
         ("    ready, sent, local = set(), [], []\n", ""),
     )
 )
+
+
+# What is kept from one call to the next ----------------------------------------------------
+
+
+@fails("expected the mean over its group")
+def send_bucket__group_of_the_first_call(params, group=None, kept={}):
+    params, group = list(params), kept.setdefault("group", group)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    flat = torch.cat([grad.detach().reshape(-1) for grad in grads])
+    handle = dist.all_reduce(flat, group=group, async_op=True)
+
+    def finish():
+        handle.wait()
+        mean = flat / dist.get_world_size(group)
+        for param, piece in zip(params, mean.split([p.numel() for p in params]), strict=True):
+            param.grad = piece.view(param.shape).clone()
+
+    return finish

@@ -258,3 +258,38 @@ def test_an_expectation_that_fails_costs_its_case_and_is_kept_for_the_author() -
     assert report.results[1].reason == "what was sent is nothing that this check expects"
     assert "ZeroDivisionError" in report.results[1].trouble
     assert report.parts == {"values": True, "communication": False}
+
+
+def into_one_buffer(x: torch.Tensor, group: Any = None, kept: dict[int, Any] = {}) -> torch.Tensor:  # noqa: B006
+    buffer: torch.Tensor = kept.setdefault(dist.get_rank(), torch.empty_like(x))
+    dist.all_reduce(buffer.copy_(x), group=group)
+    return buffer
+
+
+def in_the_first_group(x: torch.Tensor, group: Any = None, kept: dict[int, Any] = {}) -> Any:  # noqa: B006
+    return total(x, kept.setdefault(dist.get_rank(), group))
+
+
+@pytest.mark.parametrize(
+    ("function", "pair", "words"),
+    [
+        (into_one_buffer, (1, 1), "this call has changed what an earlier one returned"),
+        (in_the_first_group, (2, 3), "hand the group on"),
+    ],
+)
+def test_what_is_kept_from_one_call_to_the_next_is_found_in_turn(
+    function: Any, pair: tuple[int, int], words: str
+) -> None:
+    cases = (
+        *in_many_forms(Case("1 rank", 1), Case("2 ranks", 2), dtypes=["float32"]),
+        Case("3 ranks", 3),
+        Case("3 ranks, one alone", 3, form=Form(((0, 2), (1,)))),
+    )
+    check = sum_task(cases=cases, in_turn=[pair])
+    assert run(total, check).passed
+    assert words in run(function, check).results[-1].reason
+
+
+def test_of_cases_in_turn_nothing_that_is_sent_is_judged() -> None:
+    check = sum_task(cases=[Case("2 ranks", 2)], in_turn=[(0, 0)])
+    assert [result.passed for result in run(by_gathering, check).results] == [False, True]
