@@ -11,9 +11,9 @@ from pathlib import Path
 from autograder.commands import grade
 from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict
-from autograder.pool import slurm
+from autograder.pool import phases, slurm
 from autograder.pool.book import current
-from autograder.pool.one import Outcome
+from autograder.pool.outcome import Outcome
 
 DESCRIPTION = (
     "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
@@ -104,22 +104,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Regrade for the command line; return the exit status."""
+    assignment, settings, jobs = grade.choices(root, arguments)
+    if not assignment:
+        return 2
     try:
-        assignment, settings, jobs = grade.choices(root, arguments)
-        outcomes = grade.grade_class(
+        outcomes = phases.grade_class(
             *(root, assignment, arguments.student, settings),
             jobs=jobs,
             again=arguments.all,
             cluster=slurm.cluster(arguments, jobs),
         )
-        status = grade.report(outcomes)
+        status = phases.report(outcomes)
         folders = Folders.of(root, load_config(root))
         print(f"\n{table(changes(folders, assignment, outcomes))}\n")
         if not (arguments.book or _agreed()):
             print(f"Nothing was booked. To book: autograder grade {assignment}")
             return status
-        unbooked = grade.book_class(root, assignment, arguments.student, settings)
-    except grade.ERRORS as error:
+        unbooked = phases.book_class(root, assignment, arguments.student, settings)
+    except phases.ERRORS as error:
         print(f"autograder regrade: {error}", file=sys.stderr)
         return 2
     return 1 if unbooked else status

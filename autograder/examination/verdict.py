@@ -16,9 +16,13 @@ if TYPE_CHECKING:  # they import torch, which is not needed to read a verdict
     from course_lib.ranks import Trace
 
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the files. 1: had no number, no notes. 2: no digest of the checks, no limits, traces
-and timings, and so no `key`. `Verdict.read` reads all up to this one."""
+and timings, and so no `key`. 3: traces only in sums. `Verdict.read` reads all up to this one."""
+MAX_EVENTS = 400
+"""As many of a trace are kept: enough for a picture, and at most 70 kB of a verdict's file."""
+KEPT = ("rank", "kind", "group", "peer", "bytes", "dtype", "seq", "start", "end")
+"""Kept of each: the fields of `course_lib.ranks.trace.event.Event` that no student can name."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ class CheckVerdict:
     """One graded check.
 
     Attributes:
-        trace: what the ranks of the first public case that failed had sent, in numbers; empty if
-            none failed.
+        trace: what the ranks of the first public case that failed had sent, see `trace_summary`;
+            empty if none failed, or nothing was sent in those that did.
 
     """
 
@@ -52,7 +56,7 @@ class CheckVerdict:
             points,
             report.reason,
             [asdict(result) for result in report.results],
-            {} if report.trace is None else trace_summary(report.trace),
+            {} if report.trace is None else trace_summary(report.trace, report.traced),
         )
 
 
@@ -140,15 +144,28 @@ class Verdict:
             raise ValueError(f"{path} is not a verdict that can be read: {error}") from error
 
 
-def trace_summary(trace: Trace) -> dict[str, Any]:
-    """Return a trace in numbers: seconds on the virtual clock, and what each rank sent."""
+def trace_summary(trace: Trace, case: str) -> dict[str, Any]:
+    """Return a trace in numbers.
+
+    Args:
+        trace: of the messages that the grader carried.
+        case: its case's name.
+
+    Returns:
+        Seconds on the virtual clock, what each rank sent, and of the first `MAX_EVENTS` events
+        the fields `KEPT`, in this order; ``cut`` says whether there are more.
+
+    """
     ranks = range(trace.world_size)
     return {
+        "case": case,
         "world_size": trace.world_size,
         "operations": len(trace.operations),
         "makespan": trace.makespan,
         "bytes_sent": [trace.bytes_sent(rank) for rank in ranks],
         "calls": [dict(trace.calls(rank)) for rank in ranks],
+        "events": [[getattr(event, name) for name in KEPT] for event in trace.events[:MAX_EVENTS]],
+        "cut": len(trace.events) > MAX_EVENTS,
     }
 
 

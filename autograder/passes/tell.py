@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
-from autograder.passes.timeline import timeline_of
+from autograder.passes.timeline import caption_of, timeline_of
 
 
 def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:
@@ -110,7 +110,8 @@ def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
         png, words = timeline_of(trace)
         if png:
             data = base64.b64encode(png).decode("ascii")
-            cells.append(_cell(f"![{_alt(words)}](data:image/png;base64,{data})"))
+            picture = f"![{_alt(words)}](data:image/png;base64,{data})"
+            cells.append(_cell(f"{_plain(caption_of(trace))}\n\n{picture}"))
         elif words:
             cells.append(_cell(_plain(words)))
     thread = inquiries / f"{check.task}.md"

@@ -5,25 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MAX_EVENTS = 400
+from autograder.examination.verdict import KEPT, MAX_EVENTS
 
 
 def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return a PNG of when each rank did what, and the same in words.
 
-    The PNG is empty where the trace has no ``events``, only sums; both are if it has neither.
+    The PNG is empty where the trace has no ``events``, only sums, as before schema 4; both are if
+    it is none.
 
     Args:
-        trace: ``world_size``, and ``events``, each a mapping with the fields of
-            `course_lib.ranks.trace.event.Event`; or ``bytes_sent`` and ``calls`` of each rank.
+        trace: as `autograder.examination.verdict.trace_summary` makes it.
 
     """
     try:
-        if events := trace.get("events"):
-            return _drawn(events, int(trace["world_size"]))
+        if trace.get("events"):
+            return _drawn(trace["events"], int(trace["world_size"]))
         return b"", _in_words(trace)
     except Exception:  # a picture is an extra: the report above it says what is wrong
         return b"", ""
+
+
+def caption_of(trace: Mapping[str, Any]) -> str:
+    """Return what the picture is of, in a line."""
+    case = f"in the case “{trace['case']}”" if trace.get("case") else "in it"
+    part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
+    return (
+        f"The first visible case that failed after something was sent: what each rank did {case}, "
+        f"on the clock of the grader's network.{part}"
+    )
 
 
 def _drawn(events: list[Any], world_size: int) -> tuple[bytes, str]:
@@ -33,16 +43,11 @@ def _drawn(events: list[Any], world_size: int) -> tuple[bytes, str]:
 
     found = []
     for each in events[:MAX_EVENTS]:
-        fields = (
-            dict(each)
-            if isinstance(each, Mapping)
-            else dict(zip(Event._fields, each, strict=False))
-        )
-        fields["group"] = tuple(fields.get("group", ()))
+        fields = dict(zip(KEPT, each, strict=True))
         # What a student may have named is not drawn: matplotlib reads $…$ as a formula.
-        found.append(Event(**{**fields, "group_name": "", "where": ""}))
+        found.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
     figure = draw_timelines({"": Timeline(found, world_size)})
-    return png_of(figure), f"The first visible case that failed. {figure.alt}"
+    return png_of(figure), figure.alt
 
 
 def _in_words(trace: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from autograder.passes.settings import Settings
-from autograder.pool.one import MACHINE, Outcome
+from autograder.pool.outcome import MACHINE, Outcome
+from autograder.sandbox.mounts import beside_packages
 from course_lib.ranks.explain.failure import exit_reason
 
 ATTEMPTS = 3
@@ -41,9 +43,10 @@ class Worker:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "autograder.pool.one", "--serve"),
+                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve"),
                 *("--course", str(root), "--settings", json.dumps(asdict(settings))),
             ],
+            env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -100,6 +103,18 @@ class Worker:
                 stream.close()
         self.process.wait()
         self._said.close()
+
+
+def _environment() -> dict[str, str]:
+    """Return ours; in it Python finds the very packages that this process runs.
+
+    Not those of the folder that it is started in, nor those that are installed, where the command
+    was given with another clone.
+    """
+    package = Path(__file__).parents[1]
+    path = [str(package.parent)] if beside_packages(package) else []
+    path += filter(None, [os.environ.get("PYTHONPATH")])
+    return {**os.environ, **({"PYTHONPATH": os.pathsep.join(path)} if path else {})}
 
 
 class _Pool:

@@ -10,6 +10,7 @@ verdict. Where both are there already nothing is run, so whatever was killed may
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import logging
@@ -18,7 +19,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import nbformat
@@ -30,39 +31,13 @@ from autograder.passes.examine import blank_verdict, examine_notebook
 from autograder.passes.rebuild import rebuild
 from autograder.passes.settings import Settings
 from autograder.passes.vet import vet
+from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.pool.witness import InfrastructureFailure, Witness
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.ranks.processes.fork_client import ForkServerError
 
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
-MACHINE, AUTHOR = "the machine", "the check"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one submitted notebook: one line of JSON.
-
-    Attributes:
-        path: the submitted notebook.
-        verdict: the verdict's path; empty if there is none.
-        score: its points.
-        max_score: those that it could have.
-        seconds: that the examination took.
-        unchanged: whether the verdict was there already.
-        failed: why there is none, never because of the student; else empty.
-        fault: whose: ``the machine``'s, and it may be tried again, or ``the check``'s.
-
-    """
-
-    path: str
-    verdict: str = ""
-    score: float = 0.0
-    max_score: float = 0.0
-    seconds: float = 0.0
-    unchanged: bool = False
-    failed: str = ""
-    fault: str = ""
 
 
 def rebuilt(folders: Folders, path: Path) -> nbformat.NotebookNode:
@@ -116,7 +91,8 @@ def grade(
     verdict = blank(folders, path, nb, settings)
     target = folders.graded(assignment, student) / f"{verdict.key}.json"
     if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
-        return Verdict.read(target), target, True
+        with contextlib.suppress(ValueError):  # damaged, by a disk or an editor: as if not there
+            return Verdict.read(target), target, True
     target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
     source = folders.source / assignment
     with Witness() as witness:

@@ -42,7 +42,7 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
     prefixes |= {prefix.resolve() for prefix in prefixes}  # bin/python may be a link across
     mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
     package = course_package()
-    if package.parent not in {Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")}:
+    if beside_packages(package):
         # Hidden by name, because it may lie inside what is mounted above, such as /usr.
         mounts.append(Mount(package.parent))
     for name in masked:
@@ -58,6 +58,11 @@ def course_package() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("course_lib is not installed; pip install -e . installs it")
     return Path(spec.submodule_search_locations[0]).absolute()
+
+
+def beside_packages(package: Path) -> bool:
+    """Tell whether a package lies in a clone, and not where pip puts packages."""
+    return package.parent not in {Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")}
 
 
 def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[Mount]:

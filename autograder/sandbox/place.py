@@ -27,13 +27,13 @@ from autograder.sandbox.memory import (
     descendants,
     private_memory,
 )
-from autograder.sandbox.mounts import Mount, course_package, python_mounts
+from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import is_root, own_uid
 from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
 
+_EXAM = "/exam"
 _ENVIRONMENT = {
-    "PYTHONPATH": "/exam",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",  # one thread, or the fork would lose the others
@@ -90,8 +90,10 @@ class SandboxedPlace:
         more: Sequence[Mount] = (),
     ) -> None:
         inside = [
-            Mount("/exam/autograder/__init__.py", text=""),  # of the autograder, what runs inside
-            Mount("/exam/autograder/inside", _INSIDE),
+            Mount(
+                f"{_EXAM}/autograder/__init__.py", text=""
+            ),  # of the autograder, what runs inside
+            Mount(f"{_EXAM}/autograder/inside", _INSIDE),
         ]
         self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
         self._limits = limits or Limits()
@@ -190,7 +192,7 @@ class SandboxedPlace:
         self._sandbox = Sandbox(
             [sys.executable, "-P", "-m", "autograder.inside.examinee", str(fd)],
             mounts=self._mounts,
-            env=_ENVIRONMENT,
+            env=_ENVIRONMENT | {"PYTHONPATH": _path()},
             limits=self._limits,
             stderr=self._log,
             pass_fds=[fd],
@@ -242,6 +244,12 @@ class SandboxedPlace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _path() -> str:
+    """Return where Python looks inside; a clone that is not the installed one is found as well."""
+    package = course_package()
+    return os.pathsep.join([_EXAM, *([str(package.parent)] if beside_packages(package) else [])])
 
 
 def _checking() -> Iterator[Mount]:

@@ -141,8 +141,9 @@ def large_class(root: Path, count: int) -> dict[str, Member]:
 
     found = small_class(root)
     for mutant in mutants_of(load_module(SOURCES / ASSIGNMENT / "mutants.py")):
-        fails = mutant.reason is not None and "grader" in mutant.where
-        full = frozenset(TASKS) - {mutant.task} if fails else frozenset(TASKS)
+        if mutant.reason is not None and "grader" not in mutant.where:
+            continue  # wrong, and what the grader says of it is not promised
+        full = frozenset(TASKS) - {mutant.task} if mutant.reason is not None else frozenset(TASKS)
         notebook = _notebook(root, (mutant.task, mutant.mistake))
         found[f"{mutant.task}-{mutant.mistake}"] = Member(_saved(notebook), full)
     for name, attack in ATTACKS.items():
@@ -197,10 +198,10 @@ class Course:
     def times(self) -> dict[str, int]:
         return {name: paths[0].stat().st_mtime_ns for name, paths in self.verdicts().items()}
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "autograder", *arguments, "--course", str(self.root)],
-            stdout=subprocess.PIPE,
+            stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,

@@ -27,12 +27,12 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
-from autograder.examination.verdict import Verdict, verdict_path
+from autograder.examination.verdict import MAX_EVENTS, Verdict, trace_summary, verdict_path
 from autograder.inquiries.thread import INSTRUCTOR, STUDENT, Thread, write_thread
 from autograder.passes.formulas import with_formulas
 from autograder.passes.safe_markdown import safe_html
-from autograder.passes.timeline import timeline_of
-from course_lib.ranks import Network, Ranks
+from autograder.passes.timeline import caption_of, timeline_of
+from course_lib.ranks import Network, Ranks, Trace
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
@@ -282,26 +282,45 @@ def test_formulas_are_drawn_or_stay() -> None:
     assert "costs 5$ and `$x$`, $\\nosuch{x}$" in drawn
 
 
-def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
+def named_by_a_student(count: int) -> Trace:
+    """Return a trace of `count` messages in a group whose name attacks who draws it."""
+
     def program() -> None:
         import torch
         import torch.distributed as dist
 
-        dist.all_reduce(torch.ones(1000))
+        group = dist.new_group([0, 1], group_desc="$\\frac <script>")
+        for _ in range(count):
+            (dist.send if dist.get_rank() == 0 else dist.recv)(
+                torch.ones(1000), 1 - dist.get_rank(), group=group
+            )
 
     with Ranks(2, on="simulated", network=Network(latency=1e-3, bandwidth=1e9)) as ranks:
         ranks.run(program)
-        events = [event._asdict() for event in ranks.trace.events]
-    for each in events:
-        each["group_name"] = "$\\frac"  # what a student may name a group
-    stored = json.loads(json.dumps({"world_size": 2, "events": events}))
-    png, words = timeline_of(stored)
+        return ranks.trace
+
+
+@pytest.mark.parametrize("count", [1, MAX_EVENTS])
+def test_a_timeline_is_drawn_of_what_the_verdict_has(count: int) -> None:
+    trace = named_by_a_student(count)
+    assert any("script" in event.group_name for event in trace.events)
+    stored = json.dumps(trace_summary(trace, "2 ranks"), indent=1)
+    assert "frac" not in stored and "script" not in stored
+    assert len(stored) < 70_000
+    read = json.loads(stored)
+    png, words = timeline_of(read)
     assert png.startswith(b"\x89PNG")
-    assert "2 all_reduce" in words
+    drawn = trace.events[:MAX_EVENTS]
+    assert f"{sum(event.kind == 'send' for event in drawn)} send" in words
+    assert "“2 ranks”" in caption_of(read)
+    assert ("Only the first" in caption_of(read)) == (len(drawn) < len(trace.events))
+
+
+def test_a_timeline_that_is_no_picture_is_words_or_nothing() -> None:
     told = timeline_of({"bytes_sent": [8, 0], "calls": [{"send": 1}, {}]})
     words = "rank 0: 1 send, 8 B sent; rank 1: no call, 0 B sent."
     assert told == (b"", f"In the first visible case that failed: {words}")
-    for broken in ({}, {"events": [1]}, {"events": [{"rank": "<b>"}], "world_size": "x"}):
+    for broken in ({}, {"events": [1]}, {"events": [["<b>"] * 9], "world_size": "x"}):
         assert timeline_of(broken)[0] == b""
 
 

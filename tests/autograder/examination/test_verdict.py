@@ -44,6 +44,13 @@ def test_a_file_of_the_second_version_is_read(tmp_path: Path) -> None:
     assert verdict.checks[0].trace == {}
 
 
+def test_a_file_of_the_third_version_is_read(tmp_path: Path) -> None:
+    sums = {"world_size": 1, "operations": 1, "bytes_sent": [8], "calls": [{"send": 1}]}
+    check = {**OLD["checks"][0], "trace": sums}
+    (tmp_path / "v.json").write_text(json.dumps({**OLD, "checks": [check], "schema": 3}))
+    assert Verdict.read(tmp_path / "v.json").checks[0].trace == sums
+
+
 def test_the_key_is_that_of_the_content() -> None:
     def key(**changes: Any) -> str:
         given = {"source_sha256": "0", "seed": "5eed", "checks_sha256": "1", **changes}

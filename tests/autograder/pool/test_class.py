@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,12 +15,13 @@ import pytest
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder import __main__ as program
-from autograder.commands import grade as grade_command
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.settings import Settings
-from autograder.pool.one import Outcome, outcome_of
+from autograder.pool import phases
+from autograder.pool.one import outcome_of
+from autograder.pool.outcome import Outcome
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
     TASKS,
@@ -94,7 +97,7 @@ class Commands:
 
 @pytest.fixture
 def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Commands:
-    monkeypatch.setattr(grade_command, "grade_all", in_this_process)
+    monkeypatch.setattr(phases, "grade_all", in_this_process)
     return Commands(course.root, monkeypatch, capsys)
 
 
@@ -178,7 +181,7 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
         assert "1 gain, 0 lose, 1 have as many points as before" in said
         assert "+4  average_gradients" in said and "Nothing was booked" in said
         assert booked(course.root) == before
-        unbooked = grade_command.book_class(
+        unbooked = phases.book_class(
             course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
         )
         assert unbooked == ["crash"]  # what changes between grading and booking is no grade
@@ -234,3 +237,35 @@ def test_without_slurm_it_says_what_is_missing(
     monkeypatch.setenv("PATH", "")
     status, said = autograder("grade", ASSIGNMENT, "--slurm")
     assert status == 2 and f"needs {missing}" in said.replace("Slurm's ", ""), said
+
+
+def test_nothing_to_do_is_known_at_once_and_any_change_is_seen(
+    course: Course, autograder: Commands
+) -> None:
+    shutil.rmtree(course.root / "grading/submitted/refused")
+    (course.graded / "refused").unlink(missing_ok=True)
+    status, said = autograder("grade", ASSIGNMENT)
+    assert status == 0 and "graded: 11, of which unchanged: 11; failed: 0" in said, said
+    program = (
+        "import sys; from autograder.__main__ import main; status = main();"
+        "print(status, [name for name in ('torch', 'nbformat', 'nbgrader') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, "grade", ASSIGNMENT, "--course", str(course.root)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert said.splitlines()[-1] == "0 []", said
+    assert "nothing has changed since" in said and "graded: 11, of which unchanged: 11" in said
+    assert "nothing: no 02_data_parallel_sgd.ipynb" in said
+    data, right = course.root / "grading", course.verdicts()["right"][0]
+    handed_in = data / "submitted/right" / ASSIGNMENT
+    for change in (
+        lambda: (handed_in / "timestamp.txt").write_text("2030-01-16 12:00:00 UTC"),
+        lambda: (handed_in / "timestamp.txt").unlink(),
+        lambda: (data / "autograded/sum" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb").unlink(),
+        lambda: right.write_text("{}"),
+    ):
+        change()
+        status, said = autograder("grade", ASSIGNMENT)
+        assert status == 0 and "nothing has changed since" not in said, said
+        _, said = autograder("grade", ASSIGNMENT)
+        assert "nothing has changed since" in said, said
+    assert unexpected(course.members, booked(course.root)) == []

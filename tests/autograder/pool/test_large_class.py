@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from tests.helpers.whole_class import (
     unexpected,
 )
 
+LOOK_EVERY, TELL_EVERY = 5.0, 30.0
+"""Seconds."""
+
 
 def memory(process: psutil.Process) -> float:
     """Return the GiB that a process and all below it hold, pages that they share counted once."""
@@ -35,6 +38,40 @@ def memory(process: psutil.Process) -> float:
     return total
 
 
+class Clock:
+    """Prints what is shown so far, so that also a run that is cut short has shown something."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self._start) / 60
+
+    def say(self, words: str) -> None:
+        print(f"{self.minutes:5.1f} min  {words}", flush=True)
+
+
+def followed(course: Course, clock: Clock, said: Path, *arguments: str) -> tuple[str, float]:
+    """Run a command to its end; return what it printed, and the most GiB that it held."""
+    begun, told, peak = time.time_ns(), 0.0, 0.0
+    with said.open("w") as file:
+        process = course.start(*arguments, out=file)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                peak = max(peak, memory(psutil.Process(process.pid)))
+            if time.monotonic() - told > TELL_EVERY:
+                told = time.monotonic()
+                done = sum(when >= begun for when in course.times().values())
+                there = len(course.verdicts())
+                clock.say(f"{arguments[0]}: {done} graded by this command, {there} verdicts")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY)
+    words = said.read_text()
+    assert process.returncode == 0, words[-3000:]
+    return words, peak
+
+
 @needs_sources
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore")  # nbgrader's, and what it stands on
@@ -42,43 +79,40 @@ def memory(process: psutil.Process) -> float:
 def test_a_class_of_three_hundred(tmp_path: Path) -> None:
     """Two kills on the way, all as expected, and all again with the same points.
 
-    CLASS_SIZE takes another number than 300; -s shows what it took.
+    CLASS_SIZE takes another number than 300, CLASS_AGAIN examines only so many a second time,
+    drawn by chance; -s shows how far it is, and what it took.
     """
     count = int(os.environ.get("CLASS_SIZE", "300"))
+    clock = Clock()
     with path_kept():
         course = Course(course_of(tmp_path / "course"), {})
         course.members = large_class(course.root, count)
         hand_in(course.root, course.members)
-        start = time.monotonic()
+        expected = sorted(name for name, member in course.members.items() if member.graded)
+        clock.say(f"{count} have handed in, {len(expected)} of them a notebook")
+        start = clock.minutes
         for part in (4, 2):
             course.killed("grade", ASSIGNMENT, at=count // part)
-        with (tmp_path / "said").open("w+") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "autograder", "grade", "--course", str(course.root)],
-                stdout=said,
-                stderr=said,
-                stdin=subprocess.DEVNULL,
-            )
-            peak = 0.0
-            while process.poll() is None:
-                with contextlib.suppress(psutil.Error):
-                    peak = max(peak, memory(psutil.Process(process.pid)))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(5)
-        took = time.monotonic() - start
+            clock.say(f"killed, with {len(course.verdicts())} verdicts; nothing outlived it")
+        _, peak = followed(course, clock, tmp_path / "said", "grade", ASSIGNMENT)
+        took = clock.minutes - start
         first, graded = booked(course.root), len(course.verdicts())
         told = {
             "graded": graded,
-            "minutes": round(took / 60, 1),
-            "per minute, kills and booking included": round(60 * graded / took, 1),
+            "minutes": round(took, 1),
+            "per minute, kills and booking included": round(graded / took, 1),
             "peak memory, GiB": round(peak, 2),
         }
-        print(json.dumps(told), flush=True)
-        assert process.returncode == 0, (tmp_path / "said").read_text()[-3000:]
-        assert graded == sum(member.graded for member in course.members.values())
+        clock.say(json.dumps(told))
+        assert graded == len(expected)
         assert unexpected(course.members, first) == []
-        again = course.start("regrade", ASSIGNMENT, "--all", "--book")
-        words, _ = again.communicate()
-        assert again.returncode == 0, words[-3000:]
-        assert f"0 gain, 0 lose, {graded} have as many points as before" in words, words[-3000:]
+        clock.say("all are graded and booked with the points that they should have")
+        again = min(len(expected), int(os.environ.get("CLASS_AGAIN", count)))
+        chosen = sorted(random.sample(expected, again)) if again < len(expected) else expected
+        who = [f"--student={name}" for name in chosen] if chosen != expected else []
+        words, _ = followed(
+            course, clock, tmp_path / "again", "regrade", ASSIGNMENT, "--all", "--book", *who
+        )
+        assert f"0 gain, 0 lose, {again} have as many points as before" in words, words[-3000:]
         assert booked(course.root) == first
+        clock.say(f"{again} examined again, with the same points")

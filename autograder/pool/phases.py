@@ -1,0 +1,174 @@
+"""The two phases of grading a class, and what is said about them.
+
+In the first each submission is examined, in many processes; in the second one writer books.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from autograder.course import Folders, find_sources, load_config
+from autograder.examination.gpus import gpu_mounts
+from autograder.passes.settings import Settings
+from autograder.pool import slurm
+from autograder.pool.book import book
+from autograder.pool.class_list import (
+    Books,
+    NothingToGrade,
+    handed_in,
+    standing,
+    students,
+)
+from autograder.pool.local import grade_all
+from autograder.pool.outcome import MACHINE, Outcome
+from autograder.pool.progress import Progress
+from autograder.sandbox import bubblewrap as sandbox
+from autograder.sandbox.unavailable import SandboxUnavailable
+
+TO_DO = """\
+Nobody got a zero for this, and nothing of it is booked. Look at the reason; make room on the disk
+or in memory, or take fewer --jobs; give the same command again: what is graded stays graded."""
+
+
+class GradeError(RuntimeError):
+    """Nothing can be graded; the message says what to do."""
+
+
+def grade_class(
+    root: Path,
+    assignment: str,
+    only: Sequence[str],
+    settings: Settings,
+    *,
+    jobs: int,
+    again: bool = False,
+    cluster: slurm.Cluster | None = None,
+) -> list[Outcome]:
+    """Run the first phase, with progress on the terminal; return what became of each notebook.
+
+    Raises:
+        NothingToGrade: there is no such assignment or submission.
+        SandboxUnavailable: nothing is graded without a sandbox.
+        SlurmUnavailable: a cluster was asked for, and cannot be reached from here.
+        GradeError: somebody else is grading this assignment.
+
+    """
+    find_sources(root)
+    folders = Folders.of(root, load_config(root))
+    paths: list[Path] = []
+    for student in students(folders, assignment, only):
+        paths += handed_in(folders, assignment, student)
+    for line in without_notebook(folders, assignment, only):
+        print(line)
+    if cluster is None:
+        sandbox.probe()
+        if settings.on == "gpu":
+            gpu_mounts()
+    with _alone(folders, assignment):
+        progress = Progress("grading", len(paths))
+
+        def tell(outcome: Outcome) -> None:
+            note = f"{_name(outcome)}: {outcome.failed}" if outcome.failed else ""
+            progress.step(outcome.unchanged, note)
+            _remember(folders, outcome)
+
+        if cluster is not None:
+            folder = folders.graded(assignment) / "slurm"
+            return slurm.grade_all(
+                root, paths, settings, cluster, folder=folder, again=again, tell=tell
+            )
+        return grade_all(root, paths, settings, jobs=jobs, again=again, tell=tell)
+
+
+def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> list[str]:
+    """Return a line for each who handed something in, and none of the notebooks."""
+    told = []
+    for student in students(folders, assignment, only):
+        if not handed_in(folders, assignment, student):
+            lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
+            expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
+            told.append(f"{student}: no {expected}; there is: {', '.join(lies) or 'nothing'}")
+    return told
+
+
+def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
+    """Run the second phase, for all that is graded and not booked; return who could not be."""
+    config = load_config(root)
+    folders = Folders.of(root, config)
+    with _alone(folders, assignment):
+        books = Books(config, assignment)
+        all_ = [
+            standing(folders, assignment, student, settings, books)
+            for student in students(folders, assignment, only)
+        ]
+        stale = [s.student for s in all_ if s.outdated and not s.failed]
+        if stale:
+            print(
+                f"{', '.join(stale)}: code or checks are not those that were graded, but newer: "
+                "give the same command again"
+            )
+        waiting = [found for found in all_ if found.complete and not found.booked]
+        if not waiting:
+            print(f"booked already: {sum(found.booked for found in all_)}")
+            return stale
+        progress = Progress("booking", len(waiting))
+        failed = book(
+            *(folders, config, assignment, waiting),
+            lambda student, why: progress.step(note=f"{student}: {why}" if why else ""),
+        )
+    return [*stale, *failed]
+
+
+@contextlib.contextmanager
+def _alone(folders: Folders, assignment: str) -> Iterator[None]:
+    """Hold the assignment: a second command that grades or books it is refused."""
+    folder = folders.graded(assignment)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GradeError(f"another command is grading {assignment}: wait for its end") from None
+        for leftover in folder.glob("*/*.part"):  # of somebody who was killed
+            leftover.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _name(outcome: Outcome) -> str:
+    return Path(outcome.path).parents[1].name
+
+
+def _remember(folders: Folders, outcome: Outcome) -> None:
+    path = Path(outcome.path)
+    note = folders.graded(path.parent.name, _name(outcome)) / "failed.txt"
+    with contextlib.suppress(OSError):  # a disk that is full; the report says it in any case
+        if outcome.failed:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{outcome.fault}: {outcome.failed}\n", encoding="utf-8")
+        else:
+            note.unlink(missing_ok=True)
+
+
+def report(outcomes: Sequence[Outcome]) -> int:
+    """Say what was graded and what was not; return the exit status."""
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    graded = [outcome for outcome in outcomes if not outcome.failed]
+    kept = sum(outcome.unchanged for outcome in graded)
+    print(f"graded: {len(graded)}, of which unchanged: {kept}; failed: {len(failed)}")
+    for outcome in failed:
+        print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
+    if any(outcome.fault == MACHINE for outcome in failed):
+        print(TO_DO)
+    if any(outcome.fault != MACHINE for outcome in failed):
+        print("A check is broken: mend it under instructor/, then give the same command again.")
+    return 1 if failed else 0
+
+
+ERRORS = (NothingToGrade, GradeError, SandboxUnavailable, slurm.SlurmUnavailable)

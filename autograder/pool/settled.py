@@ -1,0 +1,130 @@
+"""A class in which nothing is left to do, known at once.
+
+Whether a class is graded and booked takes seconds to find out: nbformat and nbgrader are imported,
+every notebook is rebuilt, the gradebook is read. So who found it out leaves a digest of all that it
+depends on; while that is the same, so is the answer. Nothing else relies on it: without the file,
+or with any doubt, the class is looked at again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from traitlets.config import Config
+
+from autograder.course import Folders
+from autograder.examination.verdict import checks_digest
+from autograder.passes.settings import Settings
+
+_SQLITE = "sqlite:///"
+
+
+def inputs(root: Path, folders: Folders, assignment: str, settings: Settings) -> str:
+    """Return the digest of all that the grades of an assignment are made from; nothing in doubt."""
+    found = hashlib.sha256(json.dumps(asdict(settings)).encode())
+    names = folders.notebooks(assignment)
+    source = folders.source / assignment
+    released = (folders.release / assignment / f"{name}.ipynb" for name in names)
+    try:
+        found.update(json.dumps([checks_digest(source, path) for path in released]).encode())
+    except OSError:  # no hidden cases, for example: who grades says what is missing
+        return ""
+    whole = {"timestamp.txt", *(f"{name}.ipynb" for name in names)}
+    for path in [root / "nbgrader_config.py", *_below(folders.submitted, assignment)]:
+        found.update(_told(path, path.name in whole or path.parent == root).encode())
+    return found.hexdigest()
+
+
+def outputs(folders: Folders, config: Config, assignment: str) -> str:
+    """Return the digest of the gradebook, verdicts and notebooks; nothing if they are elsewhere."""
+    url = config.CourseDirectory.db_url
+    if not url.startswith(_SQLITE):
+        return ""
+    found = hashlib.sha256(_told(Path(url.removeprefix(_SQLITE)), content=True).encode())
+    graded = folders.graded(assignment)
+    for path in (
+        folders.data / "seeds" / assignment,  # made by the first who grades
+        *(path for path in sorted(graded.glob("*/*")) if path.parent.name != "slurm"),
+        *_below(folders.autograded, assignment),
+        *sorted((folders.data / "verdicts" / assignment).glob("*/*.json")),
+    ):
+        found.update(_told(path).encode())
+    return found.hexdigest()
+
+
+def _below(folder: Path, assignment: str) -> Iterator[Path]:
+    for each in sorted(folder.glob(f"*/{assignment}")):
+        yield each
+        yield from sorted(each.rglob("*"))
+
+
+def _told(path: Path, content: bool = False) -> str:
+    """Return what tells a file from others: its bytes, or else its size and its last change."""
+    try:
+        info = path.stat()
+        if content and path.is_file():
+            return f"{path}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+    except OSError as error:
+        return f"{path}\0{error.errno}\n"
+    return f"{path}\0{info.st_mode} {info.st_size} {info.st_mtime_ns}\n"
+
+
+def settle(
+    root: Path,
+    folders: Folders,
+    config: Config,
+    assignment: str,
+    settings: Settings,
+    *,
+    before: str,
+    lines: list[str],
+) -> None:
+    """Note that all is graded and booked, unless something was handed in or mended meanwhile.
+
+    Args:
+        root: the course folder.
+        folders: of the course.
+        config: of the course.
+        assignment: which.
+        settings: how it is examined.
+        before: `inputs`, from before anybody looked.
+        lines: what to say the next time.
+
+    """
+    after = outputs(folders, config, assignment)
+    if not (before and after) or inputs(root, folders, assignment, settings) != before:
+        return
+    path = _file(folders, assignment)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):  # a disk that is full: the next time takes longer
+        draft.write_text(json.dumps({"state": [before, after], "lines": lines}), encoding="utf-8")
+        draft.replace(path)
+
+
+def settled(folders: Folders, config: Config, assignment: str, now: str) -> list[str]:
+    """Return what to say if nothing is left to do; else nothing.
+
+    Args:
+        folders: of the course.
+        config: of the course.
+        assignment: which.
+        now: `inputs`.
+
+    """
+    try:
+        noted = json.loads(_file(folders, assignment).read_text(encoding="utf-8"))
+        if now and noted["state"] == [now, outputs(folders, config, assignment)]:
+            return [str(line) for line in noted["lines"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return []
+
+
+def _file(folders: Folders, assignment: str) -> Path:
+    return folders.graded(assignment) / "settled.json"

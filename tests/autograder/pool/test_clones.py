@@ -1,0 +1,58 @@
+"""Who has several clones: a class is graded by the code that the command is of, and by no other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autograder.commands.demo import ASSIGNMENT
+from tests.helpers import ROOT
+from tests.helpers.course_folders import needs_sources
+from tests.helpers.whole_class import course_of, hand_in, path_kept, small_class
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A clone, with a class of one, beside the one that is installed."""
+    with path_kept():
+        root = tmp_path_factory.mktemp("clones") / "clone"
+        course_of(root, less=True)
+        for package in ("course_lib", "autograder"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / package, root / package, ignore=ignored)
+        hand_in(root, {"untouched": small_class(root)["untouched"]})
+        yield root
+
+
+@needs_sources
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "installed",
+    [
+        pytest.param(False, id="the command of the clone"),
+        pytest.param(True, id="the installed command", marks=pytest.mark.large),
+    ],
+)
+def test_another_clone_than_the_installed_one(clone: Path, installed: bool) -> None:
+    """Both are given in the clone's folder."""
+    if installed:  # the other way round, what lies in the folder would not even start
+        (clone / "autograder" / "pool" / "one.py").write_text("raise SystemExit('not this one')")
+    command = [sys.executable, *(["-P"] if installed else []), "-m", "autograder", "grade"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*command, ASSIGNMENT, "--jobs", "1"],
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "graded: 1, of which unchanged: 0; failed: 0" in done.stdout
+    shutil.rmtree(clone / "grading" / "graded")
