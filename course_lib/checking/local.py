@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -65,15 +66,20 @@ def examine(
     on: Literal["simulated", "cpu", "gpu"] = "cpu",
 ) -> CheckReport:
     """Run a check on simulated ranks and, if it passes, on real ones; return the report."""
-    places: tuple[str, ...] = ()
-    for place in dict.fromkeys(("simulated", on)):
-        places = (*places, WORDS[place])
-        with LocalRunner(function, place, quiet=len(places) > 1) as run:
+    with ExitStack() as stack:
+        runners = {
+            place: stack.enter_context(LocalRunner(function, place, quiet=place != "simulated"))
+            for place in dict.fromkeys(("simulated", on))
+        }
+        runners[on].start(check)  # a core that simulated ranks leave idle can do that
+        places: tuple[str, ...] = ()
+        for place, run in runners.items():
+            places = (*places, WORDS[place])
             report = replace(run_check(name, check, run, seed="public"), places=places)
-        if not report.passed:
-            break
-    # What passes on simulated ranks and fails on real ones failed there.
-    return report if report.passed else replace(report, places=places[-1:])
+            if not report.passed:
+                # What passes on simulated ranks and fails on real ones failed there.
+                return replace(report, places=places[-1:])
+        return report
 
 
 def _show_timeline(trace: Trace, case: str) -> None:

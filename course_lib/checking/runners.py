@@ -79,6 +79,12 @@ class LocalRunner:
             raise _with_trace(_of_a_case(error, check), ranks.trace) from None
         return Observed([decode(output) for output in outputs], ranks.trace)
 
+    def start(self, check: Check) -> None:
+        """Start the real ranks that the check's cases need; they get ready while others run."""
+        if self._on != "simulated":
+            for case in check.cases:
+                self._ranks_of(case.world_size, check.seconds).start()
+
     def _ranks_of(self, world_size: int, seconds: float) -> Ranks:
         if world_size not in self._ranks:
             self._ranks[world_size] = Ranks(world_size, on="gpu" if self._on == "gpu" else "cpu")

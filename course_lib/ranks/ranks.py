@@ -46,6 +46,9 @@ class Engine(Protocol):
     ) -> list[Any]:
         """Run ``fn(*args, **kwargs)`` on every rank; arguments may be `PerRank`."""
 
+    def start(self) -> None:
+        """Start the processes of the ranks, if there are any, and do not wait for them."""
+
     def pids(self) -> list[int]:
         """Return the processes of the ranks; empty if there are none of their own."""
 
@@ -140,6 +143,22 @@ class Ranks:
         """
         return self._engine.pids()
 
+    def start(self) -> None:
+        """Start the ranks now and do not wait for them: the first `run` finds them on their way.
+
+        Without it, the first `run` starts them. Simulated ranks have nothing to start.
+
+        Raises:
+            RanksError: the ranks are closed, or another process's.
+
+        """
+        self._refuse_if_gone()
+        if self._busy.acquire(blocking=False):  # else they run a call, and so have started
+            try:
+                self._engine.start()
+            finally:
+                self._busy.release()
+
     def run(
         self, fn: Callable[..., Any], /, *args: Any, check_nan: bool = False, **kwargs: Any
     ) -> list[Any]:
@@ -165,10 +184,7 @@ class Ranks:
                 another call, or another process's.
 
         """
-        if self._closed:
-            raise RanksError("these ranks are closed; make new ones with Ranks(…)")
-        if self._owner != os.getpid():
-            raise RanksError("these ranks belong to another process; make new ones with Ranks(…)")
+        self._refuse_if_gone()
         if not self._busy.acquire(blocking=False):
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
         self.error = None
@@ -185,6 +201,12 @@ class Ranks:
             raise
         finally:
             self._busy.release()
+
+    def _refuse_if_gone(self) -> None:
+        if self._closed:
+            raise RanksError("these ranks are closed; make new ones with Ranks(…)")
+        if self._owner != os.getpid():
+            raise RanksError("these ranks belong to another process; make new ones with Ranks(…)")
 
     def push(self, **values: Any) -> None:
         """Set variables of the ranks, for ``%%ranks`` cells; a `per_rank` gives each its own.

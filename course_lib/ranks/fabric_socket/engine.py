@@ -101,6 +101,10 @@ class IsolatedSimulated:
         report_misuse(misused, self._misuse, fabric_states(server.fabric))
         return [value for value, _ in replies]
 
+    def start(self) -> None:
+        """See `Ranks.start`."""
+        self._processes.start()
+
     def pids(self) -> list[int]:
         """Return the ranks' processes, in rank order."""
         return self._processes.pids()

@@ -43,6 +43,10 @@ class Processes:
     def trace(self, trace: Trace) -> None:
         self._trace = trace
 
+    def start(self) -> None:
+        """See `Ranks.start`."""
+        self._ready_team()
+
     def run(
         self,
         fn: Callable[..., Any],

@@ -102,6 +102,9 @@ class Simulated:
         finally:
             _one_at_a_time.release()
 
+    def start(self) -> None:
+        """Do nothing: threads start with the call that they run."""
+
     def pids(self) -> list[int]:
         """Return no processes: the ranks are threads of this one."""
         return []

@@ -242,6 +242,21 @@ def processes_named(token: str) -> list[int]:
     return found
 
 
+def is_set_up_process_1(pid: int) -> bool:
+    """Tell whether it is process 1 of a sandbox that is bound to its parent's life.
+
+    Bubblewrap's process 1 starts the command first, then asks to die with its parent, and last puts
+    its filter in force. Where cores are short, the command may be far by then, and an examiner that
+    is killed in between is outlived: by a command that reads its socket, until that is closed.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    return values["NSpid"].split()[-1] == "1" and values["Seccomp"] == "2"
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
@@ -336,7 +351,7 @@ def test_the_sandbox_dies_with_a_parent_that_is_killed(
         token,
     )
     assert eventually(lambda: processes_named(token) not in ([], [parent.pid]))
-    assert eventually(lambda: len(processes_named(token[::-1])) >= 2)
+    assert eventually(lambda: any(map(is_set_up_process_1, processes_named(token[::-1]))))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert eventually(lambda: processes_named(token) == processes_named(token[::-1]) == [])

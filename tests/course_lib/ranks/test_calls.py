@@ -306,6 +306,20 @@ def test_one_call_at_a_time(ranks: Ranks) -> None:
     assert "already run a call" in errors[0]
 
 
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_ranks_may_start_before_their_first_call(on: str) -> None:
+    with Ranks(3, on=on, timeout=60) as ranks:
+        assert ranks.processes() == []
+        ranks.start()
+        ranks.start()
+        started = ranks.processes()
+        assert len(set(started)) == (3 if on == "cpu" else 0)
+        assert ranks.run(dist.get_rank) == [0, 1, 2]
+        assert ranks.processes() == started
+    with pytest.raises(RanksError, match="closed"):
+        ranks.start()
+
+
 def test_closed_ranks_say_so() -> None:
     ranks = Ranks(2, on="cpu")
     assert "start with the first call" in repr(ranks)
