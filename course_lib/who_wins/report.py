@@ -64,7 +64,8 @@ def steps_table(
         reached = [each for each in means if not math.isinf(each)]
         text = f"not in {len(means) - len(reached)} of {len(means)} networks"
         if len(reached) == len(means):
-            text = f"{min(means):.0f} to {max(means):.0f} updates, by network"
+            low, high = f"{min(means):.0f}", f"{max(means):.0f}"
+            text = f"{low} updates" if low == high else f"{low} to {high} updates, by network"
         lines.append(f"| {name} | {learning_rate(name):g} | {text} |")
     return "\n".join(lines)
 
