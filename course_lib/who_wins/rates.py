@@ -36,15 +36,14 @@ def best(tries: Mapping[float, float]) -> float:
 
 
 def write(tried: Tried, said: str, path: Path) -> None:
-    """Write what was tried, below the lines of `said`."""
-    rates = list(next(iter(tried.values())))
+    """Write what was tried, below the lines of `said`; nothing, if one has no `best`."""
+    lines: list[list[object]] = [["algorithm", "best", *next(iter(tried.values()))]]
+    for name, tries in tried.items():
+        steps = ["" if math.isinf(each) else f"{each:.1f}" for each in tries.values()]
+        lines.append([name, best(tries), *steps])
     with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(f"# {line}\n" for line in said.splitlines())
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["algorithm", "best", *rates])
-        for name, tries in tried.items():
-            steps = ["" if math.isinf(each) else f"{each:.1f}" for each in tries.values()]
-            rows.writerow([name, best(tries), *steps])
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def read(path: Path = FILE) -> dict[str, dict[float, float]]:
