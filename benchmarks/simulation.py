@@ -4,12 +4,15 @@
 
 A ring all-reduce by hand on 64 ranks, collectives on 256, a sweep over world sizes as a check of a
 student's ring makes it, the drawing of the first one's trace, and the time until a deadlock is
-reported.
+reported. And what `python -m course_lib.simulate` finds by formula, without the seconds that
+importing torch takes: a step of 100,000 ranks, and the fastest layouts of a model on 512.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from machine import arguments, publish, sentence
 from course_lib.collectives import simple_ring_all_reduce
 from course_lib.ranks import DeadlockError, Network, Ranks, Trace
 from course_lib.ranks.trace.figure import png_of
+from course_lib.simulate.__main__ import main as simulate
 
 NETWORK = Network(latency=10e-6, bandwidth=10e9)
 
@@ -92,12 +96,28 @@ def drawing() -> int:
     return len(ring_trace().events)
 
 
+STEP = (
+    *("step", "--like", "MT-NLG 530B, 2240", "--layers", "100", "--batch", "20000"),
+    *("--data", "500", "--tensor", "8", "--pipeline", "25"),
+)
+SEARCH = ("search", "--like", "MPT 30b, 8 H100", "--ranks", "512", "--batch", "1024")
+
+
+def by_formula(*arguments: str) -> int:
+    """Run ``python -m course_lib.simulate`` with `arguments`; return the lines it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert simulate(arguments) == 0
+    return len(printed.getvalue().splitlines())
+
+
 CASES: dict[str, tuple[Callable[[], int], str, float]] = {
     "ring all-reduce, 64 ranks": (ring_on_64, "messages", 2.0),
     "10 collectives, 256 ranks": (collectives_on_256, "operations", 5.0),
     "a ring checked on K = 1 … 8": (sweep, "cases", 1.0),
     "a trace drawn": (drawing, "events", 3.0),
     "a deadlock reported": (deadlock, "ranks", 0.05),
+    "a step of 100,000 ranks, by formula": (lambda: by_formula(*STEP), "lines", 1.0),
+    "the layouts of 512 ranks searched": (lambda: by_formula(*SEARCH), "lines", 30.0),
 }
 """What → (function, what it counts, target in seconds)."""
 

@@ -6,12 +6,13 @@ Every algorithm of the course trains the same model on the same data, on simulat
 The clock is virtual, so the answer is exact and the same on every machine. Read in this order:
 
 - `problem`: what is trained, on which device, until when
+- `rates`: learning rates, the same tries for each
 - `algorithms`: the contestants, each put together from the course's modules
 - `measure`: what is executed, and what follows from it
 - `records`, `sweep`: all runs of a map, resumable
 - `winners`: who wins a cell, and whether that is clear
 - `report`, `figure`: tables, the map, and what BAGUA's paper says
-- `tune`: learning rates
+- `tune`: makes the table that `rates` reads
 """
 
 from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA, Algorithm

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA
 from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.rates import FILE, write
 from course_lib.who_wins.records import Records
 from course_lib.who_wins.report import as_json, assumptions, bagua_text, map_table, steps_table
 from course_lib.who_wins.sweep import Place, jobs_of, run
-from course_lib.who_wins.tune import tune
-from course_lib.who_wins.winners import cells_of, steps_of
+from course_lib.who_wins.tune import conditions, tune, tuned_table
+from course_lib.who_wins.winners import cells_of, steps_of, updates_of
 
 _EXAMPLES = """\
 examples:
@@ -21,7 +22,7 @@ examples:
   python -m course_lib.who_wins --quick                   # its corners, two seeds
   python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
   python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7 --json
-  python -m course_lib.who_wins --tune                    # the learning rates that were tried
+  python -m course_lib.who_wins --tune                    # try the learning rates anew
 
 An interrupted run goes on where it was: its results are in --folder.
 """
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--bandwidths", type=float, nargs="+", help="bytes per second of a worker's link")
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
         help=f"of: {', '.join(ALGORITHMS)}")  # fmt: skip
-    add("--seeds", type=int, help="trainings of each algorithm (3; --quick: 2)")
+    add("--seeds", type=int, help="trainings of each algorithm (5; --quick: 2)")
     add("--workers", type=int, default=default.workers, help="ranks that compute (%(default)s)")
     add("--target", type=float, default=default.target, help="loss to reach (%(default)s)")
     add("--steps", type=int, default=default.steps, help="after which to give up (%(default)s)")
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="side by side")
     add("--folder", type=Path, default=Path("work/who_wins"), help="of results (%(default)s)")
     add("--tune", action="store_true", help="try learning rates instead, and print a table")
+    add("--write", action="store_true", help=f"what --tune finds, to {FILE.name}: the map reads it")
     add("--figure", type=Path, help="draw the map to this file")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -79,18 +81,25 @@ def _map(options: argparse.Namespace) -> int:
         straggler=options.straggler,
         steps=options.steps,
     )
-    count = (2 if options.quick else 3) if options.seeds is None else options.seeds
+    count = (2 if options.quick else 5) if options.seeds is None else options.seeds
     if min(count, options.processes) < 1:
         raise ValueError("--seeds and --processes are at least 1")
     seeds = range(count)
     names = [name for name in ALGORITHMS if name in (options.algorithms or ALGORITHMS)]
     records = Records(options.folder / "results.jsonl")
+    if options.write and not (options.tune and len(names) == len(ALGORITHMS)):
+        raise ValueError("--write goes with --tune, and with all algorithms")
     if options.tune:
-        print(tune(names, problem, records, options.processes, _say))
+        tried = tune(names, problem, records, options.processes, _say)
+        if options.write:
+            said = f"python -m course_lib.who_wins --tune --write\n{conditions(problem)}"
+            write(tried, said, FILE)
+        print(conditions(problem), tuned_table(tried), sep="\n\n")
         return 0
     places = _places(options)
     run(jobs_of(names, places, seeds, problem), records, options.processes, _say)
     steps = steps_of(names, seeds, problem, records)
+    updates = updates_of(names, places, seeds, problem, records)
     cells = cells_of(names, places, seeds, problem, records)
     if options.figure:
         from course_lib.who_wins.figure import map_figure
@@ -100,8 +109,7 @@ def _map(options: argparse.Namespace) -> int:
         print(json.dumps(as_json(cells, steps), indent=2))
         return 0
     print(assumptions(problem, seeds), map_table(cells), sep="\n\n", end="\n\n")
-    if steps:
-        print(steps_table(steps), end="\n\n")
+    print(steps_table(steps, updates), end="\n\n")
     if len(set(names) & set(COMPARED_BY_BAGUA)) > 1:
         print("Beside BAGUA (among the families that it compares):", bagua_text(cells), sep="\n\n")
     return 0

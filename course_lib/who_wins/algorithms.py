@@ -12,9 +12,9 @@ batch. Everything that communicates is imported; here it is only put together:
     DiLoCo          every 8 steps an outer step                         DiLoCo
     asynchronous, bounded staleness: a server, which is one rank more   ParameterServer, serve
 
-`dist.all_reduce` is a ring, as in NCCL for long tensors. Learning rates were picked by hand, from
-one to three tries each on seeds that the map does not use, some on one seed only: no fair contest.
-``python -m course_lib.who_wins --tune`` tries three around each, and prints what they give.
+`dist.all_reduce` is a ring, as in NCCL for long tensors. The server is a rank like the others: its
+one port takes all gradients and gives all weights, one message after the other, and it computes
+its updates on the same device. For learning rates see `rates`.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,6 +39,7 @@ from course_lib.decentralized import Gossip, ring_mixing
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.local_sgd import DiLoCo, LocalSGD
 from course_lib.who_wins.problem import backward
+from course_lib.who_wins.rates import rate_of
 
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], None]
@@ -56,7 +57,6 @@ class Algorithm:
 
     Args:
         letter: on the map.
-        lr: learning rate.
         prepare: see the module; None where a server hands out weights.
         server: options of `serve`.
         same_as: another algorithm with the same weights after every step (a test holds them equal):
@@ -67,7 +67,6 @@ class Algorithm:
     """
 
     letter: str
-    lr: float
     prepare: Prepare | None = None
     server: Mapping[str, int] | None = None
     same_as: str | None = None
@@ -147,21 +146,27 @@ _ALL = float("inf")
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(
-        "R", 0.8, _after_backward(sync_per_parameter, all_reduce=ring_all_reduce), same_as="flat"
+        "R", _after_backward(sync_per_parameter, all_reduce=ring_all_reduce), same_as="flat"
     ),
-    "flat": Algorithm("F", 0.8, _after_backward(sync_flat)),
-    "bucketed": Algorithm("B", 0.8, _beside_backward(16), same_as="flat"),
-    "8-bit": Algorithm("8", 0.8, _beside_backward(_ALL, Uniform8Bit)),
-    "1-bit": Algorithm("1", 1.2, _beside_backward(_ALL, lambda: ErrorFeedback(OneBit()))),
-    "top-k": Algorithm("T", 1.4, _beside_backward(_ALL, lambda: ErrorFeedback(TopK(0.01)))),
-    "PowerSGD": Algorithm("P", 0.9, _beside_backward(_ALL, lambda: ErrorFeedback(PowerSGD(2)))),
-    "asynchronous": Algorithm("A", 0.15, server={}),
-    "bounded staleness": Algorithm("S", 0.15, server={"bound": 2}),
-    "decentralized": Algorithm("D", 0.5, _with_neighbours, differ=True),
-    "local SGD": Algorithm("L", 0.5, _local_sgd, period=EVERY, differ=True),
-    "DiLoCo": Algorithm("O", 0.02, _diloco, period=EVERY, differ=True),
+    "flat": Algorithm("F", _after_backward(sync_flat)),
+    "bucketed": Algorithm("B", _beside_backward(16), same_as="flat"),
+    "8-bit": Algorithm("8", _beside_backward(_ALL, Uniform8Bit)),
+    "1-bit": Algorithm("1", _beside_backward(_ALL, lambda: ErrorFeedback(OneBit()))),
+    "top-k": Algorithm("T", _beside_backward(_ALL, lambda: ErrorFeedback(TopK(0.01)))),
+    "PowerSGD": Algorithm("P", _beside_backward(_ALL, lambda: ErrorFeedback(PowerSGD(2)))),
+    "asynchronous": Algorithm("A", server={}),
+    "bounded staleness": Algorithm("S", server={"bound": 2}),
+    "decentralized": Algorithm("D", _with_neighbours, differ=True),
+    "local SGD": Algorithm("L", _local_sgd, period=EVERY, differ=True),
+    "DiLoCo": Algorithm("O", _diloco, period=EVERY, differ=True),
 }
 """By name, as the map knows them."""
+
+
+def learning_rate(name: str) -> float:
+    """Return the learning rate with which an algorithm takes part."""
+    return rate_of(ALGORITHMS[name].same_as or name)
+
 
 COMPARED_BY_BAGUA = ("flat", "bucketed", "8-bit", "1-bit", "asynchronous", "decentralized")
 """Families that BAGUA's paper compares; the others stand on a map of their own."""

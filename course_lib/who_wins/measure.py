@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from course_lib.asynchronous import ParameterServer, serve
 from course_lib.ranks import Network, Ranks, clock, compute
-from course_lib.who_wins.algorithms import ALGORITHMS, Algorithm
+from course_lib.who_wins.algorithms import ALGORITHMS, learning_rate
 from course_lib.who_wins.problem import (
     Look,
     Problem,
@@ -85,8 +85,7 @@ def run_steps(
 
 def train(problem: Problem, name: str, seed: int, lr: float | None = None) -> int | None:
     """Return the steps to the target, of the mean over the ranks' weights; None: not reached."""
-    algorithm = ALGORITHMS[name]
-    chosen = algorithm.lr if lr is None else lr
+    chosen = learning_rate(name) if lr is None else lr
     torch.set_num_threads(1)
     _, looks = run_steps(problem, name, chosen, seed, problem.steps, None)
     return steps_to(problem.target, looks)
@@ -132,11 +131,10 @@ def pace_of(times: Sequence[float], least: int) -> Pace | None:
 
 def time_steps(problem: Problem, name: str, network: Network) -> Pace:
     """Run as many steps on `network` as it takes until they repeat, or enough for a mean."""
-    algorithm = ALGORITHMS[name]
-    least = algorithm.period
-    tries, most = (_FIRST_TRY, _LAST_TRY) if least == 1 else (3 * least, 3 * least)
+    least = ALGORITHMS[name].period
+    tries, most = (_FIRST_TRY, _LAST_TRY) if least == 1 else (3 * least, 6 * least)
     while True:
-        times, _ = run_steps(problem, name, algorithm.lr, 0, tries, network)
+        times, _ = run_steps(problem, name, learning_rate(name), 0, tries, network)
         pace = pace_of(times, least)
         if pace is not None:
             return pace
@@ -218,23 +216,27 @@ def run_server(
 
 def lumps_of(problem: Problem) -> Lumps:
     """Count, on two ranks, what is computed between a message that comes and the one that goes."""
+    training_rows()  # read here: on a rank, reading would be counted
     two = Problem(2, problem.rows, problem.target)
-    ranks = Ranks(2, on="simulated", network=FREE, device=two.device)
-    ranks.run(_served, two, "asynchronous", 0.1, 0, 4, Lumps(0.0, 0.0))
-    worker, server = (
-        sum(e.end - e.start for e in ranks.trace.events if e.rank == rank and e.kind == "compute")
-        for rank in (1, 0)
-    )
-    return Lumps(worker / 4, server / 4)
+    few, more = 2, 6
+
+    def spent(updates: int) -> list[float]:
+        ranks = Ranks(2, on="simulated", network=FREE, device=two.device)
+        ranks.run(_served, two, "asynchronous", 0.1, 0, updates, Lumps(0.0, 0.0))
+        computed = [each for each in ranks.trace.events if each.kind == "compute"]
+        return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
+
+    # The difference leaves out what is computed once, such as the first weights.
+    rises = [(b - a) / (more - few) for a, b in zip(spent(few), spent(more), strict=True)]
+    return Lumps(*rises)
 
 
 def train_with_server(
     problem: Problem, name: str, seed: int, network: Network, lumps: Lumps, lr: float | None = None
 ) -> Served:
     """Train to the target under `network`."""
-    algorithm: Algorithm = ALGORITHMS[name]
     updates = problem.steps * problem.workers
-    chosen = algorithm.lr if lr is None else lr
+    chosen = learning_rate(name) if lr is None else lr
     times, looks = run_server(problem, name, chosen, seed, updates, network, lumps)
     reached = steps_to(problem.target, looks)
     return Served(reached, None if reached is None else times[reached - 1], times[-1] / len(times))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from course_lib.who_wins.algorithms import ALGORITHMS
+from course_lib.who_wins.algorithms import ALGORITHMS, learning_rate
 from course_lib.who_wins.measure import Lumps, lumps_of, time_steps, train, train_with_server
 from course_lib.who_wins.problem import Problem, network_of
 from course_lib.who_wins.records import Records
@@ -27,11 +27,11 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """One run. `seed` is None where it does not matter, `place` where the network does not."""
+    """One run. `lr` and `seed` are None where they do not matter, `place` where no network does."""
 
     kind: str
     algorithm: str
-    lr: float
+    lr: float | None
     seed: int | None
     place: Place | None
     problem: Problem
@@ -49,11 +49,10 @@ def jobs_of(
     """Return the jobs of a map, each once, those that take longest first."""
     jobs = []
     for name in names:
-        lr = ALGORITHMS[name].lr
         if ALGORITHMS[name].prepare is None:
-            jobs += [Job("serve", name, lr, s, place, problem) for place in places for s in seeds]
+            jobs += [serve_job(name, s, place, problem) for place in places for s in seeds]
             continue
-        jobs += [Job("pace", name, lr, None, place, problem) for place in places]
+        jobs += [pace_job(name, place, problem) for place in places]
         jobs += [train_job(name, seed, problem) for seed in seeds]
     order = {"serve": 0, "train": 1, "pace": 2}
     return sorted(dict.fromkeys(jobs), key=lambda job: order[job.kind])
@@ -62,7 +61,17 @@ def jobs_of(
 def train_job(name: str, seed: int, problem: Problem, lr: float | None = None) -> Job:
     """Return the job that trains: that of `same_as`, if the weights are the same."""
     name = ALGORITHMS[name].same_as or name
-    return Job("train", name, lr or ALGORITHMS[name].lr, seed, None, problem)
+    return Job("train", name, lr or learning_rate(name), seed, None, problem)
+
+
+def pace_job(name: str, place: Place, problem: Problem) -> Job:
+    """Return the job that times a few steps, which do not depend on the numbers."""
+    return Job("pace", name, None, None, place, problem)
+
+
+def serve_job(name: str, seed: int, place: Place, problem: Problem, lr: float | None = None) -> Job:
+    """Return the job that trains with a server."""
+    return Job("serve", name, lr or learning_rate(name), seed, place, problem)
 
 
 def do(job: Job) -> Any:

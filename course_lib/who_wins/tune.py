@@ -1,19 +1,18 @@
-"""Learning rates: each algorithm gets the best of a few, on seeds that the map does not use."""
+"""Tuning: every algorithm gets the same tries, on seeds that the map does not use."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.rates import GRID, Tried, best
 from course_lib.who_wins.records import Records
-from course_lib.who_wins.sweep import Job, Place, run, train_job
-from course_lib.who_wins.winners import interval
+from course_lib.who_wins.report import bandwidth_words, latency_words
+from course_lib.who_wins.sweep import Job, Place, run, serve_job, train_job
+from course_lib.who_wins.winners import interval, steps_in
 
-SEEDS = (1000, 1001)
-FACTORS = (0.5, 1.0, 1.5)
-"""Times the learning rate that stands in `ALGORITHMS`."""
-WITH_SERVER: Place = (1e-3, 1e6)
-"""The network on which algorithms with a server are tried."""
+SEEDS = (1000, 1001, 1002)
+WITH_SERVER: Place = (5e-3, 1e6)
+"""The network on which algorithms with a server are tried: the middle of the map."""
 
 
 def tune(
@@ -22,30 +21,53 @@ def tune(
     records: Records,
     processes: int,
     say: Callable[[str], object],
-) -> str:
-    """Return a table: for each algorithm the steps to the target (or updates) by learning rate.
+) -> Tried:
+    """Try each learning rate of the grid with each algorithm, and return what came of it.
 
-    The first row is the rate times 1/2, then as it is, then times 3/2.
+    Algorithms that train the same weights (`same_as`) are tried once.
     """
-    jobs: dict[tuple[str, float], list[Job]] = {}
+    jobs: dict[str, dict[float, list[Job]]] = {}
     for name in dict.fromkeys(ALGORITHMS[name].same_as or name for name in names):
-        for factor in FACTORS:
-            lr = round(factor * ALGORITHMS[name].lr, 6)
-            if ALGORITHMS[name].prepare is None:
-                tries = [Job("serve", name, lr, s, WITH_SERVER, problem) for s in SEEDS]
-            else:
-                tries = [train_job(name, seed, problem, lr) for seed in SEEDS]
-            jobs[name, lr] = tries
-    run([job for tries in jobs.values() for job in tries], records, processes, say)
-    lines = ["| algorithm | learning rate | steps to the target |", "|---|---:|---:|"]
-    for (name, lr), tries in jobs.items():
-        values = [_steps(records[job.key]) for job in tries]
-        mean = interval(values).mean
-        said = "not reached by all" if math.isinf(mean) else f"{mean:.0f}"
-        lines.append(f"| {name} | {lr:g} | {said} |")
+        if ALGORITHMS[name].prepare is None:
+            jobs[name] = {
+                lr: [serve_job(name, seed, WITH_SERVER, problem, lr) for seed in SEEDS]
+                for lr in GRID
+            }
+        else:
+            jobs[name] = {lr: [train_job(name, seed, problem, lr) for seed in SEEDS] for lr in GRID}
+    everything = [job for rates in jobs.values() for tries in rates.values() for job in tries]
+    run(everything, records, processes, say)
+    return {
+        name: {
+            lr: interval([steps_in(records[job.key]) for job in tries]).mean
+            for lr, tries in rates.items()
+        }
+        for name, rates in jobs.items()
+    }
+
+
+def conditions(problem: Problem) -> str:
+    """Return in a few lines under which conditions `tune` tries."""
+    latency, bandwidth = latency_words(WITH_SERVER[0]), bandwidth_words(WITH_SERVER[1])
+    return (
+        f"{problem.workers} workers, {problem.rows} rows each, target {problem.target:g}, at most "
+        f"{problem.steps} steps; seeds {', '.join(map(str, SEEDS))}\n"
+        "mean steps to the target, empty where a seed did not reach it; with a server updates, at "
+        f"{latency} and {bandwidth}"
+    )
+
+
+def tuned_table(tried: Tried) -> str:
+    """Return what was tried as a table in Markdown: a row per algorithm, its best in bold."""
+    rates = list(next(iter(tried.values())))
+    lines = [
+        f"| algorithm | {' | '.join(f'{lr:g}' for lr in rates)} |",
+        "|---|" + "---:|" * len(rates),
+    ]
+    for name, tries in tried.items():
+        reached = [lr for lr in rates if tries[lr] < float("inf")]
+        first = best(tries) if reached else None
+        values = [f"{tries[lr]:.0f}" if lr in reached else "" for lr in rates]
+        values = [f"**{v}**" if lr == first else v for lr, v in zip(rates, values, strict=True)]
+        lines.append(f"| {name} | {' | '.join(values)} |")
     return "\n".join(lines)
-
-
-def _steps(value: object) -> float:
-    reached = value["updates"] if isinstance(value, dict) else value
-    return math.inf if reached is None else float(reached)  # type: ignore[arg-type]

@@ -8,13 +8,13 @@ batches. So the winner is *clear* if the mean of log(second / first) over the se
 import math
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.measure import Pace, Served
 from course_lib.who_wins.problem import Problem
 from course_lib.who_wins.records import Records
-from course_lib.who_wins.sweep import Job, Place, train_job
+from course_lib.who_wins.sweep import Place, pace_job, serve_job, train_job
 
 # The 97.5 % quantile of Student's t with 1, 2, … degrees of freedom; beyond, less than 0.1 off.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -75,6 +75,12 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean(values), t * stdev(values) / math.sqrt(len(values)))
 
 
+def steps_in(record: Any) -> float:
+    """Return the steps, or updates, to the target that a record tells of; infinite without any."""
+    reached = record["updates"] if isinstance(record, dict) else record
+    return math.inf if reached is None else float(reached)
+
+
 def steps_of(
     names: Iterable[str], seeds: Sequence[int], problem: Problem, records: Records
 ) -> dict[str, list[float]]:
@@ -82,8 +88,26 @@ def steps_of(
     found = {}
     for name in names:
         if ALGORITHMS[name].prepare is not None:
-            reached = [records[train_job(name, seed, problem).key] for seed in seeds]
-            found[name] = [math.inf if steps is None else float(steps) for steps in reached]
+            jobs = [train_job(name, seed, problem) for seed in seeds]
+            found[name] = [steps_in(records[job.key]) for job in jobs]
+    return found
+
+
+def updates_of(
+    names: Iterable[str],
+    places: Iterable[Place],
+    seeds: Sequence[int],
+    problem: Problem,
+    records: Records,
+) -> dict[str, list[float]]:
+    """Return, for those with a server, the updates to the target by place: means over the seeds."""
+    found = {}
+    for name in names:
+        if ALGORITHMS[name].prepare is None:
+            found[name] = [
+                mean(steps_in(records[serve_job(name, s, place, problem).key]) for s in seeds)
+                for place in places
+            ]
     return found
 
 
@@ -101,14 +125,13 @@ def cells_of(
         seconds: dict[str, list[float]] = {}
         exact, paces = dict.fromkeys(names, True), {}
         for name in names:
-            lr = ALGORITHMS[name].lr
             if name not in steps:
-                jobs = [Job("serve", name, lr, seed, place, problem) for seed in seeds]
+                jobs = [serve_job(name, seed, place, problem) for seed in seeds]
                 served = [Served(**records[job.key]) for job in jobs]
                 seconds[name] = [math.inf if s.seconds is None else s.seconds for s in served]
                 paces[name] = problem.workers * mean(each.pace for each in served)
                 continue
-            pace = Pace(**records[Job("pace", name, lr, None, place, problem).key])
+            pace = Pace(**records[pace_job(name, place, problem).key])
             exact[name], paces[name] = pace.exact, pace.seconds / pace.period
             seconds[name] = [
                 math.inf if math.isinf(each) else pace.after(int(each)) for each in steps[name]

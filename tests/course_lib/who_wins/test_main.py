@@ -1,6 +1,7 @@
 """The command: a small map, interrupted and gone on with; tables, JSON, a figure."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.who_wins import tune
 from course_lib.who_wins.__main__ import main, panels_of
 from course_lib.who_wins.algorithms import ALGORITHMS
+from course_lib.who_wins.rates import best, read
 from course_lib.who_wins.records import Records
 from tests.helpers import ROOT
 
@@ -78,6 +81,24 @@ def test_processes_side_by_side_give_the_same_map(
     assert outputs[0] == outputs[1]
 
 
+def test_tuning_tries_the_same_rates_for_all_and_the_map_takes_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rates.csv"
+    monkeypatch.setattr(tune, "GRID", (1e-9, 0.5))
+    monkeypatch.setattr(tune, "SEEDS", (1000,))
+    monkeypatch.setattr("course_lib.who_wins.__main__.FILE", file)
+    some = {name: ALGORITHMS[name] for name in ("ring", "flat", "asynchronous", "local SGD")}
+    monkeypatch.setattr("course_lib.who_wins.__main__.ALGORITHMS", some)
+    assert main([*SMALL, "--folder", str(tmp_path), "--tune", "--write"]) == 0
+    assert "6 of 6 runs" in capsys.readouterr().err
+    tried = read(file)
+    assert list(tried) == ["flat", "asynchronous", "local SGD"]  # ring's is flat's
+    for name, tries in tried.items():
+        assert list(tries) == [1e-9, 0.5] and math.isinf(tries[1e-9]), name
+    assert [best(tries) for tries in tried.values()] == 3 * [0.5]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -85,6 +106,8 @@ def test_processes_side_by_side_give_the_same_map(
         (["--bandwidths", "0"], "bandwidths above 0"),
         (["--seeds", "-1"], "at least 1"),
         (["--straggler", "0"], "above 0"),
+        (["--write"], "goes with --tune"),
+        (["--tune", "--write", "--algorithms", "flat"], "with all algorithms"),
     ],
 )
 def test_what_cannot_be_is_refused(

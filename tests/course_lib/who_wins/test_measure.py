@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.who_wins.algorithms import ALGORITHMS, EVERY
+from course_lib.who_wins.algorithms import ALGORITHMS, EVERY, learning_rate
 from course_lib.who_wins.measure import (
     FREE,
     Lumps,
@@ -15,7 +15,14 @@ from course_lib.who_wins.measure import (
     run_steps,
     time_steps,
 )
-from course_lib.who_wins.problem import Problem, loss_of, network_of, steps_to
+from course_lib.who_wins.problem import (
+    Problem,
+    gradient_bytes,
+    loss_of,
+    network_of,
+    steps_to,
+    training_rows,
+)
 
 pytestmark = pytest.mark.timeout(120)
 SMALL = Problem(workers=3, rows=4)
@@ -50,7 +57,7 @@ def test_a_whole_training_takes_what_a_few_steps_foretell(
     name: str, place: tuple[float, float]
 ) -> None:
     network = network_of(*place)
-    whole, _ = run_steps(SMALL, name, ALGORITHMS[name].lr, 7, 25, network)
+    whole, _ = run_steps(SMALL, name, learning_rate(name), 7, 25, network)
     pace = time_steps(SMALL, name, network)
     assert pace.exact and len(pace.times) < 25
     assert pace.after(25) == pytest.approx(whole[-1], rel=1e-9)
@@ -63,7 +70,7 @@ def test_every_whole_training_takes_what_a_few_steps_foretell(
     name: str, place: tuple[float, float]
 ) -> None:
     problem, network = Problem(), network_of(*place)
-    whole, _ = run_steps(problem, name, ALGORITHMS[name].lr, 7, 7 * EVERY, network)
+    whole, _ = run_steps(problem, name, learning_rate(name), 7, 7 * EVERY, network)
     pace = time_steps(problem, name, network)
     tolerance = 1e-9 if pace.exact else 0.02
     assert pace.after(len(whole)) == pytest.approx(whole[-1], rel=tolerance)
@@ -82,8 +89,8 @@ def test_weights_do_not_depend_on_the_network(name: str) -> None:
 def test_what_trains_the_same_has_the_same_weights() -> None:
     for name, each in ALGORITHMS.items():
         if each.same_as is not None:
-            _, looks = run_steps(SMALL, name, each.lr, 3, 5, None)
-            _, others = run_steps(SMALL, each.same_as, each.lr, 3, 5, None)
+            _, looks = run_steps(SMALL, name, learning_rate(name), 3, 5, None)
+            _, others = run_steps(SMALL, each.same_as, learning_rate(name), 3, 5, None)
             for a, b in zip(looks[-1], others[-1], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
@@ -104,6 +111,33 @@ def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]
     assert lumped[-1] == pytest.approx(counted[-1], rel=0.02)
     for mine, theirs in zip(a[-1], b[-1], strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_lumps_do_not_depend_on_what_was_read_before() -> None:
+    """The first of a process would else be charged for reading the digits."""
+    known = lumps_of(SMALL)
+    training_rows.cache_clear()
+    assert lumps_of(SMALL) == known
+
+
+@pytest.mark.parametrize("name", ["asynchronous", "bounded staleness"])
+def test_the_servers_port_carries_every_gradient(name: str) -> None:
+    """Where bytes are dear, an update takes what its gradient takes: more workers do not help."""
+    network = network_of(20e-6, 30e3)
+    for workers in (2, 4):
+        problem = Problem(workers, 4)
+        times, _ = run_server(problem, name, 0.1, 0, 12, network, lumps_of(problem))
+        rest = (times[-1] - times[3]) / 8
+        assert rest == pytest.approx(gradient_bytes() / 30e3, rel=0.02)
+
+
+def test_bounded_staleness_waits_for_a_straggler() -> None:
+    slow = Problem(workers=3, rows=4, straggler=20.0)
+    ends = [
+        run_server(slow, name, 0.1, 0, 30, FREE, lumps_of(slow))[0][-1]
+        for name in ("asynchronous", "bounded staleness")
+    ]
+    assert ends[1] > 2 * ends[0]
 
 
 def test_a_straggler_holds_up_who_waits_for_it() -> None:
