@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from traitlets.config import Config
 
 from autograder.course import Folders
 from autograder.examination.verdict import checks_digest
+from autograder.files import write_whole
 from autograder.passes.settings import Settings
 
 _SQLITE = "sqlite:///"
@@ -101,10 +101,8 @@ def settle(
     if not (before and after) or inputs(root, folders, assignment, settings) != before:
         return
     path = _file(folders, assignment)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):  # a disk that is full: the next time takes longer
-        draft.write_text(json.dumps({"state": [before, after], "lines": lines}), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, json.dumps({"state": [before, after], "lines": lines}))
 
 
 def settled(folders: Folders, config: Config, assignment: str, now: str) -> list[str]:

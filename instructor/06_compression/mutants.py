@@ -437,8 +437,17 @@ with_feedback__in_the_dtype_of_x = fails("keep it in float32")(
         ("torch.sub(p, result)", "torch.sub(p, result).to(x.dtype).float()"),
     )
 )
-with_feedback__adds_in_the_dtype_of_x = fails("convert x before you add")(
+with_feedback__compresses_the_dtype_of_x = fails("compress takes a float32 tensor, not torch.")(
     feedback_with(("torch.zeros(x.shape)", "torch.zeros_like(x)"))
+)
+with_feedback__adds_in_the_dtype_of_x = fails("convert x before you add")(
+    edited(
+        with_feedback__default_dict,
+        (
+            "p = residuals[key] + x.to(torch.float32)",
+            "p = (residuals[key].to(x.dtype) + x).to(torch.float32)",
+        ),
+    )
 )
 with_feedback__float32_only = fails("has dtype torch.float32")(feedback_with((".to(x.dtype)", "")))
 with_feedback__changes_x = fails("x afterwards")(
