@@ -91,6 +91,10 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     return mine
 
 
+def _world() -> dist.ProcessGroup | None:
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
 _DESTROYED = "the process group was destroyed or replaced: it belongs to the caller, who needs it"
 
 Program = Callable[[Callable[..., Any], Any, Given], Any]
@@ -118,14 +122,14 @@ class RankProgram:
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
         watched = own if isinstance(own, dict) else {"its input": own}
         given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
-        world = dist.group.WORLD
+        world = _world()  # none where a task needs no ranks and nobody made a group
         held = HeldMemory() if self.counts_memory else None
         try:
             with ExitStack() as counting:
                 if held is not None:
                     function = _begins(counting, held, function)
                 value = simple(self.program(function, own, given))
-            if not dist.is_initialized() or dist.group.WORLD is not world:
+            if _world() is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
             # Only the student's lines: ours and PyTorch's lead to them, or come after.

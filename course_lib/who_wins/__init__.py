@@ -16,7 +16,7 @@ The clock is virtual, so the answer is exact and the same on every machine. Read
 """
 
 from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA, Algorithm
-from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.problem import Problem, network_of
 from course_lib.who_wins.winners import Cell
 
-__all__ = ["ALGORITHMS", "COMPARED_BY_BAGUA", "Algorithm", "Cell", "Problem"]
+__all__ = ["ALGORITHMS", "COMPARED_BY_BAGUA", "Algorithm", "Cell", "Problem", "network_of"]

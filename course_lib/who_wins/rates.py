@@ -1,6 +1,6 @@
 """Learning rates: the same ones are tried for every algorithm, and each gets the best of them.
 
-What was tried, and what came of it, is in `learning_rates.csv` beside this file, made by
+What was tried, and what came of it, is in ``learning_rates.csv`` beside this file, made by
 
     $ python -m course_lib.who_wins --tune --write
 
