@@ -194,7 +194,7 @@ def _sleepers() -> int:
 
 
 def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any) -> None:
-    monkeypatch.setitem(place_module._ENVIRONMENT, "PYTHONPATH", "/nowhere")
+    monkeypatch.setattr(place_module, "_path", lambda: "/nowhere")
     with (
         SandboxedPlace() as place,
         Submission(place) as examination,
