@@ -21,6 +21,7 @@ is in the first half. So is that of a weight that is itself computed, which has 
 P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,9 +85,10 @@ class _Linear(torch.autograd.Function):
         weight, bias = ctx.params
 
         def later() -> None:
-            rows = g.reshape(-1, g.shape[-1])
+            count = math.prod(g.shape[:-1])  # -1 would not do where a rank's share has no columns
+            rows = g.reshape(count, g.shape[-1])
             # A leaf's backward adds to its .grad, and calls the hooks that wait for that.
-            weight.backward(rows.T @ x.reshape(-1, x.shape[-1]))
+            weight.backward(rows.T @ x.reshape(count, x.shape[-1]))
             if bias is not None and bias.requires_grad:
                 bias.backward(rows.sum(0))
 

@@ -1,5 +1,6 @@
 """Backward in two halves gives the gradients of backward in one."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -53,6 +54,13 @@ def test_tied_frozen_and_computed_weights():
 
 def test_a_vector_as_input():
     compare(nn.Linear(5, 3), torch.randn(5))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 0), (0, 5)])
+def test_a_share_without_columns(inputs, outputs):
+    """With more ranks than columns or rows of a weight, some rank has none."""
+    compare(nn.Linear(inputs, outputs, bias=outputs > 0), torch.randn(2, 3, inputs))
 
 
 def test_attention():
