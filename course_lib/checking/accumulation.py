@@ -19,10 +19,11 @@ from course_lib.checking.judges import Judge, Oracle, equals
 from course_lib.checking.training import (
     CLASSES,
     FEATURES,
-    LABELS,
     SHAPES,
     loss_of,
     make_model,
+    mean_loss,
+    targets_of,
 )
 
 AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
@@ -66,7 +67,7 @@ def draw_rows(count: int, loss: str, generator: torch.Generator) -> tuple[Tensor
     """Draw rows and targets for the loss, a function of ``torch.nn.functional``."""
     x = torch.randn(count, FEATURES, generator=generator)
     y = torch.randn(count, CLASSES, generator=generator)
-    return x, y.argmax(1) if loss in LABELS else y
+    return x, targets_of(loss, y)
 
 
 def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
@@ -86,11 +87,6 @@ def model_of(mine: Any) -> nn.Module:
     for param, gradient in zip(model.parameters(), mine["before"], strict=True):
         param.grad = None if gradient is None else gradient.clone()
     return model
-
-
-def mean_loss(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss in float64."""
-    return loss_of(loss)(model(x.double()), y.double() if y.is_floating_point() else y)
 
 
 def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:

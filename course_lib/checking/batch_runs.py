@@ -19,10 +19,11 @@ from course_lib.checking.judges import Oracle
 from course_lib.checking.training import (
     CLASSES,
     FEATURES,
-    LABELS,
     SHAPES,
     loss_of,
     make_model,
+    mean_loss,
+    targets_of,
 )
 
 
@@ -80,8 +81,7 @@ def batches_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any
         if kind == "experts":
             for t, rows in enumerate(x):
                 rows[:, 0] = rows[:, 0].abs() if (rank + t) % 2 == 0 else rows[:, 0]
-        if loss in LABELS:
-            y = [each.argmax(1) for each in y]
+        y = [targets_of(loss, each) for each in y]
         own = {"weights": weights, "x": x, "y": y, "kind": kind, "lr": p["lr"], "loss": loss}
         drawn.append({**own, "frozen": list(p.get("frozen", ())), "test": test})
     return drawn
@@ -154,8 +154,7 @@ def _take_over_buffers(models: Sequence[nn.Module]) -> None:
 
 
 def _gradient(model: nn.Module, mine: Any, step: int) -> Sequence[Tensor]:
-    x, y = mine["x"][step].double(), mine["y"][step]
-    loss = loss_of(mine["loss"])(model(x), y.double() if y.is_floating_point() else y)
+    loss = mean_loss(model, mine["loss"], mine["x"][step], mine["y"][step])
     params = list(model.parameters())
     return torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
 

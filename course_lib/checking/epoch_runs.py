@@ -20,10 +20,11 @@ from course_lib.checking.sampling import Batch, windows_of
 from course_lib.checking.training import (
     CLASSES,
     FEATURES,
-    LABELS,
     SHAPES,
     loss_of,
     make_model,
+    mean_loss,
+    targets_of,
 )
 
 
@@ -65,7 +66,7 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
             "loss": loss,
             "frozen": list(p.get("frozen", ())),
             "x": x,
-            "y": y.argmax(1) if loss in LABELS else y,
+            "y": targets_of(loss, y),
             "weights": [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES],
             "scale": 1 + torch.rand((), generator=generator),
         }
@@ -164,14 +165,11 @@ def _share(
     total: Any = 0.0
     shown = plain = 0.0
     for batch in window:
-        y = mine["y"][batch]
-        mean_loss = loss_of(mine["loss"])(
-            model(mine["x"][batch].double()), y.double() if y.is_floating_point() else y
-        )
+        loss = mean_loss(model, mine["loss"], mine["x"][batch], mine["y"][batch])
         divisor = {"accumulate": accumulate, "micro": len(window), "none": 1}
-        total += mean_loss * (len(batch) / rows if scale == "rows" else 1 / divisor[scale])
-        shown += mean_loss.item() * len(batch) / rows
-        plain += mean_loss.item() / len(window)
+        total += loss * (len(batch) / rows if scale == "rows" else 1 / divisor[scale])
+        shown += loss.item() * len(batch) / rows
+        plain += loss.item() / len(window)
     return shown, list(torch.autograd.grad(total, list(model.parameters()))), plain
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checking.accumulation import draw_model, draw_rows, mean_loss, model_of
+from course_lib.checking.accumulation import draw_model, draw_rows, model_of
 from course_lib.checking.answers import NUMBER, sees
 from course_lib.checking.batches import FROM_GENERATOR, seed_of
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 from course_lib.checking.judges import equals
-from course_lib.checking.training import loss_of, make_model
+from course_lib.checking.training import loss_of, make_model, mean_loss
 
 DRAWS = 400
 

@@ -68,6 +68,16 @@ def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return loss_fn
 
 
+def targets_of(loss: str, scores: Tensor) -> Tensor:
+    """Return targets for the loss of this name, made of a number per row and output."""
+    return scores.argmax(1) if loss in LABELS else scores
+
+
+def mean_loss(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of a float64 model, in float64 whatever the rows are in."""
+    return loss_of(loss)(model(x.double()), y.double() if y.is_floating_point() else y)
+
+
 def make_model(weights: Sequence[Tensor]) -> nn.Module:
     """Return the network with copies of these weights; draws no random numbers."""
     first = nn.Linear(FEATURES, HIDDEN, device="meta")
@@ -87,7 +97,7 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
         return torch.randn(shape, generator=generator)
 
     def targets(rows: int) -> Tensor:
-        return randn(rows, CLASSES).argmax(1) if loss in LABELS else randn(rows, CLASSES)
+        return targets_of(loss, randn(rows, CLASSES))
 
     weights = [0.3 * randn(*shape) for shape in SHAPES]
     loss = case.parameters.get("loss", "cross_entropy")
@@ -159,9 +169,7 @@ def _steps(
         rows = torch.tensor([len(each["x"][step]) for each in inputs], dtype=torch.float64)
         own_losses, grads = [], []
         for model, each in zip(models, inputs, strict=True):
-            y = each["y"][step]
-            loss_fn = loss_of(each["loss"])
-            own_loss = loss_fn(model(each["x"][step].double()), y.double() if _real(y) else y)
+            own_loss = mean_loss(model, each["loss"], each["x"][step], each["y"][step])
             own_losses.append(own_loss.item())
             grads.append(torch.autograd.grad(own_loss, list(model.parameters())))
         for k, model in enumerate(models):
@@ -178,7 +186,3 @@ def _steps(
         }
         for k, model in enumerate(models)
     ]
-
-
-def _real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()

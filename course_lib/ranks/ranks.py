@@ -139,7 +139,8 @@ class Ranks:
     def processes(self) -> list[int]:
         """Return the pids of the ranks, in rank order.
 
-        Empty before the first call, and on simulated ranks, which are threads.
+        Empty before they start, with `start` or the first call, and on simulated ranks, which are
+        threads.
         """
         return self._engine.pids()
 
