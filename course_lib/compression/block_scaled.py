@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from course_lib.compression.payload import (
-    Compressor,
+    CompressorInPlace,
     Payload,
     Shape,
     as_vector,
@@ -48,7 +48,7 @@ BLOCK = 1 << 16
 """Elements with one scale: 256 KiB of float32, so that a block and its work space fit the cache."""
 
 
-class BlockScaled(Compressor):
+class BlockScaled(CompressorInPlace):
     """What `Uniform8Bit` and `Float8` have in common: blocks, and the bytes on the wire."""
 
     largest: float
@@ -82,14 +82,8 @@ class BlockScaled(Compressor):
         """As `Compressor.encode_with_residual`, while each block is in the cache."""
         return self._encode(x, residual, x)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return code times scale."""
-        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        self.decode_into(payload, result)
-        return result.view(payload.shape).to(payload.dtype)
-
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`, block by block."""
+        """As `Compressor.decode_into`, block by block: code times scale."""
         scales, codes = self._parts(payload.wire, out.numel())
         if self.in_one_kernel and out.dtype == torch.float32 and (fused := kernels_for(out)):
             fused.decode_bytes(scales, codes, out, self.block, add)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from course_lib.compression.bits import choose_by_bits, pack_signs, packed_bytes
 from course_lib.compression.payload import (
-    Compressor,
+    CompressorInPlace,
     Payload,
     Shape,
     as_vector,
@@ -38,7 +38,7 @@ from course_lib.compression.payload import (
 _SCALE = 4  # bytes
 
 
-class OneBit(Compressor):
+class OneBit(CompressorInPlace):
     """Signs, and the mean absolute value. A bit is 1 where the element is negative."""
 
     def nbytes(self, shape: Shape) -> int:
@@ -61,14 +61,8 @@ class OneBit(Compressor):
                 piece -= torch.copysign(scale, piece, out=work_space[: piece.numel()])
         return payload
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return plus or minus the scale for every element."""
-        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        self.decode_into(payload, result)
-        return result.view(payload.shape).to(payload.dtype)
-
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`, piece by piece."""
+        """As `Compressor.decode_into`, piece by piece: plus or minus the scale for each."""
         if not out.numel():
             return
         scale = section(payload.wire, 0, _SCALE, torch.float32)

@@ -110,6 +110,20 @@ class Compressor(ABC):
         """Drop what is remembered for `key`, and for tuples that begin with it."""
 
 
+class CompressorInPlace(Compressor):
+    """A compressor that decodes into memory that is there, and asks for new memory to `decode`."""
+
+    def decode(self, payload: Payload) -> Tensor:
+        """As `Compressor.decode`, by `decode_into`."""
+        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
+        self.decode_into(payload, result)
+        return result.view(payload.shape).to(payload.dtype)
+
+    @abstractmethod
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`, without `decode`."""
+
+
 def elements(shape: Shape) -> int:
     """Return how many elements a tensor of this shape has."""
     return shape if isinstance(shape, int) else prod(shape)

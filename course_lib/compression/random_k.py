@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from course_lib.compression.payload import (
-    Compressor,
+    CompressorInPlace,
     Payload,
     Shape,
     as_vector,
@@ -45,7 +45,7 @@ RUN = 256
 LONG = 1 << 16
 
 
-class RandomK(Compressor):
+class RandomK(CompressorInPlace):
     """Elements in random places, which all ranks know.
 
     Args:
@@ -92,14 +92,11 @@ class RandomK(Compressor):
             values = values * (runs / drawn)
         return Payload(values.reshape(-1).view(torch.uint8), tensor.shape, tensor.dtype, places)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return zeros, with the values in the places of the payload's draw."""
-        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        self.decode_into(payload, result)
-        return result.view(payload.shape).to(payload.dtype)
-
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`: to add, only the places that were drawn are touched."""
+        """As `Compressor.decode_into`: zeros, and the values in the places of the payload's draw.
+
+        To add, only these places are touched.
+        """
         drawn, runs, run = self._counts(out.numel())
         values = section(payload.wire, 0, payload.nbytes, torch.float32).view(drawn, run)
         values, places = values.to(out.dtype), payload.agreed

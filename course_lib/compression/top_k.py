@@ -32,7 +32,7 @@ from torch import Tensor
 
 from course_lib.compression.bits import for_numpy, pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.payload import (
-    Compressor,
+    CompressorInPlace,
     Payload,
     Shape,
     as_vector,
@@ -47,7 +47,7 @@ SAMPLE = 1 << 16
 """Elements from which the threshold is guessed."""
 
 
-class TopK(Compressor):
+class TopK(CompressorInPlace):
     """The largest elements by absolute value, and their places.
 
     Args:
@@ -90,14 +90,11 @@ class TopK(Compressor):
         residual.index_fill_(0, self._indices(payload), 0)
         return payload
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return zeros, with the values in their places."""
-        result = torch.empty(payload.shape.numel(), device=payload.wire.device)
-        self.decode_into(payload, result)
-        return result.view(payload.shape).to(payload.dtype)
-
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`: to add, only the places that were sent are touched."""
+        """As `Compressor.decode_into`: zeros, and the values in their places.
+
+        To add, only these places are touched.
+        """
         values = section(payload.wire, 0, 4 * self.count(out.numel()), torch.float32).to(out.dtype)
         if not add:
             out.zero_()
