@@ -23,6 +23,8 @@ def shared() -> Iterator[Kernel]:
     """A kernel with two ranks, for tests that leave it in order."""
     with kernel() as made:
         assert not made.run("%load_ext course_lib.ranks.notebook.magic\n%ranks 2 --on cpu").error
+        # Each worker of pytest has its own kernel, and no test knows which others came before it.
+        made.run("import os, time, torch, torch.distributed as dist")
         # On a busy machine two ranks may print the same line far apart.
         made.run("from course_lib.ranks.output import printer\nprinter.LINE_WINDOW = 5.0")
         yield made
@@ -36,12 +38,7 @@ def pids(text: str) -> list[int]:
 
 
 def test_functions_of_cells_and_errors_with_their_lines(shared: Kernel) -> None:
-    shared.run(
-        "import torch, torch.distributed as dist\n"
-        "class Loss:\n"
-        "    def __call__(self, x):\n"
-        "        return x / 0"
-    )
+    shared.run("class Loss:\n    def __call__(self, x):\n        return x / 0")
     outcome = shared.run(
         "def step():\n    if dist.get_rank() == 1:\n        Loss()(1)\nranks.run(step)"
     )
@@ -66,7 +63,6 @@ def test_prints_stream(shared: Kernel, tmp_path: Path) -> None:
     """The ranks do not go on before somebody has seen what they printed."""
     seen = tmp_path / "seen"
     request = shared.start(
-        "import os, time\n"
         "def program():\n"
         "    print('begun')\n"
         f"    while not os.path.exists({str(seen)!r}):\n"
@@ -162,13 +158,15 @@ def test_a_cell_on_every_rank(shared: Kernel) -> None:
 
 
 def test_errors_in_such_a_cell_name_its_lines(shared: Kernel) -> None:
+    shared.run("%%ranks\nkept = torch.ones(2)")
     error = shared.run("%%ranks\nif rank == 1:\n    y = 1\n    y / 0\ndist.barrier()").error
     assert "Rank 1 raised ZeroDivisionError" in error
     assert re.search(r"Cell In\[\d+\], line 4", error)
     assert "y / 0" in error
     assert "SyntaxError" in shared.run("%%ranks\nif rank ==").error
     assert "the ranks are 0 to 1" in shared.run("%%ranks 2\nrank").error
-    assert "tensor([1., 1.])" in shared.run("%%ranks\nx").text  # the ranks and their variables stay
+    # The ranks and their variables stay.
+    assert "tensor([1., 1.])" in shared.run("%%ranks\nkept").text
 
 
 def test_the_kernelspec_offers_the_magics() -> None:
