@@ -19,7 +19,7 @@ from course_lib.checking.cases import (
     case_generator,
 )
 from course_lib.checking.report import CaseResult, CheckReport
-from course_lib.checking.traffic import told
+from course_lib.checking.traffic import after_the_barrier, told
 from course_lib.checking.wire import NotPlainError, Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
@@ -151,13 +151,16 @@ class _Examination:
             torch.set_num_threads(threads)
         findings = []
         failed = set()
-        if self._case.after is None and (outside := _outside_the_group(self._case, self.trace)):
+        trace = self.trace
+        if trace is not None and self._case.after is not None:
+            trace = after_the_barrier(trace)
+        if outside := _outside_the_group(self._case, trace):
             findings.append(Wrong(outside))
             failed.add(COMMUNICATION)
-        if self.trace is not None and self._case.after is None:
+        if trace is not None:
             for expectation in self._check.expects:
                 try:
-                    expectation.test(self._case, observed, self.trace)
+                    expectation.test(self._case, observed, trace)
                 except Wrong as wrong:
                     findings.append(wrong)
                     failed.add(expectation.part)
