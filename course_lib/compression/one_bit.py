@@ -43,6 +43,8 @@ from course_lib.compression.payload import (
 )
 
 _SCALE = 4  # bytes
+_PIECE = 1 << 18
+"""Elements, 1 MiB: so little is done to each that what a call costs counts."""
 
 
 class OneBit(CompressorInPlace):
@@ -63,7 +65,7 @@ class OneBit(CompressorInPlace):
         if x.numel() and not kernels_for(x):
             scale = section(payload.wire, 0, _SCALE, torch.float32)
             work_space = _work_space(x)
-            for at in in_cache(residual):
+            for at in in_cache(residual, _PIECE):
                 piece = residual[at]
                 piece -= torch.copysign(scale, piece, out=work_space[: piece.numel()])
         return payload
@@ -79,7 +81,7 @@ class OneBit(CompressorInPlace):
         table = table_by_byte(torch.cat([scale, -scale]))
         directly = out.dtype == torch.float32 and not add
         work_space = torch.empty(0) if directly else _work_space(out)
-        for at in in_cache(out):
+        for at in in_cache(out, _PIECE):
             piece = out[at]
             values = piece if directly else work_space[: piece.numel()]
             choose_by_bits(self._signs(payload.wire, at), table, values)
@@ -119,7 +121,7 @@ def _signs_with_numpy(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tens
     numbers, packed, work_space = x.numpy(), signs.numpy(), _work_space(x).numpy()
     left = None if residual is None else residual.numpy()
     total = torch.zeros(1)
-    for at in in_cache(x):
+    for at in in_cache(x, _PIECE):
         exact = numbers[at]
         if left is not None:
             exact = np.add(left[at], exact, out=left[at])
@@ -133,5 +135,5 @@ def _signs_with_numpy(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tens
 
 def _work_space(x: Tensor) -> Tensor:
     """Return room for a piece of `in_cache`, float32: used again and again, it stays cached."""
-    longest = next(in_cache(x), slice(0, 0))
+    longest = next(in_cache(x, _PIECE), slice(0, 0))
     return torch.empty_like(x[longest], dtype=torch.float32)
