@@ -202,7 +202,7 @@ CHECKS = {
             steps("4 ranks in a ring, two steps", 4, ["ring"] * 2, [(4,), (2, 2)], 0.3),
             steps("6 ranks, two groups, one way", 6, ["one way"] * 2, [(3,)], 0.3, before=True),
             steps("5 ranks, one parameter unused", 5, ["ring"], [(3, 2), (2,)], 0.4, unused=1),
-            steps("4 ranks, another matrix in each step", *(4, ["star", "pairs"], [(2, 3)], 0.25)),
+            steps("6 ranks, two groups, two matrices", *(6, ["star", "one way"], [(2, 3)], 0.25)),
             steps("4 ranks, 100 µs of gradient", *(4, ["ring"] * 3, [(8,)], 0.1), seconds=100e-6),
         ),
         in_turn=[(4, 3)],
