@@ -490,7 +490,10 @@ CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "kernel changed": (lambda nb: nb.metadata.update(kernelspec={"name": "evil"}), True),
     "all cells deleted": (lambda nb: nb.cells.clear(), False),
     "ten thousand cells": (
-        lambda nb: nb.cells.extend(v4.new_code_cell(f"n = {n}") for n in range(10_000)),
+        # Named, since of so many random ids of 32 bits two are the same once in ninety times.
+        lambda nb: nb.cells.extend(
+            v4.new_code_cell(f"n = {n}", id=f"number-{n}") for n in range(10_000)
+        ),
         True,
     ),
 }
