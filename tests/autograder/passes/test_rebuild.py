@@ -505,7 +505,8 @@ CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "kernel changed": (lambda nb: nb.metadata.update(kernelspec={"name": "evil"}), True),
     "all cells deleted": (lambda nb: nb.cells.clear(), False),
     "ten thousand cells": (
-        lambda nb: nb.cells.extend(v4.new_code_cell(f"n = {n}") for n in range(10_000)),
+        # Of so many ids that are drawn by chance, two are the same in one run of a hundred.
+        lambda nb: nb.cells.extend(v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(10_000)),
         True,
     ),
 }
