@@ -7,6 +7,7 @@ that ends its process, or never returns, costs the student a line of the report 
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -29,6 +30,7 @@ from course_lib.ranks import (
 from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
+from course_lib.ranks.processes.fork_client import end_soon, preload
 
 Place = Literal["simulated", "cpu", "gpu"]
 _GRACE = 5.0
@@ -80,13 +82,22 @@ class LocalRunner:
         return Observed([decode(output) for output in outputs], ranks.trace)
 
     def start(self, check: Check) -> None:
-        """Start the real ranks that the check's cases need; they get ready while others run."""
-        if self._on != "simulated":
-            for case in check.cases:
-                self._ranks_of(case.world_size, check.seconds).start()
+        """Start the processes that the check's cases need; they get ready while others run."""
+        if self._on == "simulated":
+            self._ranks_of(1, check.seconds + _GRACE).start()
+            return
+        for case in check.cases:
+            self._ranks_of(case.world_size, check.seconds).start()
+
+    def end(self) -> None:
+        """Have its own processes end, all at once, and do not wait for it: leaving this does."""
+        if self._own:
+            end_soon(pid for ranks in self._ranks.values() for pid in ranks.processes())
 
     def _ranks_of(self, world_size: int, seconds: float) -> Ranks:
         if world_size not in self._ranks:
+            # What a program needs of ours is imported once, and not by every rank.
+            preload(name for name in list(sys.modules) if name.startswith(__package__))
             self._ranks[world_size] = Ranks(world_size, on="gpu" if self._on == "gpu" else "cpu")
         self._ranks[world_size].timeout = seconds
         return self._ranks[world_size]
@@ -130,6 +141,7 @@ class LocalRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
         for ranks in self._ranks.values() if self._own else ():
             ranks.close()
 

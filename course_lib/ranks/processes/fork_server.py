@@ -9,6 +9,7 @@ It runs no code but this file. Its parent talks to it over a socket, in lines of
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
     → {"signal": 9, "pids": [123, …]}
+    → {"load": ["module", …]}
                                                                ← {"exit": 123, "status": -9}
 
 When the socket closes, whatever ended the parent, all ranks and this process end.
@@ -34,6 +35,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
+
+from course_lib.ranks.processes.huge_pages import collapse
 
 MAX_FDS = 64
 MAX_LINE = 1 << 20
@@ -107,6 +110,9 @@ def serve(
                 if not requests.read():
                     return
                 for request, fds in requests.take():
+                    for name in request.get("load", ()):
+                        with suppress(Exception):  # the rank that needs it will say what is wrong
+                            _load(name)
                     # Only children that were not reaped: their pids can belong to no one else.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
@@ -201,6 +207,7 @@ def main() -> None:
         _load(name)
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
+    collapse()
     serve(control, later)
 
 
@@ -210,9 +217,11 @@ def _load(name: str) -> None:
     Frozen, its objects are not touched by the children's collectors either: they stay shared.
     """
     gc.disable()
-    importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    try:
+        importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":
