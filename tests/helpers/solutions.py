@@ -14,10 +14,6 @@ from course_lib.checking import Check
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
-EVERY = 36
-"""Of so many mutants one runs by default on real ranks and in the grader, and of two on simulated
-ranks; ``make test-all`` runs them all."""
-
 
 @cache
 def checks_of(folder: Path) -> dict[str, Check]:
