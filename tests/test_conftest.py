@@ -56,7 +56,11 @@ def run_pytest(folder: Path, source: str, *options: str) -> subprocess.Completed
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-@pytest.mark.parametrize("options", [ALONE, IN_A_WORKER], ids=["alone", "in a worker"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(ALONE, marks=pytest.mark.large), IN_A_WORKER],
+    ids=["alone", "in a worker"],
+)
 def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> None:
     result = run_pytest(tmp_path, LEAK, *options)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

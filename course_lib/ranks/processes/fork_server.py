@@ -57,11 +57,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def serve(
-    control: socket.socket, later: Sequence[str] = (), fork_process: Callable[[], int] = os.fork
+    control: socket.socket,
+    later: Sequence[str] = (),
+    fork_process: Callable[[], int] = os.fork,
+    gathers: bool = False,
 ) -> None:
     """Answer requests on `control` until it closes; then end every child.
 
-    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request.
+    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request. If it
+    `gathers`, memory is gathered in huge pages after that, as soon as no child shares it.
     `fork_process` forks as `os.fork` does.
     """
     waiting = list(later)
@@ -97,9 +101,13 @@ def serve(
     try:
         _send(control, {"ready": os.getpid()})
         while True:
-            ready = [key.fileobj for key, _ in selector.select(_IDLE if waiting else None)]
+            rests = not waiting and (bool(children) or not gathers)
+            ready = [key.fileobj for key, _ in selector.select(None if rests else _IDLE)]
             if not ready and waiting:
                 _load(waiting.pop(0))
+            elif not ready:
+                collapse()
+                gathers = False
             if wake_read in ready:
                 with suppress(BlockingIOError):
                     os.read(wake_read, 4096)
@@ -207,8 +215,7 @@ def main() -> None:
         _load(name)
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
-    collapse()
-    serve(control, later)
+    serve(control, later, gathers=True)
 
 
 def _load(name: str) -> None:

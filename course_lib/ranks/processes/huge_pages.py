@@ -1,7 +1,8 @@
 """Memory that is cheap to fork: in pages of 2 MB instead of 4 kB.
 
 A fork copies the table of its parent's pages, and its end takes that down again. With PyTorch
-loaded these are 60,000 entries, most of what a fork costs; a huge page is one.
+loaded these are 60,000 entries, most of what a fork costs; a huge page is one. Gathering them takes
+half a second, once.
 """
 
 from __future__ import annotations

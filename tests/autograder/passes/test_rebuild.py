@@ -484,6 +484,11 @@ def _damage(nb: NotebookNode) -> None:
     nb.cells[5].metadata.nbgrader = "text"
 
 
+def _add_ten_thousand(nb: NotebookNode) -> None:
+    # Of so many ids that are drawn by chance, two are the same in one run of a hundred.
+    nb.cells += [v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(10_000)]
+
+
 CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "nothing": (lambda nb: None, True),
     "test duplicated": (_duplicate(3), True),
@@ -504,13 +509,7 @@ CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "metadata damaged": (_damage, True),
     "kernel changed": (lambda nb: nb.metadata.update(kernelspec={"name": "evil"}), True),
     "all cells deleted": (lambda nb: nb.cells.clear(), False),
-    "ten thousand cells": (
-        # Named, since of so many random ids of 32 bits two are the same once in ninety times.
-        lambda nb: nb.cells.extend(
-            v4.new_code_cell(f"n = {n}", id=f"number-{n}") for n in range(10_000)
-        ),
-        True,
-    ),
+    "ten thousand cells": (_add_ten_thousand, True),
 }
 
 
