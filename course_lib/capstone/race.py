@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any])
     finally:
         torch.set_rng_state(before)
     tape = recorder.tape
-    counted = isinstance(claimed, int | float) and 0 <= claimed < math.inf
-    tape.claimed = int(claimed) if counted else -1
+    number: Any = claimed if isinstance(claimed, Real) else -1  # NumPy's numbers are, too
+    tape.claimed = int(number) if 0 <= number < math.inf else -1
     tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
     return tape.encode()

@@ -86,6 +86,11 @@ class Recorder(TorchDispatchMode):
         made = [each for each in outs if self._buffer_of(each) is None]
         if outs and not made and not func._schema.is_mutable:
             return  # a view under another name
+        if base_name(func.name()) == "resize_":
+            raise TapeError(
+                "resize_ is not on the price list; all_gather_object, broadcast_object_list and "
+                "their like need it, too: send tensors, of a size that all ranks know"
+            )
         if base_name(func.name()) not in KNOWN:
             raise TapeError(
                 f"{func.name()} is not on the price list, so nobody may use it here: build what "
