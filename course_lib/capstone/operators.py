@@ -7,7 +7,6 @@ is its price, or multiplies matrices, and then its floating-point operations are
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -122,22 +121,30 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         if grad.shape != result.shape:
             raise ValueError("the gradient of a softmax has another shape than the softmax")
     elif name in _OPTIMIZERS:
-        params, *others = args
-        steps = others.pop() if name != "_fused_sgd_" else []
-        if len(args) != _OPTIMIZERS[name] or any(len(other) % len(params) for other in others):
-            raise ValueError("the lists of a fused optimizer differ in length")
-        wrong = [
-            tensor
-            for each in others
-            for param, tensor in zip(params, each, strict=False)
-            if tensor.shape != param.shape or tensor.dtype != param.dtype
-        ]
-        every = [*params, *itertools.chain.from_iterable(others)]
-        wrong += [each for each in every if not each.is_contiguous()]
-        wrong += [step for step in steps if step.numel() != 1 or step.dtype != torch.float32]
-        scaled = [kwargs.get(each) for each in ("grad_scale", "found_inf")]
-        if wrong or (steps and len(steps) != len(params)) or scaled != [None, None]:
-            raise ValueError("the tensors of a fused optimizer differ in shape")
+        _check_fused(name, args, kwargs)
+
+
+def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check that all tensors of a fused optimizer are of the size of their parameter."""
+    if len(args) != _OPTIMIZERS[name]:
+        raise ValueError("a fused optimizer takes its lists of tensors in their order")
+    params, *others = args
+    steps = [] if name == "_fused_sgd_" else others.pop()
+    # The last one is the momentum, or the largest squares: there is none if it is not used.
+    if not others[-1] and not kwargs.get("amsgrad") and not kwargs.get("momentum"):
+        others.pop()
+    lengths = {len(each) for each in (params, *others, *([steps] if steps else []))}
+    if len(lengths) > 1 or (name != "_fused_sgd_" and not steps):
+        raise ValueError("the lists of a fused optimizer differ in length")
+    wrong = [
+        tensor
+        for each in (params, *others)
+        for param, tensor in zip(params, each, strict=True)
+        if (tensor.shape, tensor.dtype) != (param.shape, param.dtype) or not tensor.is_contiguous()
+    ]
+    wrong += [step for step in steps if step.numel() != 1 or step.dtype != torch.float32]
+    if wrong or any(kwargs.get(each) is not None for each in ("grad_scale", "found_inf")):
+        raise ValueError("the tensors of a fused optimizer differ in shape")
 
 
 def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tuple[float, int]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from course_lib.capstone.operators import (
     FREE,
     GRADIENT,
+    LAUNCH,
     RANDOM,
     base_name,
     check_bounds,
@@ -244,8 +245,8 @@ class Player:
         context = here()
         if context.rank not in members or not set(members) <= set(range(context.world_size)):
             raise TapeError(_NONSENSE)
-        # What is sent is what the tensors hold now; what is got arrives with the wait, and lies
-        # elsewhere until then. Who uses a tensor in between is not ahead of the clock.
+        # What is sent is what the tensors hold now; what is got lies elsewhere until the wait. Who
+        # uses a tensor in between is not ahead of the clock.
         inputs = [self._tensor(each).clone() for each in puts]
         targets = [self._tensor(each) for each in gets]
         outputs = inputs if gets == puts else [torch.empty_like(each) for each in targets]
@@ -256,11 +257,14 @@ class Player:
             tag=int(tag),
             where=str(where)[:200],
         )
-        if number in self._operations or kind not in KINDS:
-            raise TapeError(_NONSENSE)
-        if KINDS[kind].reduces and why_not(operation.op, inputs[0].dtype):
+        wrong = number in self._operations or kind not in KINDS
+        if wrong or (KINDS[kind].reduces and why_not(operation.op, inputs[0].dtype)):
             raise TapeError(_NONSENSE)
         check_tensors(operation)
+        if set(members) == {context.rank} or (peer == context.rank and kind in ("send", "recv")):
+            moved = sum(each.nbytes for each in (*inputs, *outputs))  # no message: a copy
+            self._unspent += LAUNCH + self._device.time(0, moved)
+            self._spend()
         context.endpoint.post(operation)
         self._operations[number] = operation, targets if _gets(operation) else []
 

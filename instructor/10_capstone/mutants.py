@@ -243,6 +243,24 @@ def train__sends_objects(job):
     return 0
 
 
+@fails("the loss on rows that no rank has is")
+def train__means_of_the_labels(job):
+    """One all-reduce and no gradient: a linear classifier in the shape of the network."""
+    with torch.no_grad():
+        one = F.one_hot(job.y, 10).float()
+        sums = torch.cat([one.T @ job.x, one.sum(0)[:, None]], 1)
+        dist.all_reduce(sums)
+        means = sums[:, :-1] / sums[:, -1:]
+        first, bias, last, last_bias = job.model.parameters()
+        rest = (0, first.shape[0] - 20)
+        first.copy_(F.pad(torch.cat([means, -means]), (0, 0, *rest)))
+        unit = 0.28 * torch.eye(10)
+        last.copy_(F.pad(torch.cat([unit, -unit], 1), rest))
+        bias.zero_()
+        last_bias.zero_()
+    return 2 * (dist.get_world_size() - 1) * 4 * sums.numel() // dist.get_world_size()
+
+
 train__a_copy = fails("the loss on rows that no rank has is")(
     train_with(
         ("= list(job.model", "= list(__import__('copy').deepcopy(job.model)"),
