@@ -68,7 +68,7 @@ def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
 
 def table_by_byte(either: Tensor) -> Tensor:
     """Return `either[bit]` for the bits of every byte, shape (256, 8); `either` has shape (2,)."""
-    return either[_BITS_OF_A_BYTE.to(either.device)]
+    return either[_BITS_OF_A_BYTE.to(either.device).long()]
 
 
 def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
@@ -86,4 +86,4 @@ def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
         rest.copy_(table[packed[whole:].long()].view(-1)[: rest.numel()])
 
 
-_BITS_OF_A_BYTE = unpack_bits(torch.arange(256, dtype=torch.uint8), 1, 8 * 256).view(256, 8).long()
+_BITS_OF_A_BYTE = unpack_bits(torch.arange(256, dtype=torch.uint8), 1, 8 * 256).view(256, 8)

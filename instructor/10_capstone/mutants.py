@@ -308,6 +308,16 @@ def train__numbers_that_left_the_device(job):
 # Ways to cheat -----------------------------------------------------------------------------------
 
 
+train__uses_the_mean_before_its_wait = fails("the ranks end with different weights", only=("cpu",))(
+    train_with(
+        ("optimizer = ", "handles = []; optimizer = "),
+        ("dist.all_reduce(flat)", "handles.append(dist.all_reduce(flat, async_op=True))"),
+        ("for p, piece", "dist.barrier()\n                for p, piece"),
+        ("return sent", "[handle.wait() for handle in handles]; return sent"),
+    )
+)
+
+
 @fails("come from nowhere")
 def train__by_numpy(job):
     x, y = job.x.numpy(), F.one_hot(job.y, 10).numpy()
