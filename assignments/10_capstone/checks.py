@@ -2,6 +2,7 @@
 
 import functools
 import math
+import types
 
 import torch
 
@@ -26,13 +27,22 @@ def counts(case, generator):
 
 
 def light_program(speed_of_light, mine, given):
-    lists = [given.iterable(mine[key]) for key in ("flops", "sent", "received")]
-    return {"seconds": speed_of_light(*lists, mine["rate"], mine["bandwidth"])}
+    lists = [given.iterable(mine[key]) for key in KEYS]
+    try:
+        return {"seconds": speed_of_light(*lists, mine["rate"], mine["bandwidth"])}
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(lists[0], types.GeneratorType):
+            error.add_note(ONCE)
+        raise
 
 
-def light(of_rank=max, of_all=max, **missing):
+def light(of_rank=max, of_all=max, **changed):
+    """Return the oracle; `changed` stands in place of a key, or is called with the case's."""
+
     def oracle(case, inputs, me):
-        own = {**inputs[0], **missing}
+        own = dict(inputs[0])
+        for key, value in changed.items():
+            own[key] = value(own) if callable(value) else value
         rows = zip(*(own[key] or [0] * case.parameters["k"] for key in KEYS), strict=True)
         rate, bandwidth = own["rate"], own["bandwidth"]
         return {
@@ -43,6 +53,10 @@ def light(of_rank=max, of_all=max, **missing):
 
 
 KEYS = ("flops", "sent", "received")
+ONCE = (
+    "Here flops, sent and received are generators: each can be walked once, and has no length and "
+    "no [k]. Use zip(), or begin with list(flops)."
+)
 
 
 def mean(numbers):
@@ -55,12 +69,21 @@ LIGHT_MISTAKES = {
         lambda f, s, r: f + max(s, r)
     ),
     "sending plus receiving: a port does both at once": light(lambda f, s, r: max(f, s + r)),
-    "the mean over the ranks: all wait for the last one": light(of_all=mean),
-    "the sum over the ranks: they work at the same time": light(of_all=sum),
-    "the fastest rank: all wait for the last one": light(of_all=min),
     "without what is received": light(received=()),
     "without what is sent": light(sent=()),
     "without the computation": light(flops=()),
+    "the mean over the ranks: all wait for the last one": light(of_all=mean),
+    "the sum over the ranks: they work at the same time": light(of_all=sum),
+    "the fastest rank: all wait for the last one": light(of_all=min),
+    "milliseconds: seconds are asked for": light(lambda f, s, r: 1e3 * max(f, s, r)),
+    "bits: the bandwidth is in bytes per second": light(lambda f, s, r: max(f, 8 * s, 8 * r)),
+    "the rate and the bandwidth in each other's place": light(
+        rate=lambda own: own["bandwidth"], bandwidth=lambda own: own["rate"]
+    ),
+    "products: operations take operations divided by operations per second": light(
+        rate=lambda own: 1 / own["rate"], bandwidth=lambda own: 1 / own["bandwidth"]
+    ),
+    "the shortest of the three: the rank is done when the longest is": light(min),
 }
 
 
@@ -119,22 +142,40 @@ class Referee:
 def judge_score(race, score):
     """Raise `Wrong` unless the ranks agree and reach the target; the written draw is the first."""
     written, *scored = score.losses
+    if max(scored) == math.inf:
+        raise Wrong(
+            "the weights that rank 0 ends with are not finite, or so large that the loss is not",
+            "Training diverges: is the learning rate too large, do you divide sums over the ranks "
+            "by K?",
+        )
     if not score.equal:
-        raise Wrong("the ranks end with different weights", "Average them after the last step.")
+        raise Wrong(
+            "the ranks end with different weights",
+            "Average them after the last step: all parameters, the biases too.",
+        )
     if max(scored) > race.target:
-        there = f"the loss on rows that no rank has is {max(scored):.3f}, expected at most"
-        hint = ""
+        there = f"the loss on rows that no rank has is {in_digits(max(scored))}, expected at most"
         if written <= race.target:
             hint = (
-                f"On the draw that your code saw it is {written:.3f}. Either that was close, or a "
-                "number of that draw (.item(), tolist()) went back into what you computed."
+                f"On the draw that your code saw it is {in_digits(written)}. Either that was "
+                "close, or a number of that draw (.item(), tolist()) went back into what you "
+                "computed."
             )
-        elif not max(scored) < math.log(race.classes):
+        elif max(scored) < math.log(race.classes):
+            hint = (
+                "It trains, and not far enough: take more steps, average more often, or change the "
+                "learning rate. rehearse(train, Race()) tells you the loss in a moment."
+            )
+        else:
             hint = (
                 "That is no better than guessing: do you train job.model itself, do you divide "
                 "sums over the ranks by K, is the learning rate too large?"
             )
         raise Wrong(f"{there} {race.target:g}", hint)
+
+
+def in_digits(loss):
+    return f"{loss:.3f}" if loss < 100 else f"{loss:.1e}"
 
 
 def in_time(case, observed, trace):
@@ -176,7 +217,8 @@ CHECKS = {
         "speed_of_light",
         inputs=counts,
         program=light_program,
-        judges=[equals(light(), LIGHT_MISTAKES)],
+        # The arguments are integers in every form: also who divides tensors of float32 is right.
+        judges=[equals(light(), LIGHT_MISTAKES, tolerance={"float64": 1e-6})],
         cases=in_many_forms(
             bound("bound by operations", 4, 1e12, 1e6, 1e6, 1e12, 1e9),
             bound("bound by what is sent", 3, 1e9, 1e9, 1e8, 1e12, 1e8),

@@ -7,10 +7,12 @@ is its price, or multiplies matrices, and then its floating-point operations are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -40,11 +42,13 @@ _REDUCE = """sum mean amax amin max min argmax argmin prod var std var_mean norm
  any all cumsum logsumexp topk sort argsort kthvalue count_nonzero searchsorted bucketize aminmax
  dot vdot mv addmv equal _local_scalar_dense"""
 _LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
- nll_loss_forward nll_loss_backward mse_loss mse_loss_backward
- native_layer_norm native_layer_norm_backward
- native_batch_norm native_batch_norm_backward _native_batch_norm_legit"""
-_OPTIMIZERS = "_fused_sgd_ _fused_adam_ _fused_adamw_"
-_COUNTED = "mm addmm bmm baddbmm convolution convolution_backward linalg_qr"
+ nll_loss_forward nll_loss_backward mse_loss mse_loss_backward"""
+_OPTIMIZERS = {"_fused_sgd_": 3, "_fused_adam_": 6, "_fused_adamw_": 6}
+"""Name → how many lists of tensors it takes."""
+_UNSAFE = {"embedding_dense_backward", "_foreach_copy"}
+"""These go beyond their memory if an index or a length is wrong, as those of the norms do."""
+_COUNTED = """mm addmm addmm_ bmm baddbmm baddbmm_ convolution convolution_backward linalg_qr"""
+"""Those whose floating-point operations are counted: of matrices, in place as well."""
 
 _ELEMENTWISE = {*_BY_ELEMENT.split(), *_FILL.split(), *_MOVE.split(), *_REDUCE.split()}
 FREE = frozenset(_ALLOCATE.split())
@@ -55,20 +59,27 @@ KNOWN = frozenset(
         *(f"{name}_" for name in _ELEMENTWISE),
         *(f"_foreach_{name}" for name in _ELEMENTWISE),
         *(f"_foreach_{name}_" for name in _ELEMENTWISE),
-        *(*_LAYERS.split(), *_OPTIMIZERS.split(), *_COUNTED.split()),
-        *("addmm_", "baddbmm_", "addmv_"),
+        *(*_LAYERS.split(), *_OPTIMIZERS, *_COUNTED.split()),
+        "addmv_",
     }
+    - _UNSAFE
 )
 """Names of operators, without their overloads; views are not on a tape at all."""
 GRADIENT = "_log_softmax_backward_data"
 """The operator that stands once in every gradient of a cross-entropy: so gradients are counted."""
 
 
-def _qr_flops(shape: Any, *_: Any, **__: Any) -> int:
-    """Householder's QR of m × n, with Q written out: 4 (m n² - n³/3)."""
-    rows, columns = shape.shape[-2:]
+def _qr_flops(matrices: Tensor, *_: Any, **__: Any) -> int:
+    """Householder's QR of m × n, with Q written out: 4 (m n² - n³/3); of each of a batch."""
+    *batch, rows, columns = matrices.shape
     n = min(rows, columns)
-    return int(4 * (rows * n * n - n**3 / 3))
+    return math.prod(batch) * int(4 * (rows * n * n - n**3 / 3))
+
+
+_FLOPS: dict[str, Callable[..., int]] = {
+    name: flop_registry.get(getattr(torch.ops.aten, name.removesuffix("_")), _qr_flops)
+    for name in _COUNTED.split()
+}
 
 
 def base_name(name: str) -> str:
@@ -88,9 +99,52 @@ def operator_called(name: str) -> Callable[..., Any]:
         raise LookupError(f"{name[:60]} is no operator whose price is known")
     packet = getattr(torch.ops.aten, base, None)
     operator = getattr(packet, overload or "default", None)
-    if operator is None:
+    if not isinstance(operator, torch._ops.OpOverload):  # a packet has other attributes, too
         raise LookupError(f"PyTorch has no operator {name[:60]}")
-    return operator  # type: ignore[no-any-return]
+    return operator
+
+
+def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check what some of PyTorch's kernels leave to their caller: that they stay in their memory.
+
+    Raises:
+        ValueError: the operator would read or write beyond its tensors.
+
+    """
+    if name == "nll_loss_backward":
+        _, scores, labels, _, _, ignored, _ = args
+        here = labels[labels != ignored]
+        if bool(((here < 0) | (here >= scores.shape[-1])).any()):
+            raise ValueError("a label is none of the classes")
+    elif name.endswith("softmax_backward_data"):
+        grad, result, *_ = args
+        if grad.shape != result.shape:
+            raise ValueError("the gradient of a softmax has another shape than the softmax")
+    elif name in _OPTIMIZERS:
+        _check_fused(name, args, kwargs)
+
+
+def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check that all tensors of a fused optimizer are of the size of their parameter."""
+    if len(args) != _OPTIMIZERS[name]:
+        raise ValueError("a fused optimizer takes its lists of tensors in their order")
+    params, *others = args
+    steps = [] if name == "_fused_sgd_" else others.pop()
+    # The last one is the momentum, or the largest squares: there is none if it is not used.
+    if not others[-1] and not kwargs.get("amsgrad") and not kwargs.get("momentum"):
+        others.pop()
+    lengths = {len(each) for each in (params, *others, *([steps] if steps else []))}
+    if len(lengths) > 1 or (name != "_fused_sgd_" and not steps):
+        raise ValueError("the lists of a fused optimizer differ in length")
+    wrong = [
+        tensor
+        for each in (params, *others)
+        for param, tensor in zip(params, each, strict=True)
+        if (tensor.shape, tensor.dtype) != (param.shape, param.dtype) or not tensor.is_contiguous()
+    ]
+    wrong += [step for step in steps if step.numel() != 1 or step.dtype != torch.float32]
+    if wrong or any(kwargs.get(each) is not None for each in ("grad_scale", "found_inf")):
+        raise ValueError("the tensors of a fused optimizer differ in shape")
 
 
 def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tuple[float, int]:
@@ -102,16 +156,10 @@ def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tu
     packet = operator._overloadpacket
     if packet.__name__ in FREE:
         return 0.0, 0
-    if packet.__name__ == "linalg_qr":
-        flops = _qr_flops(*args)
-    elif packet in flop_registry:
-        flops = flop_registry[packet](*args, **kwargs, out_val=out)
-    else:
-        flops = 0
+    counted = _FLOPS.get(packet.__name__)
+    flops = 0 if counted is None else counted(*args, **kwargs, out_val=out)
     tensors = {
-        id(leaf): leaf
-        for leaf in tree_leaves((args, kwargs, out))
-        if isinstance(leaf, torch.Tensor)
+        id(leaf): leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)
     }
     traffic = sum(leaf.numel() * leaf.element_size() for leaf in tensors.values())
     return LAUNCH + device.time(flops, traffic), flops

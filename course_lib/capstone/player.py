@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from course_lib.capstone.operators import FREE, GRADIENT, RANDOM, base_name, operator_called, price
+from course_lib.capstone.operators import (
+    FREE,
+    GRADIENT,
+    LAUNCH,
+    RANDOM,
+    base_name,
+    check_bounds,
+    operator_called,
+    price,
+)
 from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
 from course_lib.ranks import Device, compute
 from course_lib.ranks.fabric.operation import Operation, check_tensors
@@ -65,7 +74,7 @@ class Player:
         self._views: dict[tuple[Any, ...], Tensor] = {}
         self._generators: dict[int, torch.Generator] = {0: torch.default_generator}
         self._operators: dict[str, Callable[..., Any]] = {}
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[int, tuple[Operation, list[Tensor]]] = {}
         self._constants = 0
         self._unspent = 0.0
         self._played = Played()
@@ -98,6 +107,13 @@ class Player:
                     f"draw: {words}"
                 ) from None
         self._spend()
+        for operation, targets in self._operations.values():
+            if targets:
+                raise TapeError(
+                    f"rank {operation.rank} never waits for the handle of {operation.kind} "
+                    f"({operation.where}), so what it brings never arrives: keep the handle, and "
+                    "call .wait() before you use the tensors"
+                )
         try:
             self._played.weights = [self._tensor(each).clone() for each in self._tape.weights]
         except Exception:
@@ -156,6 +172,7 @@ class Player:
                 raise TapeError(str(error)) from None
         values = [self._value(each) for each in args]
         named = {key: self._value(each) for key, each in kwargs.items()}
+        check_bounds(base_name(name), values, named)
         out = operator(*values, **named)
         seconds, flops = price(operator, values, named, out, self._device)
         base = base_name(name)
@@ -186,10 +203,12 @@ class Player:
     def _constant(self, buffer: int, nbytes: int, data: str | None, where: str) -> None:
         if data is None or self._constants + nbytes > MAX_CONSTANT:
             at = f" ({where[:80]})" if where else ""
+            before = f", after {self._constants:,} others" if self._constants else ""
             raise TapeError(
-                f"{nbytes:,} bytes come from nowhere{at}: no operator on the tape made them, and "
-                f"there may be {MAX_CONSTANT:,} such bytes in all. NumPy, files, other threads and "
-                "numbers from home are not on the tape; torch.randperm and torch.randint are"
+                f"{nbytes:,} bytes come from nowhere{at}{before}: no operator on the tape made "
+                f"them, and there may be {MAX_CONSTANT:,} such bytes in all. NumPy, files, other "
+                "threads and numbers from home are not on the tape; torch.randperm and "
+                "torch.randint are"
             )
         self._constants += nbytes
         raw = bytearray(base64.b64decode(data))
@@ -226,8 +245,11 @@ class Player:
         context = here()
         if context.rank not in members or not set(members) <= set(range(context.world_size)):
             raise TapeError(_NONSENSE)
-        inputs = [self._tensor(each) for each in puts]
-        outputs = inputs if gets == puts else [self._tensor(each) for each in gets]
+        # What is sent is what the tensors hold now; what is got lies elsewhere until the wait. Who
+        # uses a tensor in between is not ahead of the clock.
+        inputs = [self._tensor(each).clone() for each in puts]
+        targets = [self._tensor(each) for each in gets]
+        outputs = inputs if gets == puts else [torch.empty_like(each) for each in targets]
         operation = Operation(
             *(context.rank, str(kind), str(group), tuple(members), inputs, outputs),
             peer=peer,
@@ -235,17 +257,24 @@ class Player:
             tag=int(tag),
             where=str(where)[:200],
         )
-        if kind not in KINDS or (KINDS[kind].reduces and why_not(operation.op, inputs[0].dtype)):
+        wrong = number in self._operations or kind not in KINDS
+        if wrong or (KINDS[kind].reduces and why_not(operation.op, inputs[0].dtype)):
             raise TapeError(_NONSENSE)
         check_tensors(operation)
+        if set(members) == {context.rank} or (peer == context.rank and kind in ("send", "recv")):
+            moved = sum(each.nbytes for each in (*inputs, *outputs))  # no message: a copy
+            self._unspent += LAUNCH + self._device.time(0, moved)
+            self._spend()
         context.endpoint.post(operation)
-        self._operations[number] = operation
+        self._operations[number] = operation, targets if _gets(operation) else []
 
     def _wait(self, number: int) -> None:
         self._spend()
-        operation = self._operations.pop(number)
+        operation, targets = self._operations.pop(number)
         operation.waited = True
         here().endpoint.wait(operation)
+        for target, got in zip(targets, operation.outputs, strict=False):
+            target.copy_(got)
 
     def _spend(self) -> None:
         """Let the clock run for what was computed since the last message."""
@@ -253,6 +282,12 @@ class Player:
             compute(self._unspent)
             self._played.computed += self._unspent
             self._unspent = 0.0
+
+
+def _gets(operation: Operation) -> bool:
+    """Return whether it writes this rank's tensors: not a broadcast's at the root, for example."""
+    here = operation.peer == operation.rank
+    return not {"broadcast": here, "reduce": not here}.get(operation.kind, False)
 
 
 def _called(line: Any) -> str:

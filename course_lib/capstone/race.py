@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class Race:
         features: numbers in a row.
         hidden: width of the network's hidden layer.
         classes: number of labels.
-        clusters: of points of one label.
+        clusters: of points of one label, an even number: half of them opposite the others.
         noise: standard deviation of a point around its centre, in every feature.
         skew: share of a rank's rows that are from clusters of its own, cluster number modulo K; the
             others, and the rows that no rank has, are from all alike.
@@ -56,7 +57,7 @@ class Race:
     hidden: int = 256
     classes: int = 10
     clusters: int = 2
-    noise: float = 1.6
+    noise: float = 1.0
     skew: float = 0.8
 
     @classmethod
@@ -102,9 +103,12 @@ def draw(race: Race, seed: str) -> Draw:
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    # Centres at right angles, all as far from one another: a draw is another one turned around.
+    # Centres at right angles or opposite: a draw is another one turned around. Every label has two
+    # opposite ones, so the mean of its rows says nothing, and what has no hidden layer learns
+    # nothing: who computes class means in one all-reduce has not won yet.
     count = race.classes * race.clusters
-    centres = torch.linalg.qr(randn(race.features, count)).Q.T * math.sqrt(race.features)
+    centres = torch.linalg.qr(randn(race.features, count // 2)).Q.T * math.sqrt(race.features)
+    centres = torch.cat([centres, -centres])
 
     def rows(number: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
         which = torch.randint(count, (number,), generator=generator)
@@ -189,7 +193,7 @@ def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any])
     finally:
         torch.set_rng_state(before)
     tape = recorder.tape
-    counted = isinstance(claimed, int | float) and 0 <= claimed < math.inf
-    tape.claimed = int(claimed) if counted else -1
+    number: Any = claimed if isinstance(claimed, Real) else -1  # NumPy's numbers are, too
+    tape.claimed = int(number) if 0 <= number < 2**63 else -1
     tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
     return tape.encode()

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef as _WeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from course_lib.capstone.handle import TapedWork
 from course_lib.capstone.operators import KNOWN, base_name
 from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
 from course_lib.ranks.explain.lines import locator
@@ -86,6 +87,11 @@ class Recorder(TorchDispatchMode):
         made = [each for each in outs if self._buffer_of(each) is None]
         if outs and not made and not func._schema.is_mutable:
             return  # a view under another name
+        if base_name(func.name()) == "resize_":
+            raise TapeError(
+                "resize_ is not on the price list; all_gather_object, broadcast_object_list and "
+                "their like need it, too: send tensors, of a size that all ranks know"
+            )
         if base_name(func.name()) not in KNOWN:
             raise TapeError(
                 f"{func.name()} is not on the price list, so nobody may use it here: build what "
@@ -238,7 +244,7 @@ class Recorder(TorchDispatchMode):
     def _launch(self, launch: Callable[[], dist.Work], numbers: list[int]) -> dist.Work:
         with self._pause():
             work = launch()
-        return TapedWork(work, self, numbers)
+        return TapedWork(work, self.unseen, lambda: self.waited(numbers))
 
     def waited(self, numbers: list[int]) -> None:
         """Note that operations were waited for."""
@@ -255,51 +261,6 @@ class Recorder(TorchDispatchMode):
             self._paused = before
 
     unseen = _pause
-
-
-class TapedWork(dist.Work):
-    """A handle, whose wait is on the tape."""
-
-    def __init__(self, inner: dist.Work, recorder: Recorder, numbers: list[int]) -> None:
-        super().__init__()
-        self._inner = inner
-        self._recorder = recorder
-        self._numbers = numbers
-
-    def wait(self, *timeout: Any) -> bool:
-        with self._recorder.unseen():
-            done = self._inner.wait(*timeout)
-        self._recorder.waited(self._numbers)
-        return done
-
-    def is_completed(self) -> bool:
-        with self._recorder.unseen():
-            done = bool(self._inner.is_completed())
-        if done:
-            self._recorder.waited(self._numbers)
-        return done
-
-    def get_future(self) -> Any:
-        future = self._inner.get_future()
-        future.add_done_callback(lambda _: self._recorder.waited(self._numbers))
-        return future
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> Any:
-        return self._inner.result()
-
-    def is_success(self) -> bool:
-        return bool(self._inner.is_success())
-
-    def exception(self) -> Any:
-        return self._inner.exception()
-
-    def source_rank(self) -> int:
-        return self._inner.source_rank()
-
-    _source_rank = source_rank
 
 
 @functools.cache

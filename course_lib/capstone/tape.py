@@ -79,7 +79,7 @@ class Tape:
             assert isinstance(data, Tensor) and data.dtype == torch.uint8 and data.dim() == 1
             lines, weights, claimed = json.loads(bytes(data.numpy().data))
             assert isinstance(lines, list) and len(lines) <= MAX_LINES
-            assert isinstance(weights, list) and type(claimed) is int
+            assert isinstance(weights, list) and type(claimed) is int and abs(claimed) < 2**63
         except (AssertionError, ValueError, TypeError, RecursionError):
             raise TapeError("a rank handed in something that is no tape") from None
         return cls(lines, weights, claimed)

@@ -87,7 +87,8 @@ def expect_number(
         got = math.inf
     if abs(got - expected) <= atol + rtol * abs(expected):
         return
-    message = f"{what}: expected {expected:.6g}, got {got:.6g}"
+    right, theirs = numbers_apart(expected, got)
+    message = f"{what}: expected {right}, got {theirs}"
     for mistake, value in (lookalikes or {}).items():
         if abs(got - value) <= atol + rtol * abs(value):
             raise Wrong(message, f"This equals {mistake}.")
@@ -182,5 +183,10 @@ def describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict with the keys {str(list(value))[:60]}" if value else "an empty dict"
     if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} of {len(value)}: {str(value)[:40]}" if value else "empty"
-    return f"{type(value).__name__} {str(value)[:40]!r}"
+        return f"a {type(value).__name__} of {len(value)}: {_short(value)}" if value else "empty"
+    return f"{type(value).__name__} {_short(value)!r}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

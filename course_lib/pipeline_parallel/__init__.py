@@ -18,7 +18,9 @@ Read in this order:
 - `pipeline`: these together, an engine that executes any schedule
 """
 
-from course_lib.pipeline_parallel.pipeline import Pipeline
+from typing import TYPE_CHECKING
+
+from course_lib.later import later
 from course_lib.pipeline_parallel.schedule import Schedule, Step
 from course_lib.pipeline_parallel.schedules import (
     gpipe,
@@ -33,8 +35,11 @@ from course_lib.pipeline_parallel.simulation import (
     simulate,
     zero_bubble_fraction,
 )
-from course_lib.pipeline_parallel.stage import split_layers
 from course_lib.pipeline_parallel.validity import ScheduleError, check_schedule
+
+if TYPE_CHECKING:
+    from course_lib.pipeline_parallel.pipeline import Pipeline
+    from course_lib.pipeline_parallel.stage import split_layers
 
 __all__ = [
     "Pipeline",
@@ -53,3 +58,12 @@ __all__ = [
     "zero_bubble",
     "zero_bubble_fraction",
 ]
+
+# Schedules are data: who simulates them need not wait for PyTorch.
+__getattr__ = later(
+    __name__,
+    {
+        "Pipeline": "pipeline",
+        "split_layers": "stage",
+    },
+)

@@ -16,25 +16,27 @@ From the ground up; each room knows only those above it in this list:
 - `notebook`: `%%ranks`, and the kernel that has it loaded
 """
 
-# First: it starts what takes longest, beside the imports below.
-from course_lib.ranks.processes import early as _early  # noqa: F401  # isort: skip
+from typing import TYPE_CHECKING
 
-from course_lib.ranks.calls import per_rank
-from course_lib.ranks.costs.computation import clock, compute
+from course_lib.later import later
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.explain.errors import (
-    DeadlockError,
-    MismatchError,
-    MisuseError,
-    MisuseWarning,
-    RankError,
-    RanksError,
-    RankState,
-    RankTimeout,
-)
-from course_lib.ranks.ranks import Ranks
-from course_lib.ranks.trace.event import Event
-from course_lib.ranks.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from course_lib.ranks.calls import per_rank
+    from course_lib.ranks.costs.computation import clock, compute
+    from course_lib.ranks.explain.errors import (
+        DeadlockError,
+        MismatchError,
+        MisuseError,
+        MisuseWarning,
+        RankError,
+        RanksError,
+        RankState,
+        RankTimeout,
+    )
+    from course_lib.ranks.ranks import Ranks
+    from course_lib.ranks.trace.event import Event
+    from course_lib.ranks.trace.trace import Trace
 
 __all__ = [
     "DeadlockError",
@@ -54,3 +56,17 @@ __all__ = [
     "compute",
     "per_rank",
 ]
+
+# What needs PyTorch comes when it is asked for: a network's costs do not need it.
+__getattr__ = later(
+    __name__,
+    {
+        "per_rank": "calls",
+        "clock compute": "costs.computation",
+        "DeadlockError MismatchError MisuseError MisuseWarning": "explain.errors",
+        "RankError RanksError RankState RankTimeout": "explain.errors",
+        "Ranks": "ranks",
+        "Event": "trace.event",
+        "Trace": "trace.trace",
+    },
+)

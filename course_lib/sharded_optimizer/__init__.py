@@ -25,15 +25,20 @@ S. Rajbhandari, J. Rasley, O. Ruwase and Y. He, "ZeRO: Memory Optimizations Towa
 Parameter Models", SC 2020.
 """
 
+from typing import TYPE_CHECKING
+
+from course_lib.later import later
 from course_lib.sharded_optimizer.memory import model_state_bytes
-from course_lib.sharded_optimizer.optimizer import ShardedOptimizer
-from course_lib.sharded_optimizer.partition import (
-    FlatChunks,
-    all_gather_chunks,
-    reduce_scatter_chunks,
-    start_all_gather,
-    start_reduce_scatter,
-)
+
+if TYPE_CHECKING:
+    from course_lib.sharded_optimizer.optimizer import ShardedOptimizer
+    from course_lib.sharded_optimizer.partition import (
+        FlatChunks,
+        all_gather_chunks,
+        reduce_scatter_chunks,
+        start_all_gather,
+        start_reduce_scatter,
+    )
 
 __all__ = [
     "FlatChunks",
@@ -44,3 +49,13 @@ __all__ = [
     "start_all_gather",
     "start_reduce_scatter",
 ]
+
+# The formula of the memory needs no PyTorch.
+__getattr__ = later(
+    __name__,
+    {
+        "ShardedOptimizer": "optimizer",
+        "FlatChunks all_gather_chunks reduce_scatter_chunks": "partition",
+        "start_all_gather start_reduce_scatter": "partition",
+    },
+)

@@ -18,7 +18,6 @@ from course_lib.simulate.failures import (
     with_spares,
 )
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.on_ranks import step_on_ranks
 from course_lib.simulate.published import Validation, load, validate
 from course_lib.simulate.report import (
     estimate_table,
@@ -141,6 +140,8 @@ def _step(options: argparse.Namespace) -> int:
     result = estimate(model, cluster, layout)
     on_ranks = None
     if options.on_ranks or options.figure:
+        from course_lib.simulate.on_ranks import step_on_ranks  # only now: it needs PyTorch
+
         start = time.monotonic()
         on_ranks, trace = step_on_ranks(model, cluster, layout)
         print(f"{layout.ranks} simulated ranks: {time.monotonic() - start:.1f} s", file=sys.stderr)

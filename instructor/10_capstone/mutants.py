@@ -42,6 +42,38 @@ speed_of_light__forgets_to_compute = fails("without the computation")(
 )
 
 
+speed_of_light__milliseconds = fails("This equals milliseconds")(
+    light_with(("return max", "return 1e3 * max"))
+)
+speed_of_light__in_bits = fails("This equals bits")(
+    light_with(("max(sent)", "8 * max(sent)"), ("max(received)", "8 * max(received)"))
+)
+speed_of_light__products = fails("This equals products")(
+    light_with(("/ rate", "* rate"), ("/ bandwidth", "* bandwidth"))
+)
+speed_of_light__exchanged = fails("in each other's place")(
+    light_with(("/ rate", "/ there"), ("/ bandwidth", "/ rate"), ("/ there", "/ bandwidth"))
+)
+
+
+@fails("This equals the shortest of the three")
+def speed_of_light__the_shortest(flops, sent, received, rate, bandwidth):
+    rows = zip(flops, sent, received, strict=True)
+    return max(min(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
+
+
+@fails("each can be walked once")
+def speed_of_light__walks_twice(flops, sent, received, rate, bandwidth):
+    both = max(max(sent), max(received)) / bandwidth
+    return max(both, *(f / rate for f in flops), max(sent) / bandwidth)
+
+
+@passes
+def speed_of_light__in_float32(flops, sent, received, rate, bandwidth):
+    f, s, r = (torch.tensor(list(each), dtype=torch.float32) for each in (flops, sent, received))
+    return torch.maximum(f / rate, torch.maximum(s, r) / bandwidth).max()
+
+
 @fails("they work at the same time")
 def speed_of_light__sum_over_ranks(flops, sent, received, rate, bandwidth):
     rows = zip(flops, sent, received, strict=True)
@@ -181,6 +213,54 @@ train__forgets_the_way_back = fails("rank 0 says that it sent")(
 train__counts_the_tensor = fails("rank 0 says that it sent")(
     train_with(("2 * (world_size - 1) * flat.numel() * 4 // world_size", "flat.numel()"))
 )
+train__says_megabytes = fails("rank 0 says that it sent")(
+    train_with(("return sent", "return sent / 1e6"))
+)
+train__diverges = fails("Training diverges")(train_with(("lr=0.05", "lr=30.0")))
+train__a_few_steps_less = fails("It trains, and not far enough")(
+    train_with(("range(1, 37)", "range(1, 9)"), ("step % 6 == 0", "step % 4 == 0"))
+)
+
+
+@fails("never waits for the handle")
+def train__never_waits(job):
+    params = list(job.model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    for step in range(24):
+        at = 64 * step % len(job.x)
+        optimizer.zero_grad()
+        F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+        for p in params:
+            dist.all_reduce(p.grad, async_op=True)
+        optimizer.step()
+    return 0
+
+
+@fails("send tensors, of a size that all ranks know")
+def train__sends_objects(job):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, [p.detach() for p in job.model.parameters()])
+    return 0
+
+
+@fails("the loss on rows that no rank has is")
+def train__means_of_the_labels(job):
+    """One all-reduce and no gradient: a linear classifier in the shape of the network."""
+    with torch.no_grad():
+        one = F.one_hot(job.y, 10).float()
+        sums = torch.cat([one.T @ job.x, one.sum(0)[:, None]], 1)
+        dist.all_reduce(sums)
+        means = sums[:, :-1] / sums[:, -1:]
+        first, bias, last, last_bias = job.model.parameters()
+        rest = (0, first.shape[0] - 20)
+        first.copy_(F.pad(torch.cat([means, -means]), (0, 0, *rest)))
+        unit = 0.28 * torch.eye(10)
+        last.copy_(F.pad(torch.cat([unit, -unit], 1), rest))
+        bias.zero_()
+        last_bias.zero_()
+    return 2 * (dist.get_world_size() - 1) * 4 * sums.numel() // dist.get_world_size()
+
+
 train__a_copy = fails("the loss on rows that no rank has is")(
     train_with(
         ("= list(job.model", "= list(__import__('copy').deepcopy(job.model)"),
@@ -226,6 +306,16 @@ def train__numbers_that_left_the_device(job):
 
 
 # Ways to cheat -----------------------------------------------------------------------------------
+
+
+train__uses_the_mean_before_its_wait = fails("the ranks end with different weights", only=("cpu",))(
+    train_with(
+        ("optimizer = ", "handles = []; optimizer = "),
+        ("dist.all_reduce(flat)", "handles.append(dist.all_reduce(flat, async_op=True))"),
+        ("for p, piece", "dist.barrier()\n                for p, piece"),
+        ("return sent", "[handle.wait() for handle in handles]; return sent"),
+    )
+)
 
 
 @fails("come from nowhere")

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from course_lib.capstone import DEVICE, LAUNCH, Job, Race, TapeError, draw, rehearse, speed_of_light
-from course_lib.capstone.operators import KNOWN, operator_called
+from course_lib.capstone.operators import KNOWN, operator_called, price
 from course_lib.cost_model import ring_all_reduce_time
+from course_lib.ranks import Device
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,6 +73,40 @@ def test_the_seconds_are_those_of_the_price_list_and_the_network() -> None:
     assert score.flops == 2 * 64 * 16 * 24
     assert score.sent == score.received == (4000, 4000)
     assert trace.makespan == score.seconds
+
+
+@pytest.mark.parametrize("multiply", ["mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"])
+def test_every_matrix_product_has_its_price(multiply: str) -> None:
+    """2 m n k operations each, in place as well: φ is slow enough to show them."""
+    a, b, c = torch.ones(3, 40, 50), torch.ones(3, 50, 60), torch.ones(3, 40, 60)
+    if "b" not in multiply.replace("addmm", "").removesuffix("_"):
+        a, b, c = a[0], b[0], c[0]
+    args = (c, a, b) if "add" in multiply else (a, b)
+    operator = operator_called(f"aten::{multiply}")
+    out = operator(*args)
+    seconds, flops = price(operator, args, {}, out, Device(flops=1e3, memory_bandwidth=1e12))
+    assert flops == 2 * 40 * 50 * 60 * (3 if a.dim() == 3 else 1)
+    assert seconds == pytest.approx(flops / 1e3, rel=1e-4)
+
+
+def test_a_batch_of_decompositions_costs_what_each_costs() -> None:
+    operator = operator_called("aten::linalg_qr")
+    one, many = (
+        price(operator, (each,), {}, operator(each), DEVICE)[1]
+        for each in (torch.rand(30, 20), torch.rand(7, 30, 20))
+    )
+    assert many == 7 * one > 0
+
+
+def test_the_mean_of_a_label_says_nothing() -> None:
+    """A network is to be trained: one all-reduce of ten means must not win the race."""
+    race = Race()
+    drawn = draw(race, "any")
+    x, y = drawn.held
+    for label in range(race.classes):
+        rows = x[y == label]
+        spread = rows.std(0).norm() / len(rows) ** 0.5
+        assert rows.mean(0).norm() < 2 * spread
 
 
 def test_the_speed_of_light_is_below_every_run() -> None:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from course_lib.capstone import DEVICE, Job, Race, TapeError, draw, write_tape
+from course_lib.capstone import DEVICE, LAUNCH, Job, Race, TapeError, draw, write_tape
+from course_lib.capstone.operators import check_bounds, operator_called
 from course_lib.capstone.player import Played, Player
 from course_lib.capstone.tape import Tape
 from course_lib.compression import (
@@ -113,6 +114,11 @@ def messages_and_overlap(job: Job) -> None:
                 p.copy_(twice / 2 - 0.05 * (mine + other))
 
 
+def fused_optimizers(job: Job) -> None:
+    plain(job, sgd(job, fused=True))
+    plain(job, torch.optim.AdamW(job.model.parameters(), lr=0.01, fused=True))
+
+
 def one_group_of_its_own(job: Job) -> None:
     group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     plain(job, after=lambda: dist.all_reduce(job.model[0].weight.grad, group=group))
@@ -176,6 +182,7 @@ TRAININGS: dict[str, Callable[[Job], Any]] = {
     "Adam and clipping": adam_and_clipping,
     "random rows and dropout": random_rows_and_dropout,
     "messages that overlap": messages_and_overlap,
+    "fused optimizers": fused_optimizers,
     "a group of its own": one_group_of_its_own,
     "other collectives": other_collectives,
     "evaluation in between": evaluation,
@@ -263,6 +270,8 @@ FORGED = {
     "no operator": ["o", "aten::no_such", [HERE], {}, []],
     "no price": ["o", "aten::linalg_svd", [HERE], {}, []],
     "another namespace": ["o", "os::system", ["true"], {}, []],
+    "an attribute of an operator": ["o", "aten::neg.__class__", [HERE], {}, []],
+    "a change of an operator": ["o", "aten::neg.__setattr__", ["__name__", "empty"], {}, []],
     "an attribute": ["o", "aten::__class__", [HERE], {}, []],
     "memory of its own choice": ["o", "aten::set_.source_Storage", [HERE, 1], {}, []],
     "a resize": ["o", "aten::resize_", [HERE, ["l", 10**6]], {}, []],
@@ -294,3 +303,128 @@ def test_junk_is_no_tape(junk: bytes) -> None:
     data = torch.frombuffer(bytearray(junk), dtype=torch.uint8) if junk else torch.empty(0)
     with pytest.raises(TapeError, match="no tape"):
         Tape.decode(data)
+
+
+# What a kernel of PyTorch leaves to its caller: these would read or write beyond their tensors.
+
+X, Y, WIDE = torch.rand(6, 4), torch.tensor([0, 1, 2, 3, 0, 1]), torch.rand(6, 8)
+LOSS = torch.ones(6), X, Y, None, 0, -100, torch.tensor(1.0)
+FUSED = {"weight_decay": 0.0, "lr": 0.1, "maximize": False}
+SGD = {**FUSED, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+ADAM = {**FUSED, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "amsgrad": False}
+STEP = torch.ones(1)
+BEYOND: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "a label above": ("nll_loss_backward", (*LOSS[:2], Y + 2**40, *LOSS[3:]), {}),
+    "a label below": ("nll_loss_backward", (*LOSS[:2], Y - 1, *LOSS[3:]), {}),
+    "a gradient": ("_log_softmax_backward_data", (WIDE, X, 1, torch.float32), {}),
+    "sgd, a scale": ("_fused_sgd_", ([X], [X], [X]), {**SGD, "grad_scale": STEP}),
+    "sgd, no momentum": ("_fused_sgd_", ([X], [X], []), SGD),
+    "adam, no largest": ("_fused_adam_", ([X], *[[X]] * 3, [], [STEP]), {**ADAM, "amsgrad": True}),
+    "sgd, size": ("_fused_sgd_", ([WIDE], [WIDE], [X]), SGD),
+    "sgd, no memory of its own": ("_fused_sgd_", ([STEP.expand(99)],) * 3, SGD),
+    "sgd, by name": ("_fused_sgd_", ([WIDE], [X]), {**SGD, "momentum_buffer_list": [X]}),
+    "adam, size": ("_fused_adam_", ([WIDE], [WIDE], [WIDE], [X], [], [STEP]), ADAM),
+    "adam, steps": ("_fused_adamw_", ([X], [X], [X], [X], [], []), ADAM),
+    "adam, a step": ("_fused_adamw_", ([X], [X], [X], [X], [], [STEP[:0]]), ADAM),
+    "adam, dtype": ("_fused_adam_", ([X], [X], [X.half()], [X], [], [STEP]), ADAM),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_no_operator_leaves_its_memory(name: str) -> None:
+    operator, args, kwargs = BEYOND[name]
+    with pytest.raises(ValueError, match=r"classes|softmax|fused"):
+        check_bounds(operator, args, kwargs)
+
+
+def test_what_stays_in_its_memory_may_run() -> None:
+    check_bounds("nll_loss_backward", (*LOSS[:2], torch.full((6,), -100), *LOSS[3:]), {})
+    check_bounds("_log_softmax_backward_data", (X, X, 1, torch.float32), {})
+    check_bounds("_fused_sgd_", ([X, WIDE], [X, WIDE], []), {**SGD, "momentum": 0.0})
+    check_bounds("_fused_adam_", ([X, WIDE], *[[X, WIDE]] * 3, [], [STEP, STEP]), ADAM)
+
+
+@pytest.mark.parametrize("name", ["embedding_dense_backward", "native_batch_norm", "_foreach_copy"])
+def test_operators_that_cannot_be_checked_have_no_price(name: str) -> None:
+    with pytest.raises(LookupError, match="no operator whose price is known"):
+        operator_called(f"aten::{name}")
+
+
+# The clock: nobody is ahead of it ---------------------------------------------------------------
+
+
+def halfway(wait: str) -> Callable[[Job], None]:
+    """Sum weights over the ranks, and use the sum before it is there, or never wait for it."""
+
+    def train(job: Job) -> None:
+        weight = job.model[0].weight.data
+        weight += dist.get_rank()
+        total = weight.clone()
+        handle = dist.all_reduce(total, async_op=True)
+        assert handle is not None
+        if wait == "first":
+            handle.wait()
+        dist.barrier()
+        weight.copy_(total)
+        if wait == "late":
+            handle.wait()
+
+    return train
+
+
+def test_a_sum_arrives_with_its_wait() -> None:
+    """Used before it, it is what the rank put in, whatever the run at home saw."""
+    before = draw(RACE, "a").weights[0]
+    right = played([tape for tape, _ in written(halfway("first"))])
+    assert all(torch.allclose(rank.weights[0], 2 * before + 1) for rank in right)
+    late = played([tape for tape, _ in written(halfway("late"))])
+    for number, rank in enumerate(late):
+        assert torch.equal(rank.weights[0], before + number)
+
+
+def test_a_sum_that_is_never_waited_for_is_refused() -> None:
+    tapes = [tape for tape, _ in written(halfway("never"))]
+    with pytest.raises(RanksError, match="never waits for the handle of all_reduce"):
+        played(tapes)
+
+
+def test_a_message_holds_what_its_tensor_held_when_it_was_sent() -> None:
+    def train(job: Job) -> None:
+        weight = job.model[0].weight.data
+        weight.fill_(1.0)
+        got = torch.empty_like(weight)
+        if dist.get_rank() == 0:
+            handle = dist.isend(weight, 1)
+            weight.fill_(2.0)
+            handle.wait()
+        else:
+            dist.recv(got, 0)
+            weight.copy_(got)
+
+    first, second = played([tape for tape, _ in written(train)])
+    assert bool((first.weights[0] == 2).all() and (second.weights[0] == 1).all())
+
+
+def test_a_root_keeps_what_it_writes_while_it_sends() -> None:
+    def train(job: Job) -> None:
+        weight = job.model[0].weight.data
+        weight.fill_(float(dist.get_rank() + 1))
+        handle = dist.broadcast(weight, 0, async_op=True)
+        assert handle is not None
+        if dist.get_rank() == 0:
+            weight.fill_(5.0)
+        handle.wait()
+
+    first, second = played([tape for tape, _ in written(train)])
+    assert bool((first.weights[0] == 5).all() and (second.weights[0] == 1).all())
+
+
+def test_what_a_rank_sends_to_itself_costs_a_copy() -> None:
+    """Else a group of one would copy for nothing."""
+
+    def train(job: Job) -> None:
+        group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        dist.all_gather([torch.empty_like(job.x)], job.x, group=group)
+
+    for rank in played([tape for tape, _ in written(train)]):
+        assert rank.computed == pytest.approx(LAUNCH + 2 * 32 * 16 * 4 / 20e9)

@@ -1,0 +1,33 @@
+"""Names of a package that are imported when somebody first asks for them.
+
+What computes with schedules and formulas alone, as ``python -m course_lib.simulate`` does, would
+else wait for PyTorch longer than for its answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package.
+
+    Args:
+        package: its name.
+        modules: names, with a space in between, of what is imported → the module that has them,
+            below the package.
+
+    """
+    where = {name: module for names, module in modules.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{where[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
