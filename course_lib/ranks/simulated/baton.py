@@ -43,6 +43,8 @@ class Baton:
         for lock in self._turn:
             lock.acquire()
         self._state = states
+        self._taken: PersonalState | None = None
+        """What the rank that handed the baton on has taken with it; ``None`` if it has ended."""
         self._began = 0.0
         self._abandoned = False
 
@@ -99,12 +101,14 @@ class Baton:
         following = self._choose()
         if following == rank and not self.stopping:
             return
-        self._state[rank].take()
+        self._taken = self._state[rank]
+        self._taken.take()
         if following is not None:
             self._give_turn(following)
         self._await_turn(rank)
 
     def _hand_on(self) -> None:
+        self._taken = None
         following = self._choose()
         if following is not None:
             self._give_turn(following)
@@ -130,7 +134,7 @@ class Baton:
         self._turn[rank].acquire()
         if self._abandoned:
             raise Stopped
-        self._state[rank].give()
+        self._state[rank].give(self._taken)
         self.skip_time()
         self._check()
 

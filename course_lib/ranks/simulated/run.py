@@ -37,7 +37,12 @@ from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.simulated.baton import Baton, Stopped
 from course_lib.ranks.simulated.endpoint import ThreadEndpoint
 from course_lib.ranks.simulated.parcel import Parcel, pack, unpack
-from course_lib.ranks.simulated.personal import Classes, PersonalState
+from course_lib.ranks.simulated.personal import (
+    Classes,
+    PersonalState,
+    Surroundings,
+    starting_environment,
+)
 from course_lib.ranks.simulated.shared import changes_told
 from course_lib.ranks.simulated.streams import RankStreams
 from course_lib.ranks.simulated.worlds import Worlds, variables
@@ -68,9 +73,11 @@ class Run:
         self.computation = computation
         self.call = call
         self.fabric = Fabric(world_size, network, worlds.made)
-        self.states = [PersonalState(classes) for classes in worlds.classes]
-        for rank, state in enumerate(self.states):
-            state.surroundings.set_environment(variables(rank, world_size))
+        start = starting_environment()
+        self.states = [
+            PersonalState(classes, Surroundings(variables(rank, world_size), start))
+            for rank, classes in enumerate(worlds.classes)
+        ]
         self.baton = Baton(self.fabric, self.states, measured=computation == "measured")
         self.known = frozenset(Classes.of_process().by_name)
         self.worlds = worlds
