@@ -15,6 +15,8 @@ import sys
 import types
 import warnings
 import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -109,6 +111,19 @@ class PersonalState:
         self.surroundings.give(Surroundings() if there is None else there.surroundings)
 
 
+@contextmanager
+def state_kept() -> Iterator[None]:
+    """Put back what the ranks share with the rest of the process: random numbers and the like."""
+    before = PersonalState()
+    before.take()
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        before.give()
+        torch.set_num_threads(threads)
+
+
 class Surroundings:
     """Environment, working folder, output, warnings and print options, as a rank left them.
 
@@ -116,16 +131,16 @@ class Surroundings:
 
     Args:
         variables: to be set in the environment.
-        start: the environment that many have in common, apart from their own variables.
+        common: the environment before that, which many have; they differ in few variables then.
 
     """
 
     def __init__(
-        self, variables: dict[str, str] | None = None, start: dict[Any, Any] | None = None
+        self, variables: Mapping[str, str] | None = None, common: dict[Any, Any] | None = None
     ) -> None:
         self._folder = _folder()
-        self._start = dict(_environment()) if start is None else start
-        self._environment = dict(self._start)
+        self._common = environment_with({}) if common is None else common
+        self._environment = dict(self._common)
         for name, value in (variables or {}).items():
             self._environment[os.fsencode(name)] = os.fsencode(value)
         self._own = self._names_of_its_own()
@@ -160,11 +175,11 @@ class Surroundings:
         torch._tensor_str.PRINT_OPTS = self._options
 
     def _names_of_its_own(self) -> frozenset[Any]:
-        """Return the variables that are not as at the start."""
-        return frozenset(name for name, _ in self._environment.items() ^ self._start.items())
+        """Return the variables that are not as in the common environment."""
+        return frozenset(name for name, _ in self._environment.items() ^ self._common.items())
 
     def _give_environment(self, there: Surroundings) -> None:
-        if self._start is there._start:  # then few can differ
+        if self._common is there._common:
             names = self._own | there._own
         else:
             names = frozenset(self._environment.keys() | there._environment.keys())
@@ -186,9 +201,10 @@ class Surroundings:
         self._streams = sys.stdout, sys.stderr
 
 
-def starting_environment() -> dict[Any, Any]:
-    """Return the environment of the process, for `Surroundings` to have in common."""
-    return dict(_environment())
+def environment_with(variables: Mapping[str, str]) -> dict[Any, Any]:
+    """Return the environment of the process, with some variables more, as Python keeps it."""
+    added = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+    return _environment() | added
 
 
 def _environment() -> dict[Any, Any]:
