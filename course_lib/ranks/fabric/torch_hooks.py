@@ -96,9 +96,9 @@ class _ThreadWorlds(threading.local):
             return
         for name in world.pg_names.values():
             c10d._unregister_process_group(name)
-        for name in vars(world):
-            setattr(world, name, self.__dict__.pop(name))
-        self.__dict__["_entered"] = None
+        mine = self.__dict__
+        vars(world).update({name: mine.pop(name) for name in vars(world)})
+        mine["_entered"] = None
 
 
 @contextmanager

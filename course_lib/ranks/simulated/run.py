@@ -246,7 +246,8 @@ class Run:
             leave_world()
             with suppress(Stopped):  # one more, on its way to a rank that was ending
                 self.ranks[rank].works.forget()
-            self.baton.finish(rank, raised)
+            with suppress(Stopped):
+                self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
     def _as_of_notebook(self, rank: int, error: BaseException) -> Callable[[], BaseException]:
