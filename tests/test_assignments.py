@@ -16,13 +16,13 @@ from course_lib.checking.variation import unvaried
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.solutions import (
-    EVERY,
     checks_of,
     code_cells,
     hidden_of,
     mutants_in,
     solution_of,
 )
+from tests.helpers.tiers import in_full, sampled, tier
 
 ASSIGNMENTS = assignments(SOURCES)
 
@@ -71,15 +71,30 @@ def run(
 
 
 TASKS = [(folder, task) for folder in ASSIGNMENTS for task in checks_of(folder)]
-MUTANTS = [(folder, mutant) for folder in ASSIGNMENTS for mutant in mutants_in(folder)]
+PLACES: tuple[Place, ...] = ("simulated", "cpu")
+
+
+def tasks() -> list[Any]:
+    """Return a parameter for each task, in its tier."""
+    return [
+        pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(in_full(folder)))
+        for folder, task in TASKS
+    ]
+
+
 FAILING = [
     pytest.param(
         *(folder, mutant, place),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
-        marks=() if number % (2 if place == "simulated" else EVERY) == 0 else pytest.mark.large,
+        marks=tier(
+            sampled(folder, number, one_in=2, of_others=12)
+            if place == "simulated"
+            else sampled(folder, number, one_in=12)
+        ),
     )
-    for number, (folder, mutant) in enumerate(MUTANTS)
-    for place in ("simulated", "cpu")
+    for folder in ASSIGNMENTS
+    for number, mutant in enumerate(mutants_in(folder))
+    for place in PLACES
     if place in mutant.where
 ]
 
@@ -89,13 +104,15 @@ def test_there_are_assignments_and_each_is_released() -> None:
     assert [folder.name for folder in assignments(RELEASED)] == [f.name for f in ASSIGNMENTS]
 
 
-PLACES: tuple[Place, ...] = ("simulated", "cpu")
-
-
-@pytest.mark.parametrize("on", PLACES)
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
-def test_the_solution_passes_every_case(folder: Path, task: str, on: Place) -> None:
-    report = run(folder, task, solution_of(folder, task), on)
+def test_the_solution_passes_every_case(folder: Path, task: str) -> None:
+    report = run(folder, task, solution_of(folder, task))
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(("folder", "task"), tasks())
+def test_the_solution_passes_every_case_on_cpu_ranks(folder: Path, task: str) -> None:
+    report = run(folder, task, solution_of(folder, task), "cpu")
     assert report.passed, str(report)
 
 
@@ -140,7 +157,7 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
 
 
-@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("folder", "task"), tasks())
 def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
     """What no case varies, a wrong solution may ignore."""
     check = checks_of(folder)[task]

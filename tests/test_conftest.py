@@ -35,6 +35,9 @@ def test_whose_child_ends_with_pytest():
 """
 
 
+ALONE, IN_A_WORKER = (), ("-n", "1")
+
+
 def run_pytest(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run one test file under a copy of this folder's conftest.py, away from its settings."""
     shutil.copy(Path(__file__).with_name("conftest.py"), folder)
@@ -53,7 +56,11 @@ def run_pytest(folder: Path, source: str, *options: str) -> subprocess.Completed
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in a worker"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(ALONE, marks=pytest.mark.large), IN_A_WORKER],
+    ids=["alone", "in a worker"],
+)
 def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> None:
     result = run_pytest(tmp_path, LEAK, *options)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
@@ -62,7 +69,11 @@ def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> No
     assert "started during test_it.py::test_that_leaks (call): sleep 60" in result.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in a worker"])
+@pytest.mark.parametrize(
+    "options",
+    [ALONE, pytest.param(IN_A_WORKER, marks=pytest.mark.large)],
+    ids=["alone", "in a worker"],
+)
 def test_what_ends_with_pytest_passes(tmp_path: Path, options: tuple[str, ...]) -> None:
     result = run_pytest(tmp_path, NO_LEAK, *options)
     assert result.returncode == 0, result.stdout + result.stderr

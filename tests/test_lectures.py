@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
 from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
+from tests.helpers.tiers import tier
 
 LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))
 SECONDS_PER_LECTURE = 60
@@ -40,17 +41,14 @@ def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
-ALWAYS = ("00_start_here", "01_minibatch_sgd", "02_data_parallel_sgd", "09_sharding_the_model")
+BY_DEFAULT = ("00_start_here", "09_sharding_the_model")
 """Lectures that `make test` executes; `make test-all` executes every one."""
 
 
 @pytest.mark.timeout(2 * SECONDS_PER_LECTURE)
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, marks=() if path.stem in ALWAYS else pytest.mark.large)
-        for path in LECTURES
-    ],
+    [pytest.param(path, marks=tier(path.stem in BY_DEFAULT)) for path in LECTURES],
     ids=name,
 )
 def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:

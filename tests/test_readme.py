@@ -31,6 +31,7 @@ def test_the_first_check_says_what_is_printed_below_it(tmp_path: Path) -> None:
     assert "CheckFailed" in done.stderr  # a wrong answer is an error, also where nobody reads
 
 
+@pytest.mark.large
 def test_pictures_are_described_as_they_are_drawn(tmp_path: Path) -> None:
     drawn = subprocess.run(
         [sys.executable, ROOT / "docs" / "pictures.py", "--to", tmp_path],

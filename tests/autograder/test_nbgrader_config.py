@@ -51,6 +51,7 @@ def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(cou
     assert [path for path in made if not path.is_relative_to(grading)] == []
 
 
+@pytest.mark.large
 def test_a_class_list_may_come_first(course: Path) -> None:
     """SQLite makes the gradebook's file, but not its folder."""
     nbgrader(course, "db", "student", "add", "ada")

@@ -110,7 +110,7 @@ def decay(mixing: str, start: Tensor, steps: int) -> list[float]:
     return distances
 
 
-@pytest.mark.parametrize("k", [4, 8, 16])
+@pytest.mark.parametrize("k", [4, 8, pytest.param(16, marks=pytest.mark.large)])
 def test_consensus_decays_by_the_second_eigenvalue(k):
     start = torch.randn(k, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     steps = {4: 6, 8: 20, 16: 60}[k]

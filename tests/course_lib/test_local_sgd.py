@@ -13,6 +13,7 @@ from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, traine
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards
+from tests.helpers.tiers import tier
 
 STEPS, LR = 12, 0.3
 INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
@@ -147,21 +148,26 @@ def diloco(
     return [before, alone.weights]
 
 
+EVERYWHERE = [{"every": 5}, {"every": 6, "fragments": 3, "overlap": 1}]
+"""What `make test`, too, runs on every number of ranks; the rest on two of them."""
+OPTIONS = [
+    {"every": 1},
+    {"every": 4},
+    {"every": 4, "outer_lr": 0.5, "outer_momentum": 0.0},
+    {"every": 4, "fragments": 2},
+    {"every": 3, "fragments": 3},
+    {"every": 4, "overlap": 3},
+    *EVERYWHERE,
+]
+
+
 @pytest.mark.parametrize(
-    ("inner", "on", "k"),
-    [*(("sgd", *world) for world in WORLDS), *(("adamw", *world) for world in FEW)],
-)
-@pytest.mark.parametrize(
-    "options",
+    ("inner", "on", "k", "options"),
     [
-        {"every": 1},
-        {"every": 4},
-        {"every": 4, "outer_lr": 0.5, "outer_momentum": 0.0},
-        {"every": 5},
-        {"every": 4, "fragments": 2},
-        {"every": 3, "fragments": 3},
-        {"every": 4, "overlap": 3},
-        {"every": 6, "fragments": 3, "overlap": 1},
+        pytest.param(inner, *world, options, marks=tier(world in FEW or options in EVERYWHERE))
+        for options in OPTIONS
+        for inner, worlds in (("sgd", WORLDS), ("adamw", FEW))
+        for world in worlds
     ],
     ids=str,
 )

@@ -14,10 +14,6 @@ from course_lib.checking import Check
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
-EVERY = 36
-"""Of so many mutants one runs by default on real ranks and in the grader, and of two on simulated
-ranks; ``make test-all`` runs them all."""
-
 
 @cache
 def checks_of(folder: Path) -> dict[str, Check]:
@@ -46,7 +42,7 @@ def code_cells(folder: Path) -> Iterator[Any]:
 @cache
 def solution_of(folder: Path, task: str) -> Any:
     """Return the notebook's own solution of a task."""
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     with matplotlib.rc_context():  # the first cell sets the course's style, for its notebook
         for cell in code_cells(folder):
             role = cell.metadata.get("nbgrader", {})

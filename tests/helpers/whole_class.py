@@ -55,18 +55,21 @@ class Member:
     graded: bool = True
 
 
+def leave_few_cases(source: Path) -> None:
+    """Change an assignment's folder so that each check has one visible and one hidden case."""
+    checks, hidden = source / "checks.py", source / "hidden.py"
+    checks.write_text(checks.read_text() + LESS)
+    few = "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
+    hidden.write_text(hidden.read_text() + few)
+
+
 def course_of(root: Path, less: bool = False) -> Path:
     """Make a course folder in which the assignment is released; `less`: with few cases."""
     shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
     config = (ROOT / "nbgrader_config.py").read_text()
     (root / "nbgrader_config.py").write_text(config + CONFIG)
     if less:
-        source = root / SOURCES.name / ASSIGNMENT
-        (source / "checks.py").write_text((source / "checks.py").read_text() + LESS)
-        hidden = (source / "hidden.py").read_text()
-        (source / "hidden.py").write_text(
-            hidden + "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
-        )
+        leave_few_cases(root / SOURCES.name / ASSIGNMENT)
     config = load_config(root)
     assert NbGraderAPI(config=config).generate_assignment(ASSIGNMENT)["success"]
     with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as gradebook:

@@ -114,6 +114,7 @@ def explore(notebook: Any) -> Any:
     return cell
 
 
+@pytest.mark.large  # by default, nbgrader's own pass grades in pool/test_class.py
 def test_plain_nbgrader_commands_grade_too(course: Path, results: dict[str, Result]) -> None:
     def nbgrader(*arguments: str) -> str:
         done = subprocess.run(

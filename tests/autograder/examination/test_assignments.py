@@ -14,6 +14,7 @@ from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
+from tests.helpers.tiers import assignments_in_tiers
 
 pytestmark = [pytest.mark.timeout(240), needs_sources]
 
@@ -51,20 +52,13 @@ def points(notebook: Path, source: Path) -> tuple[float, float]:
     return earned, most
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(folder, marks=() if number % 3 == 0 else pytest.mark.large)
-        for number, folder in enumerate(ASSIGNMENTS)
-    ],
-    ids=lambda folder: folder.name,
-)
+@pytest.mark.parametrize("folder", assignments_in_tiers(ASSIGNMENTS))
 def test_the_released_stubs_get_no_points(folder: Path) -> None:
     earned, most = points(RELEASED / folder.name / f"{folder.name}.ipynb", folder)
     assert earned == 0 < most
 
 
-@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", assignments_in_tiers(ASSIGNMENTS))
 def test_the_solution_gets_all_points(folder: Path) -> None:
     earned, most = points(folder / f"{folder.name}.ipynb", folder)
     assert earned == most > 0

@@ -21,6 +21,7 @@ from autograder.passes.examine import examine_cells
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
+from tests.helpers.tiers import tier
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
@@ -218,7 +219,7 @@ def graded(
 @pytest.mark.parametrize(
     "attack",
     [
-        pytest.param(attack, id=name, marks=() if number % 2 == 0 else pytest.mark.large)
+        pytest.param(attack, id=name, marks=tier(number % 4 == 0))
         for number, (name, attack) in enumerate(ATTACKS.items())
     ],
 )

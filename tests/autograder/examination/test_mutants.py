@@ -13,25 +13,29 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.mutants import Mutant
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import EVERY, checks_of, code_cells, hidden_of, mutants_in
+from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
+from tests.helpers.tiers import in_full, sampled, tier
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
 ASSIGNMENTS = assignments(SOURCES)
-MUTANTS = [
-    (folder, mutant)
-    for folder in ASSIGNMENTS
-    for mutant in mutants_in(folder)
-    if "grader" in mutant.where
-]
+
+
+def is_sampled(folder: Path, number: int, mutant: Mutant) -> bool:
+    """Return whether `make test` tries it: one in many, and those that are found here alone."""
+    here_alone = len(mutant.where) == 1
+    return sampled(folder, number, one_in=20) or (here_alone and in_full(folder))
+
+
 CASES = [
     pytest.param(
         *(folder, mutant),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
-        # Those that are found here alone run always.
-        marks=() if number % EVERY == 0 or len(mutant.where) == 1 else pytest.mark.large,
+        marks=tier(is_sampled(folder, number, mutant)),
     )
-    for number, (folder, mutant) in enumerate(MUTANTS)
+    for folder in ASSIGNMENTS
+    for number, mutant in enumerate(mutants_in(folder))
+    if "grader" in mutant.where
 ]
 
 

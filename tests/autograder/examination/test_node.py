@@ -20,11 +20,10 @@ from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.tiers import tier
 
 pytestmark = [pytest.mark.timeout(240), needs_sources]
 
-EVERY = 7
-"""Of so many mutants one runs by default; ``make test-all`` runs all."""
 NEEDED = "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F"
 RIGHT = """
 def average_gradients(params, group=None):
@@ -69,7 +68,7 @@ def examined(
         pytest.param(
             mutant,
             id=f"{mutant.task}__{mutant.mistake}",
-            marks=() if number % EVERY == 0 else pytest.mark.large,
+            marks=tier(number % 28 == 0),
         )
         for number, mutant in enumerate(mutants())
     ],
@@ -86,13 +85,18 @@ def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Mutant) -> 
     ("line", "words"),
     [
         ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
-        ("if on_gloo: __import__('os')._exit(3)", "process ended: it called exit with status 3"),
+        pytest.param(
+            *("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
+            marks=tier(False),
+        ),
         ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
         (
             "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
             "Rank 1 raised ValueError: here (Cell In[2], line",
         ),
-        ("if on_gloo: dist.destroy_process_group()", "RuntimeError"),
+        pytest.param(
+            *("if on_gloo: dist.destroy_process_group()", "RuntimeError"), marks=tier(False)
+        ),
     ],
 )
 def test_what_fails_on_real_ranks_alone_fails_there(

@@ -90,8 +90,8 @@ ANSWERS = {
 }
 
 
-# One of each kind by default; the whole table takes a minute.
-ALWAYS = {"nested without end", "a tensor that lies", "a frame of its own", "prints without end"}
+# Some by default; the whole table takes a minute.
+ALWAYS = {"a tensor that lies", "a frame of its own", "prints without end"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ ROUNDED = Attack(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.large
 def test_right_on_the_third_decimal_only_is_always_the_same_score(
     assignment_place: SandboxedPlace,
 ) -> None:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -364,15 +365,12 @@ graded_by_nbgrader = pytest.mark.filterwarnings(
 Course = tuple[CourseDirectory, Config]
 
 
-@pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    """Return a course with one released assignment, ``ps``, with a hidden test."""
-    # nbgrader runs the alembic that is installed with it.
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+def course_in(folder: Path) -> Course:
+    """Return a course whose assignment is ``ps``."""
     config = Config()
-    config.CourseDirectory.root = str(tmp_path)
+    config.CourseDirectory.root = str(folder)
     config.CourseDirectory.course_id = "course"
-    config.CourseDirectory.db_url = f"sqlite:///{tmp_path / 'gradebook.db'}"
+    config.CourseDirectory.db_url = f"sqlite:///{folder / 'gradebook.db'}"
     nbgraders = "nbgrader.preprocessors"
     config.Autograde.sanitize_preprocessors = [
         "autograder.passes.rebuild.Rebuild",
@@ -385,15 +383,32 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
         f"{nbgraders}.SaveAutoGrades",
         f"{nbgraders}.CheckCellMetadata",
     ]
-    source = tmp_path / "source" / "ps" / "hw.ipynb"
+    coursedir = CourseDirectory(config=config)
+    coursedir.assignment_id = "ps"
+    return coursedir, config
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a course with one released assignment, with a hidden test."""
+    folder = tmp_path_factory.mktemp("released")
+    source = folder / "source" / "ps" / "hw.ipynb"
     source.parent.mkdir(parents=True)
     hidden = "\n### BEGIN HIDDEN TESTS\nassert double(21) == 42\n### END HIDDEN TESTS"
     solution = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
     nbformat.write(notebook(solution, TEST + hidden), source)
-    coursedir = CourseDirectory(config=config)
-    coursedir.assignment_id = "ps"
-    GenerateAssignment(coursedir=coursedir, config=config).start()
-    return coursedir, config
+    coursedir, config = course_in(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # nbgrader runs the alembic that is installed with it.
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        GenerateAssignment(coursedir=coursedir, config=config).start()
+    return folder
+
+
+@pytest.fixture
+def course(released: Path, tmp_path: Path) -> Course:
+    """Return a course of the test's own, in which the assignment was released."""
+    return course_in(shutil.copytree(released, tmp_path / "course"))
 
 
 def hand_in(course: Course, student: str, nb: NotebookNode) -> None:
@@ -469,6 +484,11 @@ def _damage(nb: NotebookNode) -> None:
     nb.cells[5].metadata.nbgrader = "text"
 
 
+def _add_ten_thousand(nb: NotebookNode) -> None:
+    # Of so many ids that are drawn by chance, two are the same in one run of a hundred.
+    nb.cells += [v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(10_000)]
+
+
 CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "nothing": (lambda nb: None, True),
     "test duplicated": (_duplicate(3), True),
@@ -489,10 +509,7 @@ CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "metadata damaged": (_damage, True),
     "kernel changed": (lambda nb: nb.metadata.update(kernelspec={"name": "evil"}), True),
     "all cells deleted": (lambda nb: nb.cells.clear(), False),
-    "ten thousand cells": (
-        lambda nb: nb.cells.extend(v4.new_code_cell(f"n = {n}") for n in range(10_000)),
-        True,
-    ),
+    "ten thousand cells": (_add_ten_thousand, True),
 }
 
 

@@ -18,6 +18,7 @@ from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.vet import MAX_FILES, _read, _repaired, notes, vet
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.whole_class import leave_few_cases
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -79,7 +80,8 @@ class Course:
     """
 
     def __init__(self, root: Path) -> None:
-        shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+        source = shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+        leave_few_cases(source)
         shutil.copy(ROOT / "nbgrader_config.py", root)
         self.data = root / "grading"
         self.api = NbGraderAPI(config=load_config(root, data=self.data))

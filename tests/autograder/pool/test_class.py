@@ -101,6 +101,16 @@ def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
     return Commands(course.root, monkeypatch, capsys)
 
 
+@pytest.fixture
+def as_it_was(course: Course, tmp_path: Path) -> Iterator[None]:
+    """Put back what was handed in, graded and booked: other tests look at it, in any order."""
+    data = course.root / "grading"
+    kept = shutil.copytree(data, tmp_path / "kept", symlinks=True)
+    yield
+    shutil.rmtree(data)
+    shutil.move(kept, data)
+
+
 def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     found = booked(course.root)
     assert unexpected(course.members, found) == [], course.said
@@ -162,6 +172,7 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
     assert "nothing: handed in no notebook" in said
 
 
+@pytest.mark.usefixtures("as_it_was")
 def test_a_mended_check_changes_nothing_before_it_is_booked(
     course: Course, autograder: Commands
 ) -> None:
@@ -239,6 +250,7 @@ def test_without_slurm_it_says_what_is_missing(
     assert status == 2 and f"needs {missing}" in said.replace("Slurm's ", ""), said
 
 
+@pytest.mark.usefixtures("as_it_was")
 def test_nothing_to_do_is_known_at_once_and_any_change_is_seen(
     course: Course, autograder: Commands
 ) -> None:

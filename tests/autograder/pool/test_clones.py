@@ -31,13 +31,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @needs_sources
+@pytest.mark.large
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "installed",
     [
         pytest.param(False, id="the command of the clone"),
-        pytest.param(True, id="the installed command", marks=pytest.mark.large),
+        pytest.param(True, id="the installed command"),
     ],
 )
 def test_another_clone_than_the_installed_one(clone: Path, installed: bool) -> None:

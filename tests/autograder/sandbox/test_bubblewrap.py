@@ -646,6 +646,7 @@ def test_without_bubblewrap_there_is_a_way_out_and_no_run(
 
 @pytest.mark.skipif(not AS_ROOT, reason="this is the ordinary user already")
 @pytest.mark.timeout(120)
+@pytest.mark.large  # who runs them as one sees it anyway
 def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
     """Run these tests again as another user, for whom the paths above this Python are opened."""
     needed = {ROOT, *(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))}

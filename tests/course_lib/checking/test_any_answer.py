@@ -24,11 +24,12 @@ from course_lib.checking.runners import LocalRunner
 from course_lib.checking.wire import Plain, decode, encode
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
+from tests.helpers.tiers import in_full, tier
 
 pytestmark = [pytest.mark.timeout(600), needs_sources]
 
 TASKS = [
-    (folder, task)
+    pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(in_full(folder)))
     for folder in assignments(SOURCES)
     for task, check in checks_of(folder).items()
     # Of the others, a judge does not say yet which answers it sees.
@@ -135,7 +136,7 @@ def right_answers(folder: Path, task: str) -> dict[str, Observed]:
     return found
 
 
-@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_no_answer_breaks_a_judge_or_costs_another_case(folder: Path, task: str) -> None:
     check = checks_of(folder)[task]
     right = right_answers(folder, task)

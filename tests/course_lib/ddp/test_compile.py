@@ -32,8 +32,13 @@ def train_compiled(wrap: bool, compiled: bool, static: bool = False) -> tuple[li
     return state_of(net), operations
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize(
+    ("k", "static"),
+    [
+        *((1, False), (2, True)),
+        *(pytest.param(*each, marks=pytest.mark.large) for each in ((1, True), (2, False))),
+    ],
+)
 def test_a_compiled_wrapper_trains_like_the_plain_one(ranks_of, k, static):
     ranks = ranks_of("cpu", k)
     plain, compiled = (ranks.run(train_compiled, True, choice, static) for choice in (False, True))

@@ -11,7 +11,8 @@ from torch.nn.functional import mse_loss
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharded_optimizer import model_state_bytes
-from tests.helpers.ddp_scenarios import WORLDS
+from tests.helpers.ddp_scenarios import FEW, WORLDS
+from tests.helpers.tiers import tier
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     Awkward,
@@ -47,6 +48,8 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "nested": (Nested, {"unit_types": (nn.Sequential,)}),
     "without prefetch": (Nested, {"prefetch": False}),
 }
+EVERYWHERE = ("a unit for each module", "nested")
+"""Models that `make test`, too, trains on every number of ranks; the others on two of them."""
 
 
 def train(model: str, name: str, steps: slice = slice(None), start: Any = None) -> Any:
@@ -70,8 +73,14 @@ def train(model: str, name: str, steps: slice = slice(None), start: Any = None) 
     return wrapped.full_state_dict(), sum(p.numel() for p in wrapped.parameters())
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(
+    ("model", "on", "k"),
+    [
+        pytest.param(model, *world, marks=tier(world in FEW or model in EVERYWHERE))
+        for model in MODELS
+        for world in WORLDS
+    ],
+)
 def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
     for name in ("sgd", "adamw, fused"):
         expected = one_process(name, make=MODELS[model][0])[0]

@@ -152,7 +152,9 @@ def test_check_survives_a_cell_that_ends_the_process(mine: Path, capfd: Any) -> 
     assert "ended with status 5" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.large)]
+)
 def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> None:
     """Interrupted at the terminal, or killed: the cell that would run for a minute ends too."""
     pid_file = tmp_path / "pid"

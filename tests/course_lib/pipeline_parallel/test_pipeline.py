@@ -25,6 +25,7 @@ from tests.helpers.pipelines import (
     schedule,
     train_alone,
 )
+from tests.helpers.tiers import tier
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
 STEPS = 3
@@ -83,12 +84,12 @@ def test_weights_are_those_of_one_process(ranks_of, on, k, name):
     check_like_one_process(results, "plain", schedule(name, k, m))
 
 
+@pytest.mark.parametrize("k", [3, pytest.param(2, marks=tier(False))])
 @pytest.mark.parametrize("kind", MODELS[1:])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_with_tied_and_frozen_parameters(ranks_of, name, kind):
-    for k in (2, 3):
-        results = ranks_of("simulated", k).run(train, name, k, 6, kind, False, False)
-        check_like_one_process(results, kind, schedule(name, k, 6))
+def test_with_tied_and_frozen_parameters(ranks_of, name, kind, k):
+    results = ranks_of("simulated", k).run(train, name, k, 6, kind, False, False)
+    check_like_one_process(results, kind, schedule(name, k, 6))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -13,7 +13,8 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
-from tests.helpers.ddp_scenarios import WORLDS
+from tests.helpers.ddp_scenarios import FEW, WORLDS
+from tests.helpers.tiers import tier
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     STEPS,
@@ -40,8 +41,14 @@ def train(name: str, who: Any, groups: bool = False, cap: float = 3e-4) -> tuple
     return weights(net), optimizer.local_state_elements()
 
 
-@pytest.mark.parametrize("who", WHO)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(
+    ("who", "on", "k"),
+    [
+        pytest.param(who, *world, marks=tier(world in FEW or who == "sharded"))
+        for who in WHO
+        for world in WORLDS
+    ],
+)
 def test_weights_equal_those_of_one_process(ranks_of, on, k, who):
     for name in OPTIMIZERS:
         results = ranks_of(on, k).run(train, name, who)

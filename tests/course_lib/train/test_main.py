@@ -138,6 +138,7 @@ def test_when_nobody_reads_its_output_any_more_it_ends_quietly(tmp_path, monkeyp
     assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.large
 def test_it_trains_without_standard_output(tmp_path):
     (tmp_path / "silent.py").write_text(
         "import sys\n"
@@ -184,6 +185,7 @@ def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, words
     assert ("--checkpoint DIR" in capsys.readouterr().out) == (rank == "0")
 
 
+@pytest.mark.large
 def test_a_wrong_option_is_reported_also_if_rank_0_comes_last(tmp_path):
     """As soon as one rank has failed, torchrun ends the others."""
     (tmp_path / "late.py").write_text(

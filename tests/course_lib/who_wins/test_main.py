@@ -45,6 +45,7 @@ def test_a_small_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "| 1 ms, 100 kB/s | " in out and "low bandwidth: compression wins" in out
 
 
+@pytest.mark.large
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "course_lib.who_wins", *SMALL, "--folder", str(tmp_path)]
     command += ["--algorithms", "flat", "1-bit", "8-bit", "top-k"]

@@ -26,6 +26,8 @@ from course_lib.who_wins.problem import (
 
 pytestmark = pytest.mark.timeout(120)
 SMALL = Problem(workers=3, rows=4)
+SLOW, FAST = (5e-3, 1e5), (20e-6, 10e6)
+OTHERS = [("flat", FAST), ("1-bit", SLOW), ("decentralized", FAST)]
 IN_STEP = [name for name, each in ALGORITHMS.items() if each.prepare is not None]
 
 
@@ -51,8 +53,13 @@ def test_no_pattern_is_made_up() -> None:
     assert pace_of([float(i**2) for i in range(20)], 1) is None
 
 
-@pytest.mark.parametrize("name", ["flat", "1-bit", "decentralized"])
-@pytest.mark.parametrize("place", [(5e-3, 1e5), (20e-6, 10e6)])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *(("flat", SLOW), ("1-bit", FAST), ("decentralized", SLOW)),
+        *(pytest.param(*each, marks=pytest.mark.large) for each in OTHERS),
+    ],
+)
 def test_a_whole_training_takes_what_a_few_steps_foretell(
     name: str, place: tuple[float, float]
 ) -> None:

@@ -240,6 +240,7 @@ def test_a_kernel_that_restarts_or_dies_leaves_nothing(tmp_path: Path) -> None:
     assert [name for name in left if not name.startswith(("ipykernel", "torchinductor"))] == []
 
 
+@pytest.mark.large
 def test_a_script_interrupted_twice_leaves_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -70,6 +70,7 @@ def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str)
     assert done.stdout == "right 1234 nowhere.invalid\n", done.stderr
 
 
+@pytest.mark.large  # parallel workers do that all the time
 def test_two_at_the_same_time() -> None:
     programs = [
         subprocess.Popen(
