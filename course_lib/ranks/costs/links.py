@@ -46,7 +46,9 @@ class Links:
             left    = start + n/β
             arrival = start + α + n/β
         """
-        ports, latency, bandwidth = self._route(source, target)
+        ports, latency, bandwidth = self._routes.get((source, target)) or self._route(
+            source, target
+        )
         busy = nbytes / bandwidth
         if self.network.jitter:
             factor = self.network.stretch(source, target, self._count[source, target])

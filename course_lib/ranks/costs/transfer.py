@@ -182,11 +182,17 @@ class RoundsTransfer(Transfer):
                 break
             entered = times.copy()
             for source, target, nbytes in messages:
-                start = max(entered[source], entered[target])
-                latest = max(latest, start)
+                # Half a million messages on 256 ranks: `max` would be a fifth of their time.
+                start, other = entered[source], entered[target]
+                if other > start:
+                    start = other
+                if start > latest:
+                    latest = start
                 left, arrival = send(members[source], members[target], nbytes, start)
-                times[source] = max(times[source], left)
-                times[target] = max(times[target], arrival)
+                if left > times[source]:
+                    times[source] = left
+                if arrival > times[target]:
+                    times[target] = arrival
         else:
             if latest < min(times):
                 self.times = times

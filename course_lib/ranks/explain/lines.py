@@ -37,7 +37,10 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)', re.MULTILINE)
 
 def named(name: str, line: int | None, labels: Mapping[str, str]) -> str:
     """Return for example ``Cell In[3], line 7``; `labels`: file name → how a person calls it."""
-    return f"{labels.get(name, os.path.basename(name))}, line {line}"
+    return f"{labels.get(name) or _basename(name)}, line {line}"
+
+
+_basename = functools.lru_cache(maxsize=4096)(os.path.basename)
 
 
 def innermost(

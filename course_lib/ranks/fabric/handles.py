@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -46,9 +45,9 @@ class Misuse(NamedTuple):
     """The line of the mistake."""
 
 
-@dataclass
-class _Buffer:
+class _Buffer(NamedTuple):
     operation: Operation
+    memory: int
     start: int
     end: int
     """Bytes of its memory."""
@@ -59,41 +58,59 @@ class _Buffer:
 class Handles:
     """The operations of one rank that it has launched and not waited for.
 
+    Most operations are waited for at once. So nothing is found out about one before another is
+    launched or an operator comes.
+
     Args:
         locate: returns the line of user code that is running.
+        watched: whether anybody wants to know.
 
     Attributes:
         found: the mistakes so far.
 
     """
 
-    def __init__(self, locate: Callable[[], str]) -> None:
+    def __init__(self, locate: Callable[[], str], watched: bool = True) -> None:
         self.found: list[Misuse] = []
         self._locate = locate
-        self._open: dict[int, Operation] = {}
-        self._memory: dict[int, list[_Buffer]] | None = None
-        """Memory → its buffers; made when an operator comes, which is after few launches."""
+        self._watched = watched
+        self._open: dict[Operation, list[_Buffer]] = {}
+        self._unread: Operation | None = None
+        """The one whose buffers are not known yet."""
+        self._memory: dict[int, list[_Buffer]] = {}
+        """Memory → the buffers there."""
         self._told: set[int] = set()
         self._mode = _Watch(self)
         self._ours = False
 
     def open(self, operation: Operation) -> None:
         """Note a launch, unless it is PyTorch's own: nobody else has its handle."""
-        if _launched_by_torch():
+        if not self._watched or _launched_by_torch():
             return
         if self._open:
-            self._look_at_launch(operation)
-        self._open[id(operation)] = operation
-        self._memory = None
+            self._read()
+            buffers = _buffers(operation)
+            self._look_at_launch(operation, buffers)
+            self._add(operation, buffers)
+        else:
+            self._open[operation] = []
+            self._unread = operation
         watch_with(self._mode)
 
     def close(self, operation: Operation) -> None:
         """Note that an operation was waited for, or that its future was asked for."""
-        if self._open.pop(id(operation), None) is None:
+        buffers = self._open.pop(operation, None)
+        if buffers is None:
             return
-        self._memory = None
+        if operation is self._unread:
+            self._unread = None
+        self._told.discard(id(operation))  # which another may have later
         if not self._open:
+            self._memory.clear()
             remove_mode(self._mode)
+        else:
+            for buffer in buffers:
+                self._memory[buffer.memory].remove(buffer)
 
     def resume(self) -> None:
         """Go on watching after PyTorch has put back the modes that it found: after backward."""
@@ -102,10 +119,11 @@ class Handles:
 
     def finish(self) -> None:
         """Note what the rank never waited for: it has ended."""
-        for operation in self._open.values():
+        for operation in self._open:
             self._note(operation, "", "")
         self._open.clear()
-        self._memory = None
+        self._memory.clear()
+        self._unread = None
         remove_mode(self._mode)
 
     def forget(self) -> None:
@@ -136,50 +154,56 @@ class Handles:
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what an operator touches."""
-        if self._ours or not self._open or func.is_view or func.namespace != "aten":
+        if self._ours or not self._open:
             return
-        if func._opname in _LOOK_ONLY_AT_SHAPES:
-            return
-        for place, argument in enumerate(func._schema.arguments):
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
+        for place, name, writes in _tensors_of(func):
+            value = args[place] if place < len(args) else kwargs.get(name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor):
                     self._touch(tensor, writes)
 
     def _touch(self, tensor: torch.Tensor, writes: bool) -> None:
-        for buffer in self._overlapping(tensor):
-            if buffer.gets or writes:
+        self._read()
+        if (memory := _memory(tensor)) not in self._memory:
+            return
+        start, end = _extent(tensor)
+        for buffer in self._memory[memory]:
+            if (buffer.gets or writes) and buffer.start < end and start < buffer.end:
                 self._note(buffer.operation, "wrote to" if writes else "read", self._locate())
 
-    def _overlapping(self, tensor: torch.Tensor) -> list[_Buffer]:
-        span = _span(tensor)
-        if span is None:
-            return []
-        if self._memory is None:
-            self._memory = self._map()
-        memory, start, end = span
-        buffers = self._memory.get(memory, ())
-        return [each for each in buffers if each.start < end and start < each.end]
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._add(self._unread, _buffers(self._unread))
+            self._unread = None
 
-    def _map(self) -> dict[int, list[_Buffer]]:
-        found: dict[int, list[_Buffer]] = {}
-        for operation in self._open.values():
-            for tensor, gets in _buffers(operation):
-                if (span := _span(tensor)) is not None:
-                    found.setdefault(span[0], []).append(_Buffer(operation, *span[1:], gets))
-        return found
+    def _add(self, operation: Operation, buffers: list[_Buffer]) -> None:
+        self._open[operation] = buffers
+        for buffer in buffers:
+            self._memory.setdefault(buffer.memory, []).append(buffer)
 
-    def _look_at_launch(self, operation: Operation) -> None:
+    def _look_at_launch(self, operation: Operation, buffers: list[_Buffer]) -> None:
         """Look whether a launch uses what others still fill, or fills what others still use."""
-        for tensor, gets in _buffers(operation):
-            for buffer in self._overlapping(tensor):
+        for _, memory, start, end, gets in buffers:
+            for buffer in self._memory.get(memory, ()):
+                if not ((buffer.gets or gets) and buffer.start < end and start < buffer.end):
+                    continue
                 other = buffer.operation
                 # The collectives of one group follow one another, as on a stream of NCCL.
                 messages = {"send", "recv"} & {other.kind, operation.kind}
-                in_order = other.group == operation.group and not messages
-                if not in_order and (buffer.gets or gets):
+                if messages or other.group != operation.group:
                     self._note(other, "wrote to" if gets else "read", operation.where)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensors_of(func: Any) -> tuple[tuple[int, str, bool], ...]:
+    """Return of an operator's arguments that hold tensors: place, name, and whether it writes."""
+    if func.is_view or func.namespace != "aten" or func._opname in _LOOK_ONLY_AT_SHAPES:
+        return ()
+    return tuple(
+        (place, argument.name, argument.alias_info is not None and argument.alias_info.is_write)
+        for place, argument in enumerate(func._schema.arguments)
+        if "Tensor" in str(argument.type)
+    )
 
 
 _FOLDER = os.path.dirname(dist.__file__)
@@ -207,32 +231,43 @@ def _launched_by_torch() -> bool:
     return True
 
 
-def _buffers(operation: Operation) -> list[tuple[torch.Tensor, bool]]:
-    """Return the tensors of an operation, and for each whether it is written."""
+def _buffers(operation: Operation) -> list[_Buffer]:
+    """Return where the tensors of an operation lie, and which of them it writes."""
     kind = KINDS[operation.kind]
     if kind.in_place:
         # The root of a broadcast, and all but the root of a reduction, keep what they have.
         here = operation.peer == operation.rank
         gets = operation.peer is None or here == kind.reduces
-        return [(tensor, gets) for tensor in operation.inputs]
+        given = [(operation.inputs, gets)]
+    else:
+        given = [(operation.inputs, False), (operation.outputs, True)]
     return [
-        *((tensor, False) for tensor in operation.inputs),
-        *((tensor, True) for tensor in operation.outputs),
+        _Buffer(operation, memory, *_extent(tensor), gets)
+        for tensors, gets in given
+        for tensor in tensors
+        if (memory := _memory(tensor)) is not None
     ]
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Return a tensor's memory, and its first and last byte there; ``None`` if it has none."""
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Return what names a tensor's memory; ``None`` if it has none."""
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return None
     try:
-        memory = tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # a wrapper around other tensors
         return None
-    size = tensor.element_size()
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset()
-    return memory, int(start * size), int((start + last + 1) * size)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its memory, and the one after its last."""
+    size, start = tensor.element_size(), tensor.storage_offset()
+    if tensor.is_contiguous():
+        count = tensor.numel()
+    else:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        count = sum((n - 1) * step for n, step in steps) + 1
+    return int(start * size), int((start + count) * size)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,9 +59,8 @@ class Operation:
     def __post_init__(self) -> None:
         tensors = self.sizing
         self.numel = sum([t.numel() for t in tensors])
-        first = tensors[0].dtype if tensors else torch.uint8
-        self.nbytes = self.numel * first.itemsize
-        self.dtype = str(first)[len("torch.") :] if tensors else ""
+        self.dtype, size = _of_dtype(tensors[0].dtype) if tensors else ("", 1)
+        self.nbytes = self.numel * size
 
     @property
     def sizing(self) -> list[torch.Tensor]:
@@ -71,6 +71,12 @@ class Operation:
     def signature(self) -> str:
         """Return what must be equal on all ranks of a collective, in words."""
         return signature_of(self.kind, self.op, self.peer, self.sizing)
+
+
+@functools.cache
+def _of_dtype(dtype: torch.dtype) -> tuple[str, int]:
+    """Return what it is called, and the bytes of an element."""
+    return str(dtype).removeprefix("torch."), dtype.itemsize
 
 
 class Endpoint(Protocol):

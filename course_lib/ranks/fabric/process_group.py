@@ -51,9 +51,11 @@ class SimulatedRank:
     """Its operations that are not over."""
     check_nan: bool = False
     """Whether what it sends may not be NaN."""
+    watched: bool = True
+    """Whether anybody wants to know what it does wrong with its handles."""
 
     def __post_init__(self) -> None:
-        self.handles = Handles(self.locate)
+        self.handles = Handles(self.locate, self.watched)
 
     def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
         """Make a process group."""

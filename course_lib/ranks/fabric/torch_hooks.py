@@ -65,33 +65,40 @@ class World:
         return [{"pg_name": name, "backend_config": BACKEND} for name in self.pg_names.values()]
 
 
-class _ThreadWorlds:
-    """Looks like PyTorch's world, and is another one on each thread that has entered its own."""
+class _ThreadWorlds(threading.local):
+    """Looks like PyTorch's world, and is another one on each thread that has entered its own.
+
+    PyTorch looks here ten times per operation. A rank's attributes lie in its thread's dictionary,
+    where they are found without a step of Python; `__getattr__` comes only to other threads.
+    """
 
     def __init__(self, ordinary: Any) -> None:
-        object.__setattr__(self, "_ordinary", ordinary)
-        object.__setattr__(self, "_own", threading.local())
-
-    def _mine(self) -> Any:
-        return getattr(self._own, "world", None) or self._ordinary
+        self.__dict__.update(_ordinary=ordinary, _entered=None)  # of every thread that looks here
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._mine(), name)
+        return getattr(self._entered or self._ordinary, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._mine(), name, value)
+        if self._entered is None:
+            setattr(self._ordinary, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def enter(self, world: World) -> None:
-        self._own.world = world
+        self.__dict__.update(vars(world), _entered=world)
         # PyTorch keeps a second list, by name, in C++: each thread has one of its own.
         for group, name in world.pg_names.items():
             c10d._register_process_group(name, group)  # type: ignore[arg-type]
 
     def leave(self) -> None:
-        world = getattr(self._own, "world", None)
-        for name in world.pg_names.values() if world is not None else ():
+        world = self._entered
+        if world is None:
+            return
+        for name in world.pg_names.values():
             c10d._unregister_process_group(name)
-        self._own.world = None
+        mine = self.__dict__
+        vars(world).update({name: mine.pop(name) for name in vars(world)})
+        mine["_entered"] = None
 
 
 @contextmanager
@@ -211,8 +218,10 @@ def unseen() -> Any:
 
 def watch_with(mode: Any) -> None:
     """Put a dispatch mode below those of this thread, if it is not there: theirs come and go."""
-    if not torch._C._len_torch_dispatch_stack():  # as nearly always
+    depth = torch._C._len_torch_dispatch_stack()
+    if not depth:  # as nearly always
         torch._C._push_on_torch_dispatch_stack(mode)
+    if not depth or torch._C._get_dispatch_stack_at(depth - 1) is mode:
         return
     above = []
     while torch._C._len_torch_dispatch_stack():

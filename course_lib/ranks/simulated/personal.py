@@ -15,6 +15,8 @@ import sys
 import types
 import warnings
 import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,10 +67,13 @@ class PersonalState:
 
     Args:
         classes: kept from earlier calls; ``None``: the process's own.
+        surroundings: with which it begins; ``None``: the process's own.
 
     """
 
-    def __init__(self, classes: Classes | None = None) -> None:
+    def __init__(
+        self, classes: Classes | None = None, surroundings: Surroundings | None = None
+    ) -> None:
         generator = torch.Generator()
         generator.manual_seed(_SEED)
         self._torch = generator.get_state()
@@ -78,7 +83,7 @@ class PersonalState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._numpy = numpy.random.MT19937(numpy.random.SeedSequence(_SEED))
         self._classes = Classes.of_process() if classes is None else classes
-        self.surroundings = Surroundings()
+        self.surroundings = Surroundings() if surroundings is None else surroundings
 
     def take(self) -> None:
         """Take this state from the process: the rank stops running."""
@@ -90,28 +95,55 @@ class PersonalState:
             self._numpy = sys.modules["numpy"].random.get_bit_generator()
         self.surroundings.take()
 
-    def give(self) -> None:
-        """Give this state to the process: the rank runs."""
+    def give(self, there: PersonalState | None = None) -> None:
+        """Give this state to the process: the rank runs.
+
+        `there`: what has just been taken from the process, so that nobody need look at it again.
+        """
         torch.default_generator.set_state(self._torch)
-        if self._print != _fingerprint():
+        if self._print != (_fingerprint() if there is None else there._print):
             random.setstate(self._python)
         if self._dtype is not torch.get_default_dtype():
             torch.set_default_dtype(self._dtype)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_bit_generator(self._numpy)
         self._classes.give()
-        self.surroundings.give()
+        self.surroundings.give(Surroundings() if there is None else there.surroundings)
+
+
+@contextmanager
+def state_kept() -> Iterator[None]:
+    """Put back what the ranks share with the rest of the process: random numbers and the like."""
+    before = PersonalState()
+    before.take()
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        before.give()
+        torch.set_num_threads(threads)
 
 
 class Surroundings:
     """Environment, working folder, output, warnings and print options, as a rank left them.
 
     Made from those of the process.
+
+    Args:
+        variables: to be set in the environment.
+        common: the environment before that, which many have; they differ in few variables then.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, variables: Mapping[str, str] | None = None, common: dict[Any, Any] | None = None
+    ) -> None:
         self._folder = _folder()
-        self.environment: dict[Any, Any] = dict(_environment())
+        self._common = environment_with({}) if common is None else common
+        self._environment = dict(self._common)
+        for name, value in (variables or {}).items():
+            self._environment[os.fsencode(name)] = os.fsencode(value)
+        self._own = self._names_of_its_own()
         self._streams = sys.stdout, sys.stderr
         self._filters = list(warnings.filters)
         self._show = _ways_to_show()
@@ -119,43 +151,60 @@ class Surroundings:
 
     def take(self) -> None:
         self._folder = _folder()
-        if (now := _environment()) != self.environment:
-            self.environment = dict(now)
+        if (now := _environment()) != self._environment:
+            self._environment = dict(now)
+            self._own = self._names_of_its_own()
         self._streams = sys.stdout, sys.stderr
         self._filters = warnings.filters  # type: ignore[assignment]
         self._show = _ways_to_show()
         self._options = torch._tensor_str.PRINT_OPTS
 
-    def give(self) -> None:
-        if self._folder != _folder():
+    def give(self, there: Surroundings) -> None:
+        """Give them to the process, whose own are `there`."""
+        if self._folder != there._folder:
             os.chdir(self._folder)
-        if (there := _environment()) != self.environment:
-            # Past `os.environ`, which would decode and encode what is encoded already.
-            for name in there.keys() - self.environment.keys():
-                os.unsetenv(name)
-                del there[name]
-            for name, value in self.environment.items():
-                if there.get(name) != value:
-                    os.putenv(name, value)
-                    there[name] = value
+        self._give_environment(there)
         sys.stdout, sys.stderr = self._streams
         if warnings.filters is not self._filters:
             changed = warnings.filters != self._filters
             warnings.filters = self._filters
             if changed:
                 warnings._filters_mutated()  # type: ignore[attr-defined]
-        for name, way in self._show.items():
+        for name, way in zip(_SHOW, self._show, strict=True):
             setattr(warnings, name, way)
         torch._tensor_str.PRINT_OPTS = self._options
+
+    def _names_of_its_own(self) -> frozenset[Any]:
+        """Return the variables that are not as in the common environment."""
+        return frozenset(name for name, _ in self._environment.items() ^ self._common.items())
+
+    def _give_environment(self, there: Surroundings) -> None:
+        if self._common is there._common:
+            names = self._own | there._own
+        else:
+            names = frozenset(self._environment.keys() | there._environment.keys())
+        # Past `os.environ`, which would decode and encode what is encoded already.
+        process = _environment()
+        for name in names:
+            value = self._environment.get(name)
+            if value == process.get(name):
+                continue
+            if value is None:
+                os.unsetenv(name)
+                del process[name]
+            else:
+                os.putenv(name, value)
+                process[name] = value
 
     def print_here(self) -> None:
         """Print, from the next `give` on, where the process prints now."""
         self._streams = sys.stdout, sys.stderr
 
-    def set_environment(self, values: dict[str, str]) -> None:
-        """Set variables, for the next `give`."""
-        for name, value in values.items():
-            self.environment[os.fsencode(name)] = os.fsencode(value)
+
+def environment_with(variables: Mapping[str, str]) -> dict[Any, Any]:
+    """Return the environment of the process, with some variables more, as Python keeps it."""
+    added = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+    return _environment() | added
 
 
 def _environment() -> dict[Any, Any]:
@@ -171,10 +220,12 @@ def _folder() -> str:
         return "/"
 
 
-def _ways_to_show() -> dict[str, Any]:
-    """Return what ``warnings.catch_warnings(record=True)`` replaces."""
-    names = ("showwarning", "_showwarnmsg_impl")
-    return {name: getattr(warnings, name) for name in names if hasattr(warnings, name)}
+_SHOW = [name for name in ("showwarning", "_showwarnmsg_impl") if hasattr(warnings, name)]
+"""What ``warnings.catch_warnings(record=True)`` replaces."""
+
+
+def _ways_to_show() -> list[Any]:
+    return [getattr(warnings, name) for name in _SHOW]
 
 
 def _fingerprint() -> tuple[bytes, Any]:

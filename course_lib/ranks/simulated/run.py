@@ -7,8 +7,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +37,10 @@ from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.simulated.baton import Baton, Stopped
 from course_lib.ranks.simulated.endpoint import ThreadEndpoint
 from course_lib.ranks.simulated.parcel import Parcel, pack, unpack
-from course_lib.ranks.simulated.personal import Classes, PersonalState
+from course_lib.ranks.simulated.personal import Classes, state_kept
 from course_lib.ranks.simulated.shared import changes_told
 from course_lib.ranks.simulated.streams import RankStreams
-from course_lib.ranks.simulated.worlds import Worlds, variables
+from course_lib.ranks.simulated.worlds import Worlds
 
 _PATIENCE = 1.0
 """Seconds that a rank has to end when it is told to."""
@@ -68,9 +68,7 @@ class Run:
         self.computation = computation
         self.call = call
         self.fabric = Fabric(world_size, network, worlds.made)
-        self.states = [PersonalState(classes) for classes in worlds.classes]
-        for rank, state in enumerate(self.states):
-            state.surroundings.set_environment(variables(rank, world_size))
+        self.states = worlds.states()
         self.baton = Baton(self.fabric, self.states, measured=computation == "measured")
         self.known = frozenset(Classes.of_process().by_name)
         self.worlds = worlds
@@ -100,7 +98,7 @@ class Run:
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
             stack.enter_context(changes_told())
-            stack.enter_context(_process_state())
+            stack.enter_context(state_kept())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
             stack.enter_context(virtual_time())
@@ -211,10 +209,15 @@ class Run:
     # The threads of the ranks -------------------------------------------------------------------
 
     def _rank(self, rank: int) -> SimulatedRank:
-        endpoint = self.endpoints[rank]
-        store, locate = self.worlds.store, self.locate
         return SimulatedRank(
-            rank, self.world_size, endpoint, locate, store, store, check_nan=self.check_nan
+            rank,
+            self.world_size,
+            self.endpoints[rank],
+            self.locate,
+            store=self.worlds.store,
+            generation=self.worlds.store,
+            check_nan=self.check_nan,
+            watched=self.misuse != "ignore",
         )
 
     def _run(self, rank: int) -> None:
@@ -243,7 +246,8 @@ class Run:
             leave_world()
             with suppress(Stopped):  # one more, on its way to a rank that was ending
                 self.ranks[rank].works.forget()
-            self.baton.finish(rank, raised)
+            with suppress(Stopped):
+                self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
     def _as_of_notebook(self, rank: int, error: BaseException) -> Callable[[], BaseException]:
@@ -289,16 +293,3 @@ class Run:
             self.fabric.advance(rank, seconds * factor, self.locate())
 
         return spend
-
-
-@contextmanager
-def _process_state() -> Iterator[None]:
-    """Put back what the ranks share with the rest of the process: random numbers and the like."""
-    before = PersonalState()
-    before.take()
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        before.give()
-        torch.set_num_threads(threads)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from course_lib.ranks.fabric.store import SimulatedStore
 from course_lib.ranks.fabric.torch_hooks import World
-from course_lib.ranks.simulated.personal import Classes
+from course_lib.ranks.simulated.personal import (
+    Classes,
+    PersonalState,
+    Surroundings,
+    environment_with,
+)
 
 
 class Worlds:
@@ -24,12 +29,23 @@ class Worlds:
         self.classes = [Classes() for _ in range(world_size)]
         self.of_rank = [World() for _ in range(world_size)]
 
+    def states(self) -> list[PersonalState]:
+        """Return with what each rank begins a call."""
+        common = environment_with(_variables_of_all(len(self.of_rank)))
+        return [
+            PersonalState(classes, Surroundings(_variables_of_rank(rank), common))
+            for rank, classes in enumerate(self.classes)
+        ]
 
-def variables(rank: int, world_size: int) -> dict[str, str]:
-    """Return the environment variables that scripts expect, as under ``torchrun``."""
+
+def _variables_of_rank(rank: int) -> dict[str, str]:
+    """Return the environment variables that scripts expect, as under ``torchrun``, of one rank."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _variables_of_all(world_size: int) -> dict[str, str]:
+    """Return those that are the same on all ranks."""
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "localhost",

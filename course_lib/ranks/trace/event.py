@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from course_lib.ranks.explain.words import spans
@@ -47,6 +48,7 @@ def computation(rank: int, start: float, end: float, where: str = "") -> Event:
     return Event(rank, "compute", (), None, 0, "", 0, start, end, where)
 
 
+@functools.lru_cache(maxsize=4096)
 def group_called(name: str, description: str = "") -> str:
     """Return what people call a process group: see `Event.group_name`.
 

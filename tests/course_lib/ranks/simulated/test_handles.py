@@ -80,6 +80,15 @@ def step_before_wait() -> None:
         work.wait()
 
 
+def one_of_three_waited_for_and_another_read() -> None:
+    x = torch.ones(9)
+    works = [dist.all_reduce(part, async_op=True) for part in x.split(3)]
+    works[1].wait()
+    x[6:].sum()
+    for work in works:
+        work.wait()
+
+
 WRONG = [
     (never_waited, "Ranks 0, 1, 2 never waited for all_reduce #1", 1, None),
     (one_of_two_never_waited, "Ranks 0, 1, 2 never waited for all_reduce #2", 1, None),
@@ -88,6 +97,12 @@ WRONG = [
     (view_read_before_wait, "Ranks 1, 2 read the buffer of broadcast #1", 2, 4),
     (send_buffer_written, "Rank 0 wrote to the buffer of send to rank 1", 3, 4),
     (received_and_passed_on, "Rank 1 read the buffer of recv from rank 0", 5, 6),
+    (
+        one_of_three_waited_for_and_another_read,
+        "Ranks 0, 1, 2 read the buffer of all_reduce #3",
+        2,
+        4,
+    ),
     (step_before_wait, "Ranks 0, 1, 2 read the buffer of all_reduce #1", 5, 8),
 ]
 
@@ -138,6 +153,15 @@ def the_other_half() -> None:
     work = dist.all_reduce(x[:3], async_op=True)
     x[3:] += 1
     work.wait()
+
+
+def one_of_three_waited_for_and_read() -> None:
+    x = torch.ones(9)
+    works = [dist.all_reduce(part, async_op=True) for part in x.split(3)]
+    works[1].wait()
+    x[3:6] += 1
+    for work in works:
+        work.wait()
 
 
 def sent_and_read() -> None:
@@ -192,13 +216,29 @@ def functional() -> None:
     assert x.sum() == 9
 
 
-RIGHT = [waited_for, asked_until_done, future_with_a_callback, the_other_half, sent_and_read,
+RIGHT = [waited_for, asked_until_done, future_with_a_callback, the_other_half,
+         one_of_three_waited_for_and_read, sent_and_read,
          twice_on_one_stream, inside_a_mode_of_the_user, trained_by_ddp, functional]  # fmt: skip
 
 
 @pytest.mark.parametrize("fn", RIGHT, ids=[fn.__name__ for fn in RIGHT])
 def test_what_is_right_is_left_alone(fn: Callable[[], None]) -> None:
     Ranks(3, on="simulated", misuse="error").run(fn)
+
+
+def test_nobody_looks_where_nobody_wants_to_know() -> None:
+    def depth() -> int:
+        work = dist.all_reduce(x := torch.ones(3), async_op=True)
+        x.sum()
+        watched = torch._C._len_torch_dispatch_stack()
+        work.wait()
+        return watched
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Ranks(2, on="simulated", misuse="ignore").run(depth) == [0, 0]
+    with pytest.warns(MisuseWarning):
+        assert Ranks(2, on="simulated").run(depth) == [1, 1]
 
 
 def test_every_call_says_it_again_and_a_failure_says_only_itself() -> None:

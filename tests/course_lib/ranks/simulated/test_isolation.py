@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -168,6 +169,23 @@ def test_surroundings_are_the_rank_s_own(tmp_path: Path) -> None:
         (True, "2", True),
     ]
     assert [each[3] for each in found] == ["tensor([0.3])", "tensor([0.33])", "tensor([0.333])"]
+
+
+def test_a_rank_that_has_ended_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """Ranks that never wait run one after the other, each to its end."""
+
+    def fn(folder: Path) -> Any:
+        numbers = random.random(), float(torch.rand(1))
+        found = Path.cwd(), os.environ.get("WHO"), torch.get_default_dtype(), *numbers
+        os.chdir(folder)
+        os.environ["WHO"] = "somebody"
+        torch.set_default_dtype(torch.float64)
+        return found
+
+    before = Path.cwd()
+    found = Ranks(3, on="simulated").run(fn, tmp_path)
+    assert found == [(before, None, torch.float32, *found[0][3:])] * 3
+    assert Path.cwd() == before and "WHO" not in os.environ
 
 
 def test_sleep_and_clocks_are_virtual() -> None:
