@@ -74,18 +74,10 @@ TASKS = [(folder, task) for folder in ASSIGNMENTS for task in checks_of(folder)]
 PLACES: tuple[Place, ...] = ("simulated", "cpu")
 
 
-def is_first(folder: Path, task: str) -> bool:
-    return task == next(iter(checks_of(folder)))
-
-
-def tasks(of_others: bool = False) -> list[Any]:
-    """Return a parameter for each task; of the other assignments the first, if it is asked for."""
+def tasks() -> list[Any]:
+    """Return a parameter for each task, in its tier."""
     return [
-        pytest.param(
-            *(folder, task),
-            id=f"{folder.name}-{task}",
-            marks=tier(in_full(folder) or (of_others and is_first(folder, task))),
-        )
+        pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(in_full(folder)))
         for folder, task in TASKS
     ]
 
@@ -112,7 +104,7 @@ def test_there_are_assignments_and_each_is_released() -> None:
     assert [folder.name for folder in assignments(RELEASED)] == [f.name for f in ASSIGNMENTS]
 
 
-@pytest.mark.parametrize(("folder", "task"), tasks(of_others=True))
+@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
 def test_the_solution_passes_every_case(folder: Path, task: str) -> None:
     report = run(folder, task, solution_of(folder, task))
     assert report.passed, str(report)

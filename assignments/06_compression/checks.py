@@ -157,6 +157,7 @@ CHECKS = {
             Case("zeros only", 1, {"shape": (2, 2), "exponent": 0, "sign": 0}),
             Case("no numbers", 1, {"shape": (0,), "exponent": 0, "sign": 1}),
         ),
+        in_turn=[(2, 2)],
     ),
     "dequantize": task(
         "dequantize",
@@ -176,6 +177,7 @@ CHECKS = {
             Case("one number, behind 1 byte", 1, {"shape": (), "offset": 1}),
             Case("no numbers", 1, {"shape": (0, 2), "offset": 0}),
         ),
+        in_turn=[(0, 0)],
     ),
     "encode_top_k": task(
         "encode_top_k",
@@ -193,6 +195,7 @@ CHECKS = {
             Case("none of none", 1, {"shape": (0,), "k": 0}),
             Case("none of six", 1, {"shape": (2, 3), "k": 0}),
         ),
+        in_turn=[(1, 1)],
     ),
     "with_feedback": task(
         "with_feedback",
@@ -233,6 +236,7 @@ CHECKS = {
             Case("3 ranks, one number", 3, {"shape": (), "codec": "8 bits"}),
             Case("2 ranks, no numbers", 2, {"shape": (0, 4), "codec": "1 bit"}),
         ),
+        in_turn=[(6, 5)],
     ),
     "random_k_mean": task(
         "random_k_mean",
@@ -246,14 +250,15 @@ CHECKS = {
         ],
         worth={"values": 2, "communication": 1},
         cases=in_many_forms(
-            Case("1 rank, 2 of 6", 1, drawn(2, (3, 2), 1, 2, 1)),
+            Case("1 rank, 4 of 6", 1, drawn(4, (3, 2), 1, 2, 1)),
             Case("2 ranks, 5 of 20", 2, drawn(5, (4, 5), 7, 8, 7, 9)),
-            Case("3 ranks, all of 7", 3, drawn(7, (7,), 3)),
+            Case("4 ranks, all of 7", 4, drawn(7, (7,), 3)),
             Case("4 ranks in two groups, 3 of 12", 4, drawn(3, (3, 4), 2**32 - 1, 0)),
             Case("2 ranks, 2 of 5, 600 seeds", 2, drawn(2, (5,), *range(600))),
             Case("5 ranks in two groups, 1 of 9", 5, drawn(1, (3, 3), 11, 12)),
             Case("4 ranks, 4 of 10", 4, drawn(4, (2, 5), 21, 22)),
             Case("2 ranks, 20 of 50", 2, drawn(20, (5, 10), 0, 1, 1000, 2**16, 2**31, 2**32 - 1)),
         ),
+        in_turn=[(2, 3)],
     ),
 }

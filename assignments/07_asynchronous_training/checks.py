@@ -183,6 +183,7 @@ CHECKS = {
             serving("one pulls late", "1 2 +1 +2 2 +2 1 +1 1", [(2, 3)], 0.3),
             serving("one pushes twice", "1 2 +1 +2 +1 1 +2 2", [(3, 2)], 0.3),
         ),
+        in_turn=[(1, 2)],
     ),
     "work": task(
         "work",
@@ -227,6 +228,7 @@ CHECKS = {
             ),
             groups=False,
         ),
+        in_turn=[(1, 3)],
     ),
     "backup_server": task(
         "backup_server",
@@ -248,7 +250,7 @@ CHECKS = {
         cases=in_both_forms(
             serving("2 of 2", "0 2 +0 +2 0 2 +2 +0 0 2", [(3, 2)], 0.5, wait_for=2),
             serving("2 of 3", "1 2 3 +1 +3 1 3 +2 2 +2 +1 1", [(2,), (3,)], 0.25, wait_for=2),
-            serving("1 of 2", "1 2 +1 1 +1 1 +2 2 +2 2", [(2, 2)], 0.4, wait_for=1),
+            serving("1 of 2", "1 2 +1 1 +1 +1 1 +2 2 +2 2", [(2, 2)], 0.4, wait_for=1),
             serving("3 of 4", "5 6 7 8 +5 +8 5 +6 +7 6 7 8", [(4,), ()], 0.3, wait_for=3),
             serving(
                 "late by two steps",
@@ -258,6 +260,7 @@ CHECKS = {
             serving("one pushes twice", "1 2 3 +1 +2 +1 +3 3 1", [(2, 2)], 0.5, wait_for=3),
             serving("a step that is not full", "1 2 +1 1 2", [(3,)], 1.0, wait_for=2),
         ),
+        in_turn=[(1, 2)],
     ),
     "diloco": task(
         "diloco",
@@ -280,9 +283,10 @@ CHECKS = {
             rounds("2 ranks, 3 rounds", 2, 3, 10, 0.7, 0.9, [(2,), (3, 2)]),
             rounds("3 ranks, no momentum", 3, 2, 6, 0.5, 0.0, [(2, 2)], "along"),
             rounds("4 ranks in two groups", 4, 4, 9, 0.6, 0.8, [(3,), ()], "along"),
-            rounds("3 ranks, H = 1", 3, 1, 3, 0.25, 0.5, [(4,)]),
+            rounds("4 ranks, H = 1", 4, 1, 3, 0.25, 0.5, [(4,)]),
             rounds("5 ranks in two groups", 5, 2, 7, 0.7, 0.9, [(2, 3)]),
             rounds("2 ranks, less than a round", 2, 5, 4, 0.7, 0.9, [(3, 2)], "along"),
         ),
+        in_turn=[(4, 3)],
     ),
 }

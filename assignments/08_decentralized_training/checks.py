@@ -183,6 +183,7 @@ CHECKS = {
             mixing("5 ranks, nothing of its own", 5, "swap", (0,)),
             mixing("5 ranks, whom it hears weighs differently", 5, "star * one way", (3, 2)),
         ),
+        in_turn=[(6, 3), (6, 6), (8, 6)],
     ),
     "decentralized_step": task(
         "decentralized_step",
@@ -201,9 +202,10 @@ CHECKS = {
             steps("4 ranks in a ring, two steps", 4, ["ring"] * 2, [(4,), (2, 2)], 0.3),
             steps("6 ranks, two groups, one way", 6, ["one way"] * 2, [(3,)], 0.3, before=True),
             steps("5 ranks, one parameter unused", 5, ["ring"], [(3, 2), (2,)], 0.4, unused=1),
-            steps("4 ranks, another matrix in each step", *(4, ["star", "pairs"], [(2, 3)], 0.25)),
+            steps("6 ranks, two groups, two matrices", *(6, ["star", "one way"], [(2, 3)], 0.25)),
             steps("4 ranks, 100 µs of gradient", *(4, ["ring"] * 3, [(8,)], 0.1), seconds=100e-6),
         ),
+        in_turn=[(4, 3)],
     ),
     "spectral_gap": task(
         "spectral_gap",
@@ -222,6 +224,7 @@ CHECKS = {
                 )
             ),
         ),
+        in_turn=[(3, 5)],
     ),
     "choose_graph": task(
         "choose_graph",
@@ -242,5 +245,6 @@ CHECKS = {
             choose("any mean will do", 5, ["complete", "ring"], 10**5, 1e-3, 1e9, 1.0),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
         ),
+        in_turn=[(4, 6)],
     ),
 }

@@ -81,7 +81,7 @@ class Case:
         form: in which form the arguments come.
         network: of the virtual clock.
         after: a case that the same ranks go through before it, so that what is kept from one call
-            to the next shows. Its values are not judged, nor is what is sent in either.
+            to the next shows. Neither its values are judged, nor what is sent for them.
 
     """
 

@@ -7,6 +7,7 @@ a case has several models, each has a call of its own, and all of them are under
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,11 +80,18 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
         )
         finishes.append(finish)
         contexts.append(no_sync)
+
+    def back(use: Sequence[int], x: Sequence[torch.Tensor]) -> None:
+        for context in contexts:  # once more, and left again: those around it still hold
+            with context():
+                pass
+        chain_backward(params, use, x, mine["seconds"])
+
     found = []
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
         *local, last = zip(uses, xs, strict=True)
         for use, x in local:
-            _without_sync(contexts, params, use, x, mine)
+            _inside(contexts, mine["interrupted"], partial(back, use, x))
         chain_backward(params, *last, mine["seconds"])
         for finish in finishes[::-1]:
             finish()
@@ -98,24 +106,20 @@ def _pair(made: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
     return called(made[0], "finish"), called(made[1], "no_sync")
 
 
-def _without_sync(
-    contexts: Sequence[Callable[[], Any]],
-    params: Sequence[nn.Parameter],
-    use: Sequence[int],
-    x: Sequence[torch.Tensor],
-    mine: Any,
+def _inside(
+    contexts: Sequence[Callable[[], Any]], interrupted: bool, call: Callable[[], object]
 ) -> None:
-    """Go back once inside all these contexts, which an exception may leave."""
-    if contexts:
-        try:
-            with contexts[0]():
-                _without_sync(contexts[1:], params, use, x, mine)
-                if mine["interrupted"]:
-                    raise _InterruptedError
-        except _InterruptedError:
-            pass
-    else:
-        chain_backward(params, use, x, mine["seconds"])
+    """Make the call inside all these contexts, which an exception may leave."""
+    if not contexts:
+        call()
+        return
+    try:
+        with contexts[0]():
+            _inside(contexts[1:], interrupted, call)
+            if interrupted:
+                raise _InterruptedError
+    except _InterruptedError:
+        pass
 
 
 def _gradients(params: Sequence[nn.Parameter], mine: Any) -> list[torch.Tensor | None]:

@@ -31,8 +31,11 @@ SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
 
 
 def rounded(p: Tensor) -> Tensor:
-    """Return multiples of 1/256, more bits than bfloat16 has; like PowerSGD, leave vectors out."""
-    return torch.round(p * 256) / 256 if p.dim() > 1 else p.clone()
+    """Return multiples of 1/256, with more bits than bfloat16 has; like PowerSGD, spare vectors.
+
+    They are one multiple too large: else all but the small would be x, which bfloat16 has.
+    """
+    return (torch.round(p * 256) + 1) / 256 if p.dim() > 1 else p.clone()
 
 
 COMPRESS = {"only_largest": only_largest, "signs": signs, "rounded": rounded}
@@ -153,11 +156,11 @@ equals_feedback = equals(
         ),
         "what x - C(x + e) leaves: e = x + e - C(x + e)": replayed(lambda x, e, c: x - c),
         "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
-        "x + e in the dtype of x: convert x before you add": replayed(
-            lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=True
-        ),
         "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": replayed(
             lambda x, e, c: x + e - c.bfloat16().float()
+        ),
+        "x + e in the dtype of x: convert x before you add": replayed(
+            lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=True
         ),
         "a residual rounded to the dtype of x: keep it in float32": replayed(
             lambda x, e, c: (x + e - c).bfloat16().float()

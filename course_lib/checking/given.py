@@ -154,6 +154,8 @@ class RankProgram:
             value = simple(self.program(function, own, Given(before["form"], {})))
         except Exception as error:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()  # in the trace, what follows it is the case's own
         return Watch({"value": value})
 
 

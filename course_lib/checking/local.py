@@ -71,7 +71,8 @@ def examine(
             place: stack.enter_context(LocalRunner(function, place, quiet=place != "simulated"))
             for place in dict.fromkeys(("simulated", on))
         }
-        runners[on].start(check)  # a core that simulated ranks leave idle can do that
+        for run in runners.values():
+            run.start(check)  # a core that simulated ranks leave idle can do that for the real ones
         places: tuple[str, ...] = ()
         for place, run in runners.items():
             places = (*places, WORDS[place])
@@ -79,6 +80,7 @@ def examine(
             if not report.passed:
                 # What passes on simulated ranks and fails on real ones failed there.
                 return replace(report, places=places[-1:])
+            run.end()
         return report
 
 

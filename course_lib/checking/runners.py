@@ -7,9 +7,12 @@ that ends its process, or never returns, costs the student a line of the report 
 from __future__ import annotations
 
 import io
+import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from os.path import basename
 from typing import Any, Literal
 
@@ -26,9 +29,11 @@ from course_lib.ranks import (
     Trace,
     per_rank,
 )
-from course_lib.ranks.calls import cell_labels
+from course_lib.ranks.calls import cell_labels, pack_call
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
+from course_lib.ranks.processes.fork_client import end_soon, preload
+from course_lib.ranks.processes.object_pipe import to_bytes
 
 Place = Literal["simulated", "cpu", "gpu"]
 _GRACE = 5.0
@@ -60,6 +65,7 @@ class LocalRunner:
         self._quiet = quiet
         self._ranks = {} if ranks is None else ranks
         self._own = ranks is None
+        self._sealed: tuple[Check, _Sealed] | None = None
 
     def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
         """Return what was observed.
@@ -69,34 +75,43 @@ class LocalRunner:
 
         """
         mine = [encode(value) for value in inputs]
+        if self._sealed is None or self._sealed[0] is not check:
+            self._sealed = check, _Sealed.of(check, self._function, self._quiet)
+        sealed = self._sealed[1]
         if self._on == "simulated":
-            return self._simulate(check, case, mine)
+            return self._simulate(check, case, sealed, mine)
         ranks = self._ranks_of(case.world_size, check.seconds)
         try:
-            arguments = check.program, self._function, per_rank(mine), self._quiet
-            outputs = ranks.run(_run_program, *arguments)
+            outputs = ranks.run(_run_program, sealed, per_rank(mine))
         except RanksError as error:
             raise _with_trace(_of_a_case(error, check), ranks.trace) from None
         return Observed([decode(output) for output in outputs], ranks.trace)
 
     def start(self, check: Check) -> None:
-        """Start the real ranks that the check's cases need; they get ready while others run."""
-        if self._on != "simulated":
-            for case in check.cases:
-                self._ranks_of(case.world_size, check.seconds).start()
+        """Start the processes that the check's cases need; they get ready while others run."""
+        if self._on == "simulated":
+            self._ranks_of(1, check.seconds + _GRACE).start()
+            return
+        for case in check.cases:
+            self._ranks_of(case.world_size, check.seconds).start()
+
+    def end(self) -> None:
+        """Have its own processes end, all at once, and do not wait for it: leaving this does."""
+        if self._own:
+            end_soon(pid for ranks in self._ranks.values() for pid in ranks.processes())
 
     def _ranks_of(self, world_size: int, seconds: float) -> Ranks:
         if world_size not in self._ranks:
+            # What a program needs of ours is imported once, and not by every rank.
+            preload(name for name in list(sys.modules) if name.startswith(__package__))
             self._ranks[world_size] = Ranks(world_size, on="gpu" if self._on == "gpu" else "cpu")
         self._ranks[world_size].timeout = seconds
         return self._ranks[world_size]
 
-    def _simulate(self, check: Check, case: Case, mine: list[bytes]) -> Observed:
+    def _simulate(self, check: Check, case: Case, sealed: _Sealed, mine: list[bytes]) -> Observed:
         host = self._ranks_of(1, check.seconds + _GRACE)
         try:
-            (answer,) = host.run(
-                _simulated, check.program, self._function, mine, case.network, check.seconds
-            )
+            (answer,) = host.run(_simulated, sealed.data, mine, case.network, check.seconds)
         except errors.RankTimeout:
             raise timed_out("case", check.seconds, ()) from None
         except RanksError as error:  # the process itself has ended, and no rank can say more
@@ -130,25 +145,48 @@ class LocalRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
         for ranks in self._ranks.values() if self._own else ():
             ranks.close()
 
 
-def _run_program(
-    program: Callable[..., Any], function: Callable[..., Any], mine: bytes, quiet: bool
+class _Sealed:
+    """A program and a function on their way to ranks, which get them open: a call of one argument.
+
+    They are the same for all cases, and pickling them takes as long as a short case: it is done
+    once. A process on the way, such as that of simulated ranks, passes on the bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @classmethod
+    def of(cls, check: Check, function: Callable[..., Any], quiet: bool) -> _Sealed:
+        """Return them sealed; raise TypeError if they cannot be sent."""
+        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1, to_bytes)[0])
+
+    def __reduce__(self) -> Any:
+        return _opened, (self.data,)
+
+
+def _opened(data: bytes) -> Callable[[bytes], bytes]:
+    called, arguments, _ = pickle.loads(data)
+    return partial(called, *arguments)
+
+
+def _examined(
+    program: Callable[..., Any], function: Callable[..., Any], quiet: bool, mine: bytes
 ) -> bytes:
-    if not quiet:
+    with redirect_stdout(io.StringIO()) if quiet else nullcontext():
         return encode(program(function, decode(mine)))
-    with redirect_stdout(io.StringIO()):
-        return encode(program(function, decode(mine)))
+
+
+def _run_program(opened: Callable[[bytes], bytes], mine: bytes) -> bytes:
+    return opened(mine)
 
 
 def _simulated(
-    program: Callable[..., Any],
-    function: Callable[..., Any],
-    mine: list[bytes],
-    network: Network,
-    seconds: float,
+    sealed: bytes, mine: list[bytes], network: Network, seconds: float
 ) -> dict[str, Any]:
     """Run a case on simulated ranks, in a process of its own; tell all as plain values."""
     ranks = Ranks(len(mine), on="simulated", network=network, timeout=seconds, misuse="warn")
@@ -156,7 +194,7 @@ def _simulated(
     failure = None
     with redirect_stdout(io.StringIO()) as printed, _told_of_misuse() as told:
         try:
-            outputs = ranks.run(_run_program, program, function, per_rank(mine), False)
+            outputs = ranks.run(_run_program, _Sealed(sealed), per_rank(mine))
         except RanksError as error:
             states = [(s.rank, s.doing, s.where, s.seconds) for s in error.states]
             failure = type(error).__name__, error.summary, states, error.detail

@@ -26,6 +26,20 @@ def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> l
     ]
 
 
+def after_the_barrier(trace: Trace) -> Trace | None:
+    """Return what follows the one barrier of all ranks; None if it is not the only one."""
+    barriers = [
+        event
+        for event in trace.operations
+        if event.kind == "barrier" and len(event.group) == trace.world_size
+    ]
+    began = {event.rank: event.start for event in barriers}
+    if not len(barriers) == len(began) == trace.world_size:
+        return None
+    later = [event for event in trace.events if event.start > began[event.rank]]
+    return Trace(later, trace.world_size, network=trace.network)
+
+
 def sent(event: Event) -> int:
     """Return the bytes that the event's rank handed over."""
     root = event.peer == event.rank

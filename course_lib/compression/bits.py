@@ -66,28 +66,24 @@ def unpack_bits(packed: Tensor, width: int, length: int) -> Tensor:
     return codes.reshape(-1)[:length]
 
 
-def choose_by_bits(packed: Tensor, either: Tensor, out: Tensor) -> None:
+def table_by_byte(either: Tensor) -> Tensor:
+    """Return `either[bit]` for the bits of every byte, shape (256, 8); `either` has shape (2,)."""
+    return either[_BITS_OF_A_BYTE.to(either.device)]
+
+
+def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
     """Write `either[bit]` to `out` for as many bits in `packed` as it is long.
 
-    `either`: float32, shape (2,); `out`: a float32 vector. On a CPU a table has the numbers of
-    every byte, so that one look-up of 32 bytes writes eight of them.
+    `table`: `table_by_byte(either)`, float32; `out`: a float32 vector. One look-up of 32 bytes
+    writes eight numbers.
     """
     whole = out.numel() // 8 if for_numpy(packed) else 0
     if whole:
-        table = either[_BITS_OF_A_BYTE].numpy().view("V32").ravel()
         eights = out[: 8 * whole].numpy().view("V32")
         index = packed[:whole].numpy().astype(np.intp)  # else `take` does it, more slowly
-        np.take(table, index, out=eights, mode="clip")
+        np.take(table.numpy().view("V32").ravel(), index, out=eights, mode="clip")
     if (rest := out[8 * whole :]).numel():
-        rest.copy_(either[unpack_bits(packed[whole:], 1, rest.numel()).long()])
+        rest.copy_(table[packed[whole:].long()].view(-1)[: rest.numel()])
 
 
 _BITS_OF_A_BYTE = unpack_bits(torch.arange(256, dtype=torch.uint8), 1, 8 * 256).view(256, 8).long()
-
-
-def pack_signs(x: Tensor, out: Tensor) -> None:
-    """Write a bit for each element of the float32 vector `x`, 1 where it is negative, to `out`."""
-    if for_numpy(x):  # as integers, floats with a sign are below zero; signbit takes 3 x as long
-        out.numpy()[:] = np.packbits(x.numpy().view(np.int32) < 0, bitorder="little")
-    else:
-        out.copy_(pack_bits(x.signbit(), 1))

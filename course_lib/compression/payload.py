@@ -152,13 +152,16 @@ def section(wire: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     return piece.view(dtype)
 
 
-def in_cache(x: Tensor) -> Iterator[slice]:
-    """Yield the pieces of a vector to be worked on one after the other: of 512 KiB on a CPU.
+def in_cache(x: Tensor, at_once: int = 1 << 17) -> Iterator[slice]:
+    """Yield the pieces of a vector to be worked on one after the other.
+
+    `at_once`: elements of a piece on a CPU, by default 512 KiB.
 
     Several passes over a piece that stays in the cache take as long as one over memory. On a GPU
     every pass is a kernel, so there the vector is one piece.
     """
-    at_once = 1 << 17 if x.device.type == "cpu" else max(x.numel(), 1)
+    if x.device.type != "cpu":
+        at_once = max(x.numel(), 1)
     for start in range(0, x.numel(), at_once):
         yield slice(start, min(start + at_once, x.numel()))
 

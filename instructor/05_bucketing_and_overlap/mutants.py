@@ -693,10 +693,10 @@ def data_parallel__as_a_class(params, cap, first_cap, group=None):
 
             class Context:
                 def __enter__(self):
-                    averager.on = False
+                    self.before, averager.on = averager.on, False
 
                 def __exit__(self, *_):
-                    averager.on = True
+                    averager.on = self.before
 
             return Context()
 
@@ -815,6 +815,25 @@ data_parallel__quiet_after_an_exception = fails(
         (
             "        try:\n            yield\n        finally:\n            local.pop()",
             "        yield\n        local.pop()",
+        )
+    )
+)
+data_parallel__ends_at_the_inner_no_sync = fails("3 ranks, no_sync for two of three")(
+    parallel_with(("local.pop()", "local.clear()"))
+)
+data_parallel__one_flag_for_all_models = fails("two steps with no_sync")(
+    parallel_with(
+        ("group=None):", "group=None, flag=[False]):"),
+        (QUIET, "if flag[0]:"),
+        ("local.append(True)", "flag[0] = True"),
+        ("local.pop()", "flag[0] = False"),
+    )
+)
+data_parallel__caps_of_the_first_call = fails("Each bucket leaves once per step")(
+    parallel_with(
+        (
+            "group=None):",
+            "group=None, kept={}):\n    cap, first_cap = kept.setdefault('caps', (cap, first_cap))",
         )
     )
 )

@@ -156,6 +156,16 @@ def quantize__imports_the_reference(x, u):
     return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
 
 
+@fails("this call has changed what an earlier one returned")
+def quantize__into_the_same_memory(x, u, kept={}):  # noqa: B006
+    x, u = x.float().flatten(), u.flatten()
+    wire = kept.setdefault(len(x), torch.zeros(len(x) + 4, dtype=torch.uint8))
+    scale = x.abs().max() / 127 if len(x) else x.new_zeros(())
+    codes = (x / (scale if scale > 0 else 1) + u).floor().clamp(max=127).to(torch.int8)
+    wire[:4], wire[4:] = scale.view(1).view(torch.uint8), codes.view(torch.uint8)
+    return wire
+
+
 # dequantize --------------------------------------------------------------------------------
 
 
@@ -208,6 +218,14 @@ dequantize__writes_into_the_wire = fails("the function changes bytes")(
         ("return ", "given.zero_()\n    return "),
     )
 )
+
+
+@fails("this call has changed what an earlier one returned")
+def dequantize__into_the_same_memory(wire, shape, dtype, kept={}):  # noqa: B006
+    scale, codes = wire[:4].clone().view(torch.float32), wire[4:].view(torch.int8)
+    result = kept.setdefault((codes.numel(), dtype), torch.empty(codes.numel(), dtype=dtype))
+    return result.copy_(codes * scale).view(shape)
+
 
 # encode_top_k ------------------------------------------------------------------------------
 
@@ -347,6 +365,20 @@ encode_top_k__list_in_order_of_size = fails("not in the order of x")(
     )
 )
 
+
+@fails("this call has changed what an earlier one returned")
+def encode_top_k__into_the_same_memory(x, k, kept={}):  # noqa: B006
+    x = x.float().flatten()
+    places = x.abs().topk(k).indices.sort().values
+    bits = torch.zeros(-(-len(x) // 8) * 8, dtype=torch.bool)
+    bits[places] = True
+    bitmap = torch.from_numpy(np.packbits(bits.numpy(), bitorder="little"))
+    listed = places.to(torch.int32).view(torch.uint8)
+    where = bitmap if len(bitmap) < len(listed) else listed
+    wire = torch.cat([x[places].view(torch.uint8), where])
+    return kept.setdefault(len(wire), torch.empty_like(wire)).copy_(wire)
+
+
 # with_feedback -----------------------------------------------------------------------------
 
 
@@ -435,6 +467,12 @@ with_feedback__in_the_dtype_of_x = fails("keep it in float32")(
     edited(
         with_feedback__default_dict,
         ("torch.sub(p, result)", "torch.sub(p, result).to(x.dtype).float()"),
+    )
+)
+with_feedback__of_what_was_converted = fails("e is p - C(p) before C(p) is converted")(
+    edited(
+        with_feedback__default_dict,
+        ("torch.sub(p, result)", "p - result.to(x.dtype).float()"),
     )
 )
 with_feedback__compresses_the_dtype_of_x = fails("compress takes a float32 tensor, not torch.")(
@@ -993,4 +1031,27 @@ random_k_mean__in_bfloat16 = fails("the result for seed")(
 )
 random_k_mean__seeds_below_1000 = fails("draw the same places")(
     random_k_with(("random.Random(seed)", "random.Random(seed % 1000)"))
+)
+random_k_mean__enlarges_small_draws_only = fails("it must be scaled by n/k")(
+    random_k_with(("n / k / size", "(n / k if 2 * k < n else 1) / size"))
+)
+
+# What is kept from one call to the next ----------------------------------------------------
+
+OF_THE_FIRST_CALL = "group=None, kept={}):\n    group = kept.setdefault('group', group)"
+
+compressed_all_reduce__group_of_the_first_call = fails("what all ranks together give")(
+    all_reduce_with(("group=None):", OF_THE_FIRST_CALL))
+)
+compressed_all_reduce__codec_of_the_first_call = fails("something is kept from the call before")(
+    all_reduce_with(
+        (
+            "group=None):",
+            "group=None, kept={}):\n"
+            "    encode, decode = kept.setdefault('codec', (encode, decode))",
+        )
+    )
+)
+random_k_mean__group_of_the_first_call = fails("the mean over all ranks: the group has fewer")(
+    random_k_with(("group=None):", OF_THE_FIRST_CALL))
 )

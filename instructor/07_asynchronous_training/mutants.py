@@ -667,3 +667,43 @@ diloco__gathers = fails("this task allows all_reduce only")(
 diloco__takes_the_step_itself = fails("diloco returns NoneType, expected a function")(
     diloco_with(("    return step", "    step()"))
 )
+
+# What is kept from one call to the next ----------------------------------------------------
+
+async_server__rate_of_the_first_call = fails("something is kept from the call before")(
+    server_with(
+        ("params, lr):", "params, lr, kept={}):"),
+        (SHARE, "alpha=kept.setdefault(0, lr) / (1 + age)"),
+    )
+)
+backup_server__number_of_the_first_call = fails("weights of pull")(
+    edited(
+        backup_server__running_sum,
+        (
+            "wait_for):",
+            "wait_for, kept={}):\n    wait_for = kept.setdefault('wait_for', wait_for)",
+        ),
+    )
+)
+backup_server__who_completes_is_fresh = fails("push 2 counts: expected False, got True")(
+    edited(
+        backup_server__running_sum,
+        ('state["version"] += 1', 'state["version"] += 1\n            versions[worker] += 1'),
+    )
+)
+diloco__group_of_the_first_call = fails("what all ranks together give")(
+    diloco_with(
+        ("group=None):", "group=None, kept={}):\n    group = kept.setdefault('group', group)")
+    )
+)
+diloco__counts_the_steps_of_all_models = fails("something is kept from the call before")(
+    diloco_with(
+        ("group=None):", "group=None, count=[0]):"),
+        ("        nonlocal left\n", ""),
+        (
+            "        left -= 1\n        if left:",
+            "        count[0] += 1\n        if count[0] % every:",
+        ),
+        ("        left = every\n        moved", "        moved"),
+    )
+)

@@ -724,3 +724,50 @@ choose_graph__everybody_hears_itself = fails("✗ nothing of its own")(
     choice_with((SENT, "max(int((weights[:, j] != 0).sum()) - 1 for j in range(k))"))
 )
 choose_graph__no_step_at_all = fails("✗ any mean will do")(choice_with(("steps = 1", "steps = 0")))
+
+# What is kept from one call to the next ----------------------------------------------------
+
+OF_THIS_SIZE = (
+    "group=None):",
+    "group=None, kept={}):\n    weights = kept.setdefault(weights.shape, weights)",
+)
+
+start_mixing__matrix_of_the_first_call = fails("something is kept from the call before")(
+    edited(start_mixing__receives_first, OF_THIS_SIZE)
+)
+start_mixing__into_the_same_memory = fails("rank 0: tensor")(
+    edited(
+        start_mixing__receives_first,
+        ("group=None):", "group=None, kept={}):"),
+        ("return total", "return kept.setdefault(total.shape, total).copy_(total)"),
+    )
+)
+decentralized_step__matrix_of_the_first_call = fails("rank 0: parameter 0")(step_with(OF_THIS_SIZE))
+decentralized_step__weights_of_the_last_step = fails("✗ 4 ranks in a ring, two steps")(
+    step_with(
+        ("group=None):", "group=None, kept={}):"),
+        (
+            "for source, theirs in heard.items():",
+            "late, kept[mine.shape] = kept.get(mine.shape, heard), heard\n"
+            "    for source, theirs in late.items():",
+        ),
+    )
+)
+spectral_gap__of_the_first_matrix = fails("something is kept from the call before")(
+    edited(
+        spectral_gap__by_numpy,
+        (
+            "(weights):",
+            "(weights, kept={}):\n    weights = kept.setdefault(weights.shape, weights)",
+        ),
+    )
+)
+choose_graph__candidates_of_the_first_call = fails("something is kept from the call before")(
+    edited(
+        choose_graph__with_a_dictionary,
+        (
+            "tolerance):",
+            "tolerance, kept={}):\n    candidates = kept.setdefault(0, list(candidates))",
+        ),
+    )
+)

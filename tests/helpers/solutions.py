@@ -42,7 +42,7 @@ def code_cells(folder: Path) -> Iterator[Any]:
 @cache
 def solution_of(folder: Path, task: str) -> Any:
     """Return the notebook's own solution of a task."""
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     with matplotlib.rc_context():  # the first cell sets the course's style, for its notebook
         for cell in code_cells(folder):
             role = cell.metadata.get("nbgrader", {})

@@ -5,8 +5,8 @@ what `make test` leaves out:
 
 - The assignments of `IN_FULL` are tested in all ways, their wrong solutions in samples.
 - Of every other, what costs little: its files keep to the rules, a function that was not written
-  fails every case, its first task's solution passes on the simulated network, and of its wrong
-  solutions one in so many is found there.
+  fails every case, its solutions pass on the simulated network, and of its wrong ones one in so
+  many is found there.
 
 Who changes an assignment runs all of it: ``make test-all ARGS="-k 05_bucketing"``.
 """

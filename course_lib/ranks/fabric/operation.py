@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from course_lib.ranks.metered.collective_table import KINDS, signature_of
+from course_lib.ranks.metered.collective_table import KINDS, sent_to_others, signature_of
 from course_lib.ranks.trace.event import Event
 
 NEW_GROUP = "new_group"
@@ -139,4 +139,5 @@ def event_of(operation: Operation, end: float) -> Event:
         operation.where,
         operation.group_name,
         operation.waited,
+        sent_to_others(operation.kind, operation.inputs, operation.members.index(operation.rank)),
     )

@@ -224,6 +224,16 @@ COLLECTIVES = (
 )  # fmt: skip
 
 
+def sent_to_others(kind: str, puts: Sequence[torch.Tensor], me: int) -> int | None:
+    """Return the bytes for other ranks, where the pieces for each may differ; else None.
+
+    `me`: the rank's place in the group.
+    """
+    if kind not in KINDS or not KINDS[kind].uneven:
+        return None
+    return sum(piece.nbytes for to, piece in enumerate(puts) if to != me)
+
+
 def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None) -> Tensors:
     """Return views of `tensor`, one per rank: equal ones, or `splits` rows each.
 

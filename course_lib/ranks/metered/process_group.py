@@ -31,6 +31,7 @@ from course_lib.ranks.metered.collective_table import (
     KINDS,
     Collective,
     reduction_of,
+    sent_to_others,
     signature_of,
 )
 from course_lib.ranks.metered.emulated_link import EmulatedLink
@@ -122,6 +123,7 @@ class MeteredProcessGroup(PythonGroup):
         operation = MeteredOperation(
             me, kind.name, self._members, root, _nbytes(tensors), _dtype(tensors), where,
             Wait.COLLECTIVE, self.key, seq, group_name=self.label,
+            sent=sent_to_others(kind.name, _puts(operations), self.rank()),
         )  # fmt: skip
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
         operation.block()

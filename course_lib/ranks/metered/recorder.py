@@ -156,6 +156,8 @@ class MeteredOperation:
     """Value of `Recorder.given_up` when it was launched."""
     group_name: str = ""
     """What people call the group; see `Event.group_name`."""
+    sent: int | None = None
+    """Bytes for other ranks, where they are known; see `Event.sent`."""
     _waited: bool = False
     _blocked_since: float = 0.0
     _noted: tuple[int, Event] | None = None
@@ -207,6 +209,7 @@ class MeteredOperation:
             self.where,
             self.group_name,
             self._waited,
+            self.sent,
         )
         self._noted = self.recorder.note(event), event
         self.recorder.add_pending(-1)

@@ -84,6 +84,7 @@ class ForkServer:
         self._buffer = b""
         self._alive: set[int] = set()
         self._exits: dict[int, int] = {}
+        self._loaded: set[str] = set()
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
         self.socket = ours
@@ -110,6 +111,14 @@ class ForkServer:
                 self.close()
                 raise
             self._ready_until = None
+
+    def load(self, names: Iterable[str]) -> None:
+        """Have it import these modules before it forks again, if it has not done so yet."""
+        with self._lock, uninterrupted():
+            if new := [name for name in names if name not in self._loaded]:
+                self._loaded.update(new)
+                with suppress(OSError):  # it has ended: the next `fork` says so
+                    self.socket.sendall(json.dumps({"load": new}).encode() + b"\n")
 
     def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
         """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
@@ -257,6 +266,17 @@ def _environment() -> dict[str, str]:
     }
 
 
+_preloaded: dict[str, None] = {}
+
+
+def preload(names: Iterable[str]) -> None:
+    """Have ranks start with these modules loaded, which else each of them imports by itself.
+
+    As all that the fork server loads, they must start no thread and run no tensor operation.
+    """
+    _preloaded.update(dict.fromkeys(names))
+
+
 _server: ForkServer | None = None
 _server_lock = threading.Lock()
 
@@ -265,6 +285,7 @@ def shared_server() -> ForkServer:
     """Return this process's fork server; start it on first use, or if it has ended."""
     server = start_server()
     server.wait_until_ready()
+    server.load(list(_preloaded))
     return server
 
 
@@ -275,3 +296,9 @@ def start_server() -> ForkServer:
         if _server is None or not _server.alive():
             _server = ForkServer(wait=False)
         return _server
+
+
+def end_soon(pids: Iterable[int]) -> None:
+    """Have ranks of this process end, and do not wait for it, as closing them then does."""
+    if _server is not None and _server.alive():
+        _server.signal(list(pids), signal.SIGKILL)

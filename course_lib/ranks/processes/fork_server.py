@@ -9,6 +9,7 @@ It runs no code but this file. Its parent talks to it over a socket, in lines of
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
     → {"signal": 9, "pids": [123, …]}
+    → {"load": ["module", …]}
                                                                ← {"exit": 123, "status": -9}
 
 When the socket closes, whatever ended the parent, all ranks and this process end.
@@ -35,6 +36,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from course_lib.ranks.processes.huge_pages import collapse
+
 MAX_FDS = 64
 MAX_LINE = 1 << 20
 _IDLE = 1.0
@@ -54,11 +57,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def serve(
-    control: socket.socket, later: Sequence[str] = (), fork_process: Callable[[], int] = os.fork
+    control: socket.socket,
+    later: Sequence[str] = (),
+    fork_process: Callable[[], int] = os.fork,
+    gathers: bool = False,
 ) -> None:
     """Answer requests on `control` until it closes; then end every child.
 
-    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request.
+    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request. If it
+    `gathers`, memory is gathered in huge pages after that, as soon as no child shares it.
     `fork_process` forks as `os.fork` does.
     """
     waiting = list(later)
@@ -94,9 +101,13 @@ def serve(
     try:
         _send(control, {"ready": os.getpid()})
         while True:
-            ready = [key.fileobj for key, _ in selector.select(_IDLE if waiting else None)]
+            rests = not waiting and (bool(children) or not gathers)
+            ready = [key.fileobj for key, _ in selector.select(None if rests else _IDLE)]
             if not ready and waiting:
                 _load(waiting.pop(0))
+            elif not ready:
+                collapse()
+                gathers = False
             if wake_read in ready:
                 with suppress(BlockingIOError):
                     os.read(wake_read, 4096)
@@ -107,6 +118,9 @@ def serve(
                 if not requests.read():
                     return
                 for request, fds in requests.take():
+                    for name in request.get("load", ()):
+                        with suppress(Exception):  # the rank that needs it will say what is wrong
+                            _load(name)
                     # Only children that were not reaped: their pids can belong to no one else.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
@@ -201,7 +215,7 @@ def main() -> None:
         _load(name)
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
-    serve(control, later)
+    serve(control, later, gathers=True)
 
 
 def _load(name: str) -> None:
@@ -210,9 +224,11 @@ def _load(name: str) -> None:
     Frozen, its objects are not touched by the children's collectors either: they stay shared.
     """
     gc.disable()
-    importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    try:
+        importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":

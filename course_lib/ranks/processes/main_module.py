@@ -8,6 +8,7 @@ there by name. So a rank's ``__main__`` finds what the running code itself sees 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 import types
@@ -53,21 +54,26 @@ class OwnModules:
 
     def __init__(self) -> None:
         self._written: dict[str, tuple[str, int]] = {}
-        self._looked_at: set[str] = set()
-        self._count = 0
+        self._last = ""
 
-    def reload_changed(self) -> list[str]:
-        """Import anew the modules whose files have changed; return their names."""
-        # Thousands of names: looked through only when there are more than before.
-        new = set(sys.modules) - self._looked_at if len(sys.modules) > self._count else ()
-        self._count = len(sys.modules)
+    def look(self) -> None:
+        """Note the modules that were imported since the last look.
+
+        There are thousands, and a rank that has just been forked would copy the page of every one
+        that it touches: it looks only at the last ones, those that it has imported itself.
+        """
+        new = list(itertools.takewhile(self._last.__ne__, reversed(sys.modules)))
+        self._last = next(reversed(sys.modules))
         for name in new:
-            self._looked_at.add(name)
-            path = getattr(sys.modules[name], "__file__", None) or ""
-            if name == _US or not path or is_installed(path):
+            path = getattr(sys.modules.get(name), "__file__", None) or ""
+            if name == _US or name in self._written or not path or is_installed(path):
                 continue
             if written := _written(path):
                 self._written[name] = path, written
+
+    def reload_changed(self) -> list[str]:
+        """Import anew the modules whose files have changed; return their names."""
+        self.look()
         changed = [
             (name, path, now)
             for name, (path, before) in self._written.items()

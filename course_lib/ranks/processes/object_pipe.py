@@ -9,6 +9,7 @@ A few bytes that need no pickling go as they are: see `plain`.
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
 import os
 import pickle
@@ -167,6 +168,13 @@ def pack(value: Any) -> Packed:
     if spool.buffer is None:
         return Packed.in_file(spool.size, len(sizes), spool.fd)
     return Packed(spool.size, len(sizes), bytes(spool.buffer))
+
+
+def to_bytes(value: Any) -> bytes:
+    """Return `value` as `pack` packs it, but in one piece that ``pickle.loads`` reads."""
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(value)
+    return file.getvalue()
 
 
 def _unpack(data: Any, size: int, parts: int) -> Any:

@@ -42,6 +42,9 @@ from course_lib.ranks.processes.messages import (
 )
 from course_lib.ranks.processes.object_pipe import ObjectPipe, pack, plain
 
+_modules = OwnModules()
+os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
+
 _NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
 
 
@@ -99,7 +102,6 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     send_displays_to(lambda bundle: pipe.send(plain(bytes([DISPLAY])), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
     pipe.send(plain(AnswerHead(READY, 0, True, recorder.rank, 0.0, 0.0).to_bytes()))
-    modules = OwnModules()
     while True:
         try:
             head = CallHead.read(pipe.receive()())
@@ -112,14 +114,13 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
             world.begin(head.call, head.generation)
         common = pipe.receive()
         mine = pipe.receive() if head.has_own else list
-        _run_call(pipe, recorder, labels, modules, [common, mine])
+        _run_call(pipe, recorder, labels, [common, mine])
 
 
 def _run_call(
     pipe: ObjectPipe,
     recorder: Recorder,
     labels: dict[str, str],
-    modules: OwnModules,
     parts: list[Callable[[], Any]],
 ) -> None:
     """Run one call and send its answer: what came of it, the log, and the result.
@@ -133,7 +134,7 @@ def _run_call(
     try:
         try:
             giving_up.armed = True
-            _reload(modules, rank)
+            _reload(rank)
             value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
@@ -161,8 +162,8 @@ def _run_call(
     reply.close()
 
 
-def _reload(modules: OwnModules, rank: int) -> None:
-    changed = modules.reload_changed()
+def _reload(rank: int) -> None:
+    changed = _modules.reload_changed()
     if changed and rank == 0:
         print(f"Changed since the last call, and imported anew: {', '.join(sorted(changed))}.")
 

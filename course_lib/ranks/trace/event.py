@@ -37,6 +37,9 @@ class Event(NamedTuple):
     waited: bool = True
     """Whether the rank waited for it, or asked whether it is over; else nothing says when its
     tensors may be used."""
+    sent: int | None = None
+    """Bytes for other ranks, where they are known: of an all_to_all, whose pieces may differ in
+    length. Else they are derived: see `Trace.bytes_sent`."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:

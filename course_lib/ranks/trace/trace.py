@@ -90,6 +90,8 @@ class Trace:
         """Return the bytes that an operation sends from its rank."""
         if event.kind in ("send", "recv"):
             return event.bytes if event.kind == "send" else 0
+        if event.sent is not None:
+            return event.sent
         root = 0 if event.peer is None else event.group.index(event.peer)
         itemsize = getattr(torch, event.dtype).itemsize if event.dtype else 1
         sent = collective_bytes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
 from course_lib.checking.cases import case_generator
 from course_lib.checking.local import LocalRunner, find_assignment
+from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,6 +34,13 @@ def test_a_right_function_passes_and_the_report_comes_back(capsys: Any) -> None:
     assert isinstance(report, CheckReport)
     assert report.passed
     assert "3 of 3 cases passed" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_what_ranks_of_a_check_start_with_is_safe_to_fork() -> None:
+    check("02_data_parallel_sgd/shard_bounds", right_bounds)
+    pid = fork_client.shared_server().process.pid  # type: ignore[attr-defined]
+    assert len(os.listdir(f"/proc/{pid}/task")) == 1
 
 
 def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any) -> None:

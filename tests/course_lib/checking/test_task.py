@@ -290,6 +290,37 @@ def test_what_is_kept_from_one_call_to_the_next_is_found_in_turn(
     assert words in run(function, check).results[-1].reason
 
 
-def test_of_cases_in_turn_nothing_that_is_sent_is_judged() -> None:
+def gathering_in_call(number: int) -> Callable[..., Any]:
+    """Return `total`, which in this one of its calls gathers as well."""
+    return edited(
+        total,
+        ("group: Any = None)", "group: Any = None, calls: list[int] = [0])"),
+        (
+            "    x = x.clone()",
+            f"    calls[0] += 1\n    if calls[0] == {number}:\n"
+            "        dist.all_gather([x.clone(), x.clone()], x, group=group)\n"
+            "    x = x.clone()",
+        ),
+    )
+
+
+def behind_a_barrier(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    dist.barrier()
+    return by_gathering(x, group)
+
+
+@pytest.mark.parametrize(
+    ("function", "passed"),
+    [
+        (total, [True, True]),
+        (by_gathering, [False, False]),
+        (gathering_in_call(1), [False, True]),
+        (gathering_in_call(2), [True, False]),
+        (behind_a_barrier, [False, True]),  # nobody knows which of three begins the second call
+    ],
+)
+def test_of_cases_in_turn_what_the_second_one_sends_is_judged(
+    function: Any, passed: list[bool]
+) -> None:
     check = sum_task(cases=[Case("2 ranks", 2)], in_turn=[(0, 0)])
-    assert [result.passed for result in run(by_gathering, check).results] == [False, True]
+    assert [result.passed for result in run(function, check).results] == passed

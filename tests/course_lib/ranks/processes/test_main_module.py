@@ -1,6 +1,8 @@
 """What a notebook defines and edits, as its ranks see it."""
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,9 @@ from typing import Any
 import pytest
 
 from course_lib.ranks import Ranks, per_rank
+from course_lib.ranks.processes import fork_client
+from course_lib.ranks.processes.main_module import OwnModules
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -71,10 +76,66 @@ def test_an_edited_module_is_imported_anew(
     file.write_text("ANSWER = 1\n")
     assert ranks.run(answer) == ranks.run(answer) == [1, 1]
     assert "anew" not in capsys.readouterr().out
-    file.write_text("ANSWER = 42  # longer\n")
-    os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
+    write(file, "ANSWER = 42  # longer\n", 1)
     assert ranks.run(answer) == [42, 42]
     assert "imported anew: edited_helper" in capsys.readouterr().out
+
+
+def write(file: Path, text: str, seconds: int) -> None:
+    file.write_text(text)
+    os.utime(file, ns=(1, file.stat().st_mtime_ns + seconds * 10**9))
+
+
+def test_own_modules_are_those_imported_since_the_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [f"looked_at_{i}" for i in range(3)]
+    for name in names:
+        write(tmp_path / f"{name}.py", "ANSWER = 1", 0)
+    modules = OwnModules()
+    modules.look()
+    imported = {}
+    try:
+        for name in names[:2]:
+            imported[name] = importlib.import_module(name)
+        assert modules.reload_changed() == []
+        del sys.modules[names[1]]  # the last one that was seen; another is as many again
+        imported[names[2]] = importlib.import_module(names[2])
+        assert modules.reload_changed() == []
+        for seconds, name in enumerate(names, 1):
+            write(tmp_path / f"{name}.py", f"ANSWER = {seconds + 1}", seconds)
+        assert set(modules.reload_changed()) == set(names)
+        assert [imported[name].ANSWER for name in names] == [2, 1, 4]
+        assert modules.reload_changed() == []
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def test_ranks_start_with_preloaded_modules_and_see_them_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer() -> Any:
+        return getattr(sys.modules.get("preloaded_helper"), "ANSWER", None)
+
+    file = tmp_path / "preloaded_helper.py"
+    write(file, "ANSWER = 1", 0)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    for name, value in (("WIDE", fork_client.NARROW), ("LATER", ()), ("_server", None)):
+        monkeypatch.setattr(fork_client, name, value)
+    monkeypatch.setattr(fork_client, "_preloaded", {})
+    try:
+        with Ranks(1, on="cpu", timeout=30) as ranks:
+            assert ranks.run(answer) == [None]
+        fork_client.preload(["preloaded_helper", "no_such_module"])
+        with Ranks(1, on="cpu", timeout=30) as ranks:
+            assert ranks.run(answer) == [1]
+        write(file, "ANSWER = 42", 1)
+        with Ranks(1, on="cpu", timeout=30) as ranks:
+            assert ranks.run(answer) == [42]
+    finally:
+        fork_client.shared_server().close()
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])

@@ -59,6 +59,26 @@ def test_messages_are_counted(ranks: Ranks) -> None:
     assert event.group == (0, 1, 2)
 
 
+def swaps_of_other_lengths() -> None:
+    """Rank r sends r + to elements to rank `to`: what it keeps does not travel."""
+    me, k = dist.get_rank(), dist.get_world_size()
+    lengths = [me + other for other in range(k)]
+    arrived = torch.empty(sum(lengths))
+    dist.all_to_all_single(arrived, torch.ones(sum(lengths)), lengths, lengths)
+    pieces = [torch.ones(length) for length in lengths]
+    dist.all_to_all([torch.empty(length) for length in lengths], pieces)
+
+
+@pytest.mark.parametrize("k", [1, 3, 4])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_what_an_all_to_all_sends(ranks_of, on: str, k: int) -> None:
+    ranks = ranks_of(on, k)
+    ranks.run(swaps_of_other_lengths)
+    for rank in range(k):
+        to_others = sum(rank + other for other in range(k) if other != rank)
+        assert ranks.trace.bytes_sent(rank) == 2 * 4 * to_others
+
+
 def test_collectives_are_counted_with_group_and_root(ranks: Ranks) -> None:
     def program() -> None:
         pair = dist.new_group([1, 2])
