@@ -18,6 +18,9 @@ From the ground up; each room knows only those above it in this list:
 
 from typing import TYPE_CHECKING
 
+# First: it starts what takes longest, beside the imports below.
+from course_lib.ranks.processes import early as _early  # noqa: F401  # isort: skip
+
 from course_lib.later import later
 from course_lib.ranks.costs.network import Device, Network
 

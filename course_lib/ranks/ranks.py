@@ -14,9 +14,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-# First: it starts what takes longest, beside the imports below.
-from course_lib.ranks.processes import early as _early  # noqa: F401  # isort: skip
-
 from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError

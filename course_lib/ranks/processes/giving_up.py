@@ -8,6 +8,7 @@ thread hears of the signal too, and fails the futures that the rank may be waiti
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from types import FrameType
@@ -23,19 +24,42 @@ handler may run, and its exception would leave this as it is.
 """
 
 
+_taking = threading.Lock()
+_heard = -1
+
+
 def listen(recorder: Recorder) -> None:
     """Prepare this rank: in its main thread, once."""
-    heard, tell = os.pipe()
+    global _heard
+    _heard, tell = os.pipe()
+    os.set_blocking(_heard, False)
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     signal.signal(signal.SIGUSR2, _raise)
+    poll = select.poll()
+    poll.register(_heard, select.POLLIN)
 
     def fail_futures() -> None:
-        while numbers := os.read(heard, 64):
-            if signal.SIGUSR2 in numbers and armed:
-                recorder.give_up()
+        while True:
+            poll.poll()
+            with _taking:
+                if signal.SIGUSR2 in _take() and armed:
+                    recorder.give_up()
 
     threading.Thread(target=fail_futures, name="giving-up", daemon=True).start()
+
+
+def forget() -> None:
+    """Forget, before a call, the signals that the thread has not heard yet: they ended another."""
+    with _taking:
+        _take()
+
+
+def _take() -> bytes:
+    try:
+        return os.read(_heard, 64)
+    except BlockingIOError:
+        return b""
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

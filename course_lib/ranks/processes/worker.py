@@ -133,6 +133,7 @@ def _run_call(
     reply = None
     try:
         try:
+            giving_up.forget()
             giving_up.armed = True
             _reload(rank)
             value = join_call(parts[0], parts[1]())()

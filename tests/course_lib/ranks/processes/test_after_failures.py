@@ -147,6 +147,27 @@ def test_the_trace_has_what_ranks_that_hang_had_finished(ranks: Ranks) -> None:
     assert [ranks.trace.calls(rank)["all_reduce"] for rank in range(3)] == [1, 1, 1]
 
 
+def test_a_signal_that_is_heard_late_does_not_end_the_next_call(ranks: Ranks) -> None:
+    """It is: the rank answers from its main thread, while the one that hears it has no turn."""
+
+    def program() -> bool:
+        from course_lib.ranks.processes import giving_up
+
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        waiting = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        sys.setswitchinterval(10.0)
+        giving_up.armed = False  # a call has ended, and its signal comes
+        os.kill(os.getpid(), signal.SIGUSR2)
+        giving_up.forget()
+        giving_up.armed = True  # the next one
+        sys.setswitchinterval(0.005)
+        waiting.wait()
+        return True
+
+    assert ranks.run(program) == [True, True, True]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 @pytest.mark.parametrize("end", ["closed", "exits", "killed"])
 def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
