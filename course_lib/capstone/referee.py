@@ -10,7 +10,8 @@ import contextlib
 import io
 import math
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ from course_lib.ranks import Ranks, RanksError, RankTimeout, Trace, per_rank
 
 _MEMORY = 8 << 30
 """Bytes of addresses that the referee's process may use beyond those it has."""
-_SECONDS = 300.0
+SECONDS = 300.0
+"""For all draws together, on the wall clock."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +88,57 @@ def referee(race: Race, tapes: Sequence[Tensor], seeds: Sequence[str]) -> tuple[
     """
     for tape in tapes:
         Tape.decode(tape)
-    with Ranks(1, on="cpu", timeout=_SECONDS) as host:  # in a process that may die of it
-        try:
-            (told,) = host.run(_play, asdict(race), [*tapes], [*seeds])
-        except RankTimeout:
-            raise TapeError(f"to do it again takes more than {_SECONDS:g} s") from None
-        except RanksError as error:
-            raise TapeError(f"it cannot be done again: {error.summary}") from None
+    told = _player.get()(asdict(race), [*tapes], [*seeds])
     if "error" in told:
         raise TapeError(told["error"])
     return Score(**told["score"]), Trace(told["events"], race.world_size, network=race.network)
 
 
-def _play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> dict[str, Any]:
-    """Play on simulated ranks of this process; return plain values."""
+Plays = Callable[[dict[str, Any], list[Tensor], list[str]], dict[str, Any]]
+"""What plays tapes, as `play` does, somewhere."""
+
+
+def in_a_process(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> Any:
+    """Call `play` in a process of its own, which may die of what is on a tape."""
+    with Ranks(1, on="cpu", timeout=SECONDS) as host:
+        try:
+            (told,) = host.run(play, parameters, tapes, seeds)
+        except RankTimeout:
+            raise TapeError(f"to do it again takes more than {SECONDS:g} s") from None
+        except RanksError as error:
+            raise TapeError(f"it cannot be done again: {error.summary}") from None
+    return told
+
+
+_player: ContextVar[Plays] = ContextVar("_player", default=in_a_process)
+
+
+@contextlib.contextmanager
+def played_by(plays: Plays) -> Iterator[None]:
+    """Have `referee` play tapes with `plays`: a grader does it where strangers' code may run.
+
+    A tape calls PyTorch's operators with numbers of a stranger's choice, and not every one of
+    those refuses what it cannot do.
+    """
+    before = _player.set(plays)
+    try:
+        yield
+    finally:
+        _player.reset(before)
+
+
+def play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> dict[str, Any]:
+    """Play tapes on simulated ranks of this process, once for each seed.
+
+    Args:
+        parameters: of the `Race`.
+        tapes: of all ranks.
+        seeds: of the draws.
+
+    Returns plain values: either the ``error``, or the ``score``, with what `Score` is made of, and
+    the last run's ``events``.
+
+    """
     used = resource.getrlimit(resource.RLIMIT_AS)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_addresses() + _MEMORY, used[1]))
@@ -107,7 +146,7 @@ def _play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> 
     torch.set_num_threads(1)  # sums do not depend on the number of cores
     losses, seconds, equal = [], set(), True
     ranks = Ranks(
-        *(race.world_size, "simulated"), network=race.network, misuse="ignore", timeout=_SECONDS
+        *(race.world_size, "simulated"), network=race.network, misuse="ignore", timeout=SECONDS
     )
     for seed in seeds:
         drawn = draw(race, seed)
