@@ -1,6 +1,7 @@
 """For every test: one thread per process, no deadline, and no process left behind."""
 
 import os
+import signal
 import sys
 import time
 import uuid
@@ -44,6 +45,12 @@ LONG = (
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0
+
+
+# Started in the background of a script, a shell's commands ignore Ctrl-C, as all that they start
+# would; the tests of interrupts are about a terminal's.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _environment(pid: int) -> dict[str, str]:
