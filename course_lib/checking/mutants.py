@@ -18,6 +18,9 @@ Function = Callable[..., Any]
 EVERYWHERE = ("simulated", "cpu", "grader")
 """Where checks run: on simulated ranks, on CPU ranks, and in the grader's sandbox."""
 
+VIRTUAL = ("simulated", "grader")
+"""Where time is exact, a message waits for its receiver, and an unwaited handle is found."""
+
 
 @dataclass(frozen=True)
 class Mutant:
