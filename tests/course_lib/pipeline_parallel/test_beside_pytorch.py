@@ -37,7 +37,9 @@ def theirs(name, k):
         pipelining.PipelineStage(parts[i], i, len(parts), torch.device("cpu"))
         for i in range(rank, len(parts), k)
     ]
-    plan = getattr(pipelining, THEIRS[name])(stages if several else stages[0], n_microbatches=M, loss_fn=F.mse_loss)
+    plan = getattr(pipelining, THEIRS[name])(
+        stages if several else stages[0], n_microbatches=M, loss_fn=F.mse_loss
+    )
     x, y = batch(0)
     options = {"target": y, "losses": []} if rank == k - 1 else {}
     with warnings.catch_warnings():
