@@ -145,6 +145,15 @@ def kernels_have_an_address_of_their_own() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def coverage_of_ranks() -> Iterator[None]:
+    """Under `make coverage`, have ranks save which lines they ran before they are killed."""
+    from tests.helpers.measured import ranks_that_save_what_they_ran
+
+    with ranks_that_save_what_they_ran():
+        yield
+
+
 @pytest.fixture
 def fresh_matplotlib() -> Iterator[None]:
     """Draw on no screen and in matplotlib's own style, whatever a notebook's cell set before."""

@@ -41,9 +41,18 @@ class Mutant:
         tree = ast.parse(source_of(self.function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
-        definition.decorator_list = []
+        definition.decorator_list = [each for each in definition.decorator_list if not _marks(each)]
+        for node in ast.walk(definition):  # one that keeps something calls itself by its name
+            if isinstance(node, ast.Name) and node.id == definition.name:
+                node.id = self.task
         definition.name = self.task
         return ast.unparse(definition)
+
+
+def _marks(decorator: ast.expr) -> bool:
+    """Return whether a decorator is one of this file's; any other is part of the solution."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id in ("passes", "fails")
 
 
 @cache
