@@ -486,6 +486,15 @@ def test_whoever_knows_that_it_is_there_has_waited(wait: Callable[[Any], Any]) -
         assert torch.allclose(rank.weights[0], 2 * before + 1)
 
 
+def test_who_asks_too_early_has_not_waited() -> None:
+    def train(job: Job) -> None:
+        handle = dist.all_reduce(job.model[0].weight.data, async_op=True)
+        assert not handle.is_completed()
+
+    with pytest.raises(RanksError, match="never waits for the handle of all_reduce"):
+        played([tape for tape, _ in written(train)])
+
+
 def test_a_sum_that_is_never_waited_for_is_refused() -> None:
     tapes = [tape for tape, _ in written(halfway("never"))]
     with pytest.raises(RanksError, match="never waits for the handle of all_reduce"):
