@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import ctypes
 import io
-import marshal
 import os
 import pickle
 import struct
@@ -25,12 +24,12 @@ import cloudpickle
 import torch
 
 from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks.processes.functions import reduced
 
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""
 _ALIGN = 64
-_make_function = cloudpickle.cloudpickle._make_function
-_BY_NAME = (cloudpickle.cloudpickle.__name__, __name__)
+_BY_NAME = (cloudpickle.cloudpickle.__name__, reduced.__module__, __name__)
 """Modules whose functions need no look-up whether they can be imported."""
 _SIMPLE = (type(None), bool, int, float, str)
 """What any pickler packs alike, so that the quickest will do."""
@@ -69,7 +68,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # cloudpickle would look that up each time, for a third of an empty call's pickling.
             if obj.__module__ in _BY_NAME:
                 return NotImplemented
-            return _with_marshalled_code(super().reducer_override(obj))
+            return super().reducer_override(obj)
         if kind is type and getattr(builtins, obj.__name__, None) is obj:  # in annotations
             return NotImplemented
         if kind is torch.Tensor and _is_plain(obj):
@@ -78,24 +77,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                              obj.requires_grad)  # fmt: skip
         return super().reducer_override(obj)
 
-
-def _with_marshalled_code(reduced: Any) -> Any:
-    """Return what cloudpickle makes of a function, its code in Python's own format.
-
-    The ranks run the same Python. One by one, as cloudpickle sends them, the 18 fields of a code
-    object take ten times as long, here and there.
-    """
-    if reduced is NotImplemented or reduced[0] is not _make_function:
-        return reduced  # it goes by name
-    _, (code, *rest), *more = reduced
-    try:
-        return _function, (marshal.dumps(code), *rest), *more
-    except ValueError:  # somebody has put other objects among its constants
-        return reduced
-
-
-def _function(code: bytes, *rest: Any) -> Any:
-    return _make_function(marshal.loads(code), *rest)
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        return reduced(func, self._function_getnewargs(func))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
