@@ -180,9 +180,10 @@ def notebook(name: str) -> NotebookNode:
         _cell(v4.new_code_cell(f'check("{name}/rotate", rotate)'), "rotate", points=4),
     ]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    return v4.new_notebook(
+    made: NotebookNode = v4.new_notebook(
         cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}}
     )
+    return made
 
 
 def _cell(

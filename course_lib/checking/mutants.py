@@ -9,6 +9,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -54,6 +55,7 @@ def _marks(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id in ("passes", "fails")
 
 
+@cache
 def source_of(function: Function) -> str:
     """Return the source text of a function, also of an `edited` one."""
     return textwrap.dedent("".join(inspect.getsourcelines(function)[0]))
