@@ -26,6 +26,8 @@ from course_lib.ranks.metered.python_group import PythonGroup
 
 weak_reference: Callable[[Any], Any] = _WeakRef
 """Of a storage: says whether it has `expired()`."""
+_NOT_COMPUTING = ("profiler", "prim")
+"""Namespaces of what asks, as for a device; C++ asks where an exception would end the process."""
 _SWEEP = 512
 """Lines between two looks for memory that is free again."""
 
@@ -65,7 +67,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._paused or func.namespace == "profiler":
+        if self._paused or func.namespace in _NOT_COMPUTING:
             return func(*args, **kwargs)
         if _is_composite(func):  # in inference mode it comes whole: what it is made of has a price
             with self:
@@ -131,6 +133,11 @@ class Recorder(TorchDispatchMode):
     def _tensor(self, tensor: Tensor) -> list[Any]:
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
             raise TapeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot be on a tape")
+        if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise TapeError(
+                f"a {type(tensor).__name__} has no memory of its own: what traces or rewrites code "
+                "(torch.export, make_fx, and the like) is not on the tape; call the module itself"
+            )
         buffer = self._buffer_of(tensor)
         if buffer is None:
             buffer = self._constant(tensor)

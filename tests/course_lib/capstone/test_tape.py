@@ -35,7 +35,10 @@ from course_lib.local_sgd import DiLoCo, LocalSGD
 from course_lib.ranks import Ranks, RanksError, compute, per_rank
 from course_lib.sharded_optimizer import ShardedOptimizer
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 RACE = Race(world_size=2, rows=32, features=16, hidden=24, classes=4)
 STEPS = 3
@@ -147,6 +150,12 @@ def evaluation(job: Job) -> None:
     assert F.one_hot(job.y, 4).shape == (32, 4)
 
 
+def traced_and_scripted(job: Job) -> None:
+    plain(job, model=torch.jit.trace(job.model, (job.x[:8],)))  # type: ignore[no-untyped-call]
+    plain(job, model=torch.jit.script(job.model))
+    plain(job, model=torch.fx.symbolic_trace(job.model))
+
+
 def half_precision(job: Job) -> None:
     optimizer = sgd(job)
     for step in range(STEPS):
@@ -187,6 +196,7 @@ TRAININGS: dict[str, Callable[[Job], Any]] = {
     "a group of its own": one_group_of_its_own,
     "other collectives": other_collectives,
     "evaluation in between": evaluation,
+    "traced and scripted": traced_and_scripted,
     "bfloat16": half_precision,
     "our DDP": ours,
     "PyTorch's DDP": lambda job: plain(job, model=nn.parallel.DistributedDataParallel(job.model)),
@@ -315,6 +325,12 @@ def test_junk_is_no_tape(junk: bytes) -> None:
     data = torch.frombuffer(bytearray(junk), dtype=torch.uint8) if junk else torch.empty(0)
     with pytest.raises(TapeError, match="no tape"):
         Tape.decode(data)
+
+
+def test_an_export_ends_in_a_sentence() -> None:
+    """It asks for a device from C++, where an exception ends the process."""
+    with pytest.raises(RanksError, match="FakeTensor has no memory of its own"):
+        written(lambda job: torch.export.export(job.model, (job.x,)))
 
 
 # How somebody may bring numbers along: 2,000 of them, where there may be some 1,000 ------------
