@@ -1,4 +1,4 @@
-"""What ranks print while they share a process goes through streams that stand in for the real ones."""
+"""What ranks print while they share a process: streams stand in for the real ones."""
 
 import io
 import sys
