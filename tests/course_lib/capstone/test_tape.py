@@ -32,7 +32,7 @@ from course_lib.compression import (
 )
 from course_lib.ddp import DistributedDataParallel
 from course_lib.local_sgd import DiLoCo, LocalSGD
-from course_lib.ranks import Ranks, RanksError, per_rank
+from course_lib.ranks import Ranks, RanksError, compute, per_rank
 from course_lib.sharded_optimizer import ShardedOptimizer
 
 pytestmark = pytest.mark.timeout(120)
@@ -459,6 +459,40 @@ def test_a_sum_arrives_with_its_wait() -> None:
     late = played([tape for tape, _ in written(halfway("late"))])
     for number, rank in enumerate(late):
         assert torch.equal(rank.weights[0], before + number)
+
+
+def until_completed(handle: Any) -> None:
+    while not handle.is_completed():
+        compute(1e-6)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        until_completed,
+        lambda handle: handle.synchronize(),
+        lambda handle: handle.get_future().wait(),
+    ],
+)
+def test_whoever_knows_that_it_is_there_has_waited(wait: Callable[[Any], Any]) -> None:
+    def train(job: Job) -> None:
+        weight = job.model[0].weight.data
+        weight += dist.get_rank()
+        handle = dist.all_reduce(weight, async_op=True)
+        wait(handle)
+
+    before = draw(RACE, "a").weights[0]
+    for rank in played([tape for tape, _ in written(train)]):
+        assert torch.allclose(rank.weights[0], 2 * before + 1)
+
+
+def test_who_asks_too_early_has_not_waited() -> None:
+    def train(job: Job) -> None:
+        handle = dist.all_reduce(job.model[0].weight.data, async_op=True)
+        assert not handle.is_completed()
+
+    with pytest.raises(RanksError, match="never waits for the handle of all_reduce"):
+        played([tape for tape, _ in written(train)])
 
 
 def test_a_sum_that_is_never_waited_for_is_refused() -> None:

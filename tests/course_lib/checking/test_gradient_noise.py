@@ -93,3 +93,9 @@ def test_a_variance_that_the_seed_does_not_decide() -> None:
     value = {"variance returned by call {}": [EXACT, 1.001 * EXACT]}
     found = said(near_the_theory, Case("", 1, parameters), [MINE], [value])
     expect_said(found, "is another number the second time, with the same seed")
+
+
+def test_a_number_that_nothing_gives_gets_no_hint() -> None:
+    parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
+    found = said(drawn_anew, Case("", 1, parameters), [MINE], [{"more": [3 * max(PAIRS)]}])
+    assert found.endswith(" | ")
