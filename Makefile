@@ -35,9 +35,10 @@ COVERAGE = .venv/bin/python -m coverage
 coverage: .venv/ready  ## which lines the tests run, of what decides grades and of the fabric
 	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
 	@$(COVERAGE) erase
-	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES))
-	@$(COVERAGE) combine --quiet && $(COVERAGE) report --skip-covered
-DECIDES = tests/course_lib/checking tests/course_lib/ranks tests/autograder tests/test_assignments.py
+	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES)); tests=$$?; \
+	  $(COVERAGE) combine --quiet && .venv/bin/python .ci/lines_run.py && exit $$tests
+FABRIC = $(addprefix tests/course_lib/ranks/,fabric fabric_socket simulated)
+DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/autograder tests/test_assignments.py
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
 lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments

@@ -26,3 +26,7 @@ shows it all on a class of six, `release` makes what students get from what inst
 `course` finds the course folder and reads its configuration; `files` writes them whole or not at
 all, and `foreign_text` makes harmless what somebody else wrote.
 """
+
+from course_lib.later import without
+
+without("rfc3987_syntax")

@@ -13,6 +13,7 @@ from autograder.course import CourseNotFound, SourcesMissing, find_course
 COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
     "leaderboard": "time the submissions of the capstone, write the board",
+    "new": "write an assignment to begin with, which passes its tests and can be released",
     "release": "make assignments/, which students get, from instructor/",
     "collect": "take submissions from the exchange, a folder, or Moodle's or Canvas's zip",
     "grade": "grade all that was handed in, several at a time, and book it",

@@ -1,6 +1,6 @@
 """Compression: codecs beside a copy of memory, training on a slow link beside PyTorch's hooks.
 
-    python benchmarks/compression.py [--rounds 7] [--only-training] [--write]
+    python benchmarks/compression.py [--rounds 7] [--only-codecs] [--only-training] [--write]
 
 One thread per rank. The codecs work on a bucket of 25 MiB, DDP's default, beside a copy of it, and
 decode to memory that is there, as a copy does. They are timed in the thread's own CPU seconds, in
@@ -212,7 +212,9 @@ def training(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
 def main() -> None:
     """Print both tables; with ``--write``, also to ``benchmarks/results/compression.*``."""
     parser = arguments(__doc__, rounds=7)
-    parser.add_argument("--only-training", action="store_true", help="no codecs; writes nothing")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--only-codecs", action="store_true", help="no training; writes nothing")
+    only.add_argument("--only-training", action="store_true", help="no codecs; writes nothing")
     options = parser.parse_args()
     if options.only_training:
         print("\n".join(training(max(options.rounds // 3, 1))[0]))
@@ -221,11 +223,21 @@ def main() -> None:
     coded, series = codecs(options.rounds)
     coding = busy.share()
     print(f"codecs: others used {100 * coding:.0f} %", file=sys.stderr)
-    busy.start()
     by_sorting = statistics.median(
         a / b
         for a, b in zip(series["torch.topk 1 % (s)"], series["top-k 1 %: encode (s)"], strict=True)
     )
+    coded = [
+        "| codec | sent | encode ÷ copy | decode ÷ copy |",
+        "|---|---|---|---|",
+        *coded,
+        "",
+        f"`torch.topk`, which sorts, takes {by_sorting:.1f} times as long as our top-k.",
+    ]
+    if options.only_codecs:
+        print("\n".join(coded))
+        return
+    busy.start()
     trained, more = training(max(options.rounds // 3, 1))
     exchanging = busy.share()
     print(f"training: others used {100 * exchanging:.0f} %", file=sys.stderr)
@@ -237,11 +249,7 @@ def main() -> None:
             f"rounds, while others used {100 * coding:.0f} % of the machine.",
             sentence("python benchmarks/compression.py"),
             "",
-            "| codec | sent | encode ÷ copy | decode ÷ copy |",
-            "|---|---|---|---|",
             *coded,
-            "",
-            f"`torch.topk`, which sorts, takes {by_sorting:.1f} times as long as our top-k.",
             "",
             "1.1 million parameters, 4 CPU ranks, an emulated link of 100 MB/s; SGD until the loss "
             f"on held-back digits is below {LOSS}. Others used {100 * exchanging:.0f} % meanwhile.",

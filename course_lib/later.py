@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody first asks for them.
+"""Names of a package that are imported when somebody first asks for them, and some that never are.
 
 What computes with schedules and formulas alone, as ``python -m course_lib.simulate`` does, would
 else wait for PyTorch longer than for its answer.
@@ -31,3 +31,13 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
         return value
 
     return get
+
+
+def without(*modules: str) -> None:
+    """Let imports of these modules fail in this process: who only offers to use them goes on.
+
+    Reading notebooks imports jsonschema, and this, where it is installed, ``rfc3987_syntax``, which
+    computes a grammar of addresses for a second. The schema of notebooks has no such addresses.
+    """
+    for module in modules:
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]

@@ -18,6 +18,10 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 import pytest
 from hypothesis import HealthCheck, settings
 
+from course_lib.later import without
+
+without("rfc3987_syntax")
+
 # A busy machine is no failure: what a test may take is pytest's timeout.
 settings.register_profile(
     "course", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -138,6 +142,15 @@ def kernels_have_an_address_of_their_own() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(localinterfaces, "LOCAL_IPS", [*known, address])
         patch.setattr(localinterfaces, "LOCALHOST", address)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def coverage_of_ranks() -> Iterator[None]:
+    """Under `make coverage`, have ranks save which lines they ran before they are killed."""
+    from tests.helpers.measured import ranks_that_save_what_they_ran
+
+    with ranks_that_save_what_they_ran():
         yield
 
 

@@ -7,7 +7,8 @@ was, and sends the next reader to a place that is no more.
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,25 @@ DRAWING = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w./-]+(?:/|\.(?:py|md|ipynb|json))(?![\w/])")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    parsed.cache_clear()  # of a tenth of a gigabyte
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def docstrings(path: Path) -> Iterator[tuple[ast.AST, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, ast.get_docstring(node) or ""
 
 
 def module_docstring(path: Path) -> str:
-    return ast.get_docstring(ast.parse(path.read_text())) or ""
+    return ast.get_docstring(parsed(path)) or ""
 
 
 def is_there(name: str, folder: Path) -> bool:
@@ -49,18 +61,16 @@ def heads(text: str) -> list[str]:
     return [name for head in found for name in QUOTED.findall(head)]
 
 
+@cache
 def names_in_code() -> set[str]:
     """Return every name in the code of the packages: of modules, functions, arguments, …"""
     names = {*dir(builtins), *(part for path in FILES for part in path.with_suffix("").parts)}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             for field in ("id", "attr", "arg", "name", "asname", "module"):
                 if isinstance(value := getattr(node, field, None), str):
                     names.update(value.split("."))
     return names
-
-
-IN_CODE = names_in_code()
 
 
 def unknown(words: list[str]) -> list[str]:
@@ -70,7 +80,7 @@ def unknown(words: list[str]) -> list[str]:
         for word in words
         if NAME.fullmatch(word)
         and not word.startswith("torch.")
-        and not IN_CODE.issuperset(word.split("."))
+        and not names_in_code().issuperset(word.split("."))
     ]
 
 
@@ -96,44 +106,62 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES, ids=shown)
-def test_what_a_list_is_about_stands_beside_it(path: Path) -> None:
-    missing = [name for name in heads(module_docstring(path)) if not is_there(name, path.parent)]
-    assert not missing, f"{shown(path)} lists what is not beside it: {missing}"
+def in_files(problems_of: Callable[[Path], list[str]], files: Sequence[Path] = FILES) -> str:
+    """Return what is wrong, a line for each file, in all of them: they are read once, here."""
+    assert files
+    found = ((path, problems_of(path)) for path in files)
+    return "\n".join(f"{shown(path)}: {', '.join(wrong)}" for path, wrong in found if wrong)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.name == "__init__.py"], ids=shown)
-def test_a_face_that_lists_its_parts_leaves_none_out(path: Path) -> None:
-    text = module_docstring(path)
-    parts = {
-        entry.stem
-        for entry in path.parent.iterdir()
-        if not entry.name.startswith("__") and is_there(entry.stem, path.parent)
-    }
-    named = {word.partition(".")[0] for word in QUOTED.findall(text)}
-    if parts & set(heads(text)):
-        assert parts <= named, f"{shown(path)} does not list {sorted(parts - named)}"
+def test_what_a_list_is_about_stands_beside_it() -> None:
+    def missing(path: Path) -> list[str]:
+        return [name for name in heads(module_docstring(path)) if not is_there(name, path.parent)]
+
+    assert not (wrong := in_files(missing)), f"listed, and not beside it:\n{wrong}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=shown)
-def test_a_docstring_names_what_there_is(path: Path) -> None:
+def test_a_face_that_lists_its_parts_leaves_none_out() -> None:
+    def left_out(path: Path) -> list[str]:
+        text = module_docstring(path)
+        parts = {
+            entry.stem
+            for entry in path.parent.iterdir()
+            if not entry.name.startswith("__") and is_there(entry.stem, path.parent)
+        }
+        named = {word.partition(".")[0] for word in QUOTED.findall(text)}
+        return sorted(parts - named) if parts & set(heads(text)) else []
+
+    faces = [path for path in FILES if path.name == "__init__.py"]
+    assert not (wrong := in_files(left_out, faces)), f"not listed:\n{wrong}"
+
+
+def test_a_docstring_names_what_there_is() -> None:
     """Of classes and functions only what has a dot: a single word may be an option's value."""
-    wrong = []
-    for node, text in docstrings(path):
-        words = lower(QUOTED.findall(text))
-        if not isinstance(node, ast.Module):
-            words = [word for word in words if "." in word]
-        wrong += unknown(words)
-    assert not wrong, f"{shown(path)} speaks of {wrong}, which nothing is called"
+
+    def misnamed(path: Path) -> list[str]:
+        wrong = []
+        for node, text in docstrings(path):
+            words = lower(QUOTED.findall(text))
+            if not isinstance(node, ast.Module):
+                words = [word for word in words if "." in word]
+            wrong += unknown(words)
+        return wrong
+
+    assert not (wrong := in_files(misnamed)), f"spoken of, and nothing is called so:\n{wrong}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=shown)
-def test_a_docstring_lists_the_arguments_that_there_are(path: Path) -> None:
-    for node, text in docstrings(path):
-        section = re.search(r"^Args:\n((?:    .*\n|\n)+)", f"{text}\n", re.MULTILINE)
-        if section and not isinstance(node, ast.Module):
-            listed = re.findall(r"^    (\w+):", section[1], re.MULTILINE)
-            assert listed == arguments_of(node), f"{shown(path)}, line {node.lineno}"
+def test_a_docstring_lists_the_arguments_that_there_are() -> None:
+    def others(path: Path) -> list[str]:
+        wrong = []
+        for node, text in docstrings(path):
+            section = re.search(r"^Args:\n((?:    .*\n|\n)+)", f"{text}\n", re.MULTILINE)
+            if section and not isinstance(node, ast.Module):
+                listed = re.findall(r"^    (\w+):", section[1], re.MULTILINE)
+                if listed != (there := arguments_of(node)):
+                    wrong.append(f"line {node.lineno} lists {listed}, and there are {there}")
+        return wrong
+
+    assert not (wrong := in_files(others)), wrong
 
 
 def arguments_of(node: ast.ClassDef | ast.FunctionDef) -> list[str]:

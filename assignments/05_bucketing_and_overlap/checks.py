@@ -66,6 +66,7 @@ ALONE = Form(((0, 2), (1,)), "float64", iterable="generator")
 TWO_MODELS = {"models": [[2, 3], [0, 1]], "shapes": [(1, 2), (3, 2), (2, 2), (2, 2)]}
 UNLIKE = [[3], [2, 1], [0]]
 BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
+BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
 
 CHECKS = {
     "assign_buckets": task(
@@ -277,6 +278,15 @@ CHECKS = {
                 "2 ranks, two models at once",
                 2,
                 chain(4, PAIRS, *[[FOUR] * 2] * 2, cap=14, first_cap=14, **TWO_MODELS),
+            ),
+            Case(
+                "3 ranks, 12 layers that take time, another model in no_sync",
+                3,
+                chain(
+                    *(12, BESIDE, [TWELVE]),
+                    **{**LONG, "cap": 4 * 64, "first_cap": 64, "models": [[0], TWELVE[1:]]},
+                    quiet=[0],
+                ),
             ),
             Case(
                 "4 ranks, 12 layers that take time, no_sync",

@@ -2,7 +2,8 @@
 
 Each submission's code runs in the sandbox and writes the tapes of its ranks; the referee plays
 them, in a cell of its own there, on draws that no submission has seen. What is timed stays timed:
-after an interruption, or when more is handed in, only what is new is run.
+after an interruption, or when more is handed in, only what is new is run, and what ran out of time
+if it is given more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ASSIGNMENT = "10_capstone"
 DESCRIPTION = (
     "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
     "score, bytes, gradients, distance from the speed of light. Goes on where it was interrupted; "
-    "what has changed since is timed again."
+    "what has changed since is timed again, and so is who ran out of time if --seconds is more now."
 )
 
 
@@ -128,8 +129,8 @@ def _time_all(
             store.keep(Entry(name, "", FAILED, str(error)))
             say(f"{number} of {len(names)}: {_shown(name)}: {error}")
             continue
-        known = store.entries.get(name)
-        if known is not None and known.digest == digest_of(sources, meeting):
+        known = store.known(name, digest_of(sources, meeting), meeting.limits.case)
+        if known is not None:
             say(f"{number} of {len(names)}: {_shown(name)}: {_told(known)} (known)")
             continue
         entry = time_submission(name, sources, meeting, place)

@@ -71,7 +71,7 @@ def release(
         for name in names or everything:
             made = generate(root, name, Path(scratch)) if name in there else {}
             changed = _differing(made, files(target / name))
-            say(f"{name}: {', '.join(made) or 'no source'} ({_describe(changed, write)})")
+            say(f"{name}: {_describe(made, changed, write)}")
             if write:
                 _write(target / name, {path: made.get(path) for path in changed})
             differing += [f"assignments/{name}/{path}" for path in changed]
@@ -164,10 +164,11 @@ def _differing(made: dict[str, bytes], there: dict[str, bytes]) -> list[str]:
     return sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
 
 
-def _describe(changed: list[str], write: bool) -> str:
-    if not changed:
-        return "unchanged"
-    return f"{'made anew' if write else 'DIFFERS'}: {', '.join(changed)}"
+def _describe(made: dict[str, bytes], changed: list[str], write: bool) -> str:
+    if not made:
+        return f"no source ({'removed' if write else 'DIFFERS'}: {', '.join(changed)})"
+    how = f"{'made anew' if write else 'DIFFERS'}: {', '.join(changed)}" if changed else "unchanged"
+    return f"{', '.join(made)} ({how})"
 
 
 def _write(folder: Path, changes: dict[str, bytes | None]) -> None:

@@ -115,9 +115,11 @@ class Budget:
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` is `moment`; 0 once it is."""
-        if self._looked is not None and (self._since > LOOK_EVERY or self.now >= moment):
+        now = self.now  # once: between two readings this process may have waited for a core itself
+        if self._looked is not None and (self._since > LOOK_EVERY or now >= moment):
             self._look()
-        return max(0.0, moment - self.now)
+            now = self.used
+        return max(0.0, moment - now)
 
     def of(self, seconds: float) -> Deadline:
         """Return the end of something that has a limit of `seconds` of its own.

@@ -29,6 +29,7 @@ class Entry:
         gradients: how many rank 0 computed.
         computed: virtual seconds that the busiest rank computes.
         light: the speed of light for its operations and bytes, in seconds.
+        ran_out: the limit in seconds that its code did not keep; 0 if it did.
         place: on the board, from 1; 0 if it has none. Equal scores share one.
 
     """
@@ -43,6 +44,7 @@ class Entry:
     gradients: int = 0
     computed: float = 0.0
     light: float = 0.0
+    ran_out: float = 0.0
     place: int = 0
 
     @property
@@ -92,6 +94,13 @@ class Store:
                 raise ValueError(
                     f"{path} is not what a leaderboard wrote ({error}); --again begins anew"
                 ) from None
+
+    def known(self, name: str, digest: str, seconds: float) -> Entry | None:
+        """Return the entry if it need not be made again; who ran out of time may need only more."""
+        entry = self.entries.get(name)
+        if entry is None or entry.digest != digest or 0 < entry.ran_out < seconds:
+            return None
+        return entry
 
     def keep(self, entry: Entry) -> None:
         """Write the entry down, with all others."""

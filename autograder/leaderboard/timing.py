@@ -115,7 +115,8 @@ def time_submission(
         try:
             tapes = _tapes(submission, meeting)
         except RankTimeout as error:
-            return replace(entry, note=f"{error.summary} (--seconds gives it more)")
+            told = f"{error.summary} (--seconds gives it more)"
+            return replace(entry, note=told, ran_out=meeting.limits.case)
         except RanksError as error:
             cheats = "TapeError" in error.summary
             return replace(

@@ -6,8 +6,8 @@ network with a virtual clock (`player`, `referee`). The score is that run's: its
 list (`operators`), its bytes, its loss. Nothing else a student's process does can count: it is not
 on the tape. As with a CUDA graph, what is on it no longer depends on the numbers.
 
-In which order to read: `race`, `tape`, `operators`, `handle`, `recorder`, `player`, `referee`,
-`rehearsal`.
+In which order to read: `race`, `tape`, `constants`, `operators`, `handle`, `recorder`, `player`,
+`referee`, `rehearsal`.
 """
 
 from course_lib.capstone.operators import LAUNCH

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from course_lib.capstone.constants import Constants
 from course_lib.capstone.operators import (
     FREE,
     GRADIENT,
@@ -26,7 +27,7 @@ from course_lib.capstone.operators import (
     operator_called,
     price,
 )
-from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
+from course_lib.capstone.tape import DTYPES, Tape, TapeError
 from course_lib.ranks import Device, compute
 from course_lib.ranks.fabric.operation import Operation, check_tensors
 from course_lib.ranks.fabric.torch_hooks import here
@@ -75,7 +76,7 @@ class Player:
         self._generators: dict[int, torch.Generator] = {0: torch.default_generator}
         self._operators: dict[str, Callable[..., Any]] = {}
         self._operations: dict[int, tuple[Operation, list[Tensor]]] = {}
-        self._constants = 0
+        self._constants = Constants()
         self._unspent = 0.0
         self._played = Played()
         self._kinds: dict[str, Callable[..., None]] = {
@@ -170,6 +171,7 @@ class Player:
                 operator = self._operators[name] = operator_called(name)
             except LookupError as error:
                 raise TapeError(str(error)) from None
+        self._constants.take_line(name, args, kwargs)
         values = [self._value(each) for each in args]
         named = {key: self._value(each) for key, each in kwargs.items()}
         check_bounds(base_name(name), values, named)
@@ -201,16 +203,9 @@ class Player:
         self._memory[buffer] = tensor.untyped_storage()
 
     def _constant(self, buffer: int, nbytes: int, data: str | None, where: str) -> None:
-        if data is None or self._constants + nbytes > MAX_CONSTANT:
-            at = f" ({where[:80]})" if where else ""
-            before = f", after {self._constants:,} others" if self._constants else ""
-            raise TapeError(
-                f"{nbytes:,} bytes come from nowhere{at}{before}: no operator on the tape made "
-                f"them, and there may be {MAX_CONSTANT:,} such bytes in all. NumPy, files, other "
-                "threads and numbers from home are not on the tape; torch.randperm and "
-                "torch.randint are"
-            )
-        self._constants += nbytes
+        self._constants.take_memory(nbytes, where)
+        if data is None:
+            raise TapeError(_NONSENSE)
         raw = bytearray(base64.b64decode(data))
         if len(raw) != nbytes or buffer in self._memory:
             raise TapeError(_NONSENSE)

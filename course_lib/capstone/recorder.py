@@ -15,9 +15,10 @@ from torch.multiprocessing.reductions import StorageWeakRef as _WeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from course_lib.capstone.constants import Constants
 from course_lib.capstone.handle import TapedWork
 from course_lib.capstone.operators import KNOWN, base_name
-from course_lib.capstone.tape import DTYPES, MAX_CONSTANT, Tape, TapeError
+from course_lib.capstone.tape import DTYPES, Tape, TapeError
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.fabric.torch_hooks import current
 from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
@@ -45,7 +46,7 @@ class Recorder(TorchDispatchMode):
         self.tape = Tape()
         self._known: dict[int, tuple[Any, int]] = {}
         self._buffers = 0
-        self._constants = 0
+        self._constants = Constants()
         self._operations = 0
         self._paused = False
         self._swept = 0
@@ -97,6 +98,7 @@ class Recorder(TorchDispatchMode):
                 f"{func.name()} is not on the price list, so nobody may use it here: build what "
                 "you need from matrix products and operations on elements"
             )
+        self._constants.take_line(func.name(), args, kwargs)
         for each in made:
             if self._buffer_of(each) is None:
                 self._new_buffer(each)
@@ -149,9 +151,8 @@ class Recorder(TorchDispatchMode):
     def _constant(self, tensor: Tensor) -> int:
         """Note memory that no operator made: a number of Python's, or NumPy's work."""
         storage = tensor.untyped_storage()
-        self._constants += storage.nbytes()
         data = None
-        if self._constants <= MAX_CONSTANT:
+        if self._constants.take(storage.nbytes()):
             with self._pause():
                 flat = torch.empty(0, dtype=torch.uint8).set_(storage)
                 data = base64.b64encode(bytes(flat.numpy().data)).decode()

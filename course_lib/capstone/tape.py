@@ -26,8 +26,6 @@ from torch import Tensor
 
 MAX_LINES = 400_000
 """Of one rank's tape."""
-MAX_CONSTANT = 8_192
-"""Bytes of all constants of one rank: indices and masks, not weights."""
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8),
     *(torch.int16, torch.int32, torch.int64, torch.bool),

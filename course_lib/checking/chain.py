@@ -35,7 +35,8 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
       whose ``.grad`` does not, on the first rank of a group
     - ``again``: layers that are named once more behind the others: tied
     - ``models``, lists of layers: one model each, by default one of all; ``interrupted``: whether
-      an exception leaves every ``no_sync``
+      an exception leaves every ``no_sync``; ``quiet``, numbers of models that stay inside theirs in
+      the last micro-batch, too
     - ``in_place``: whether gradients are cleared in place; ``seconds`` that a layer computes
     - ``buckets``, lists of layers; ``cap`` and ``first_cap``, in elements of the case's dtype
     """
@@ -62,6 +63,7 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
                 "again": list(p.get("again", ())),
                 "models": [list(m) for m in p.get("models", [range(len(shapes))])],
                 "interrupted": p.get("interrupted", False),
+                "quiet": list(p.get("quiet", ())),
                 "in_place": p.get("in_place", False),
                 "seconds": p.get("seconds", 20e-6),
                 "buckets": p.get("buckets", []),

@@ -92,7 +92,8 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
         *local, last = zip(uses, xs, strict=True)
         for use, x in local:
             _inside(contexts, mine["interrupted"], partial(back, use, x))
-        chain_backward(params, *last, mine["seconds"])
+        quiet = [contexts[i] for i in mine["quiet"]]
+        _inside(quiet, False, partial(chain_backward, params, *last, mine["seconds"]))
         for finish in finishes[::-1]:
             finish()
         _gradients(params, mine)

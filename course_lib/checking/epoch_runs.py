@@ -5,6 +5,7 @@ A run of K ranks is replayed as K replicas in one process, right or with a mista
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,12 +121,12 @@ def with_epochs(
 
     """
 
-    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    def run(case: Case, inputs: Sequence[Any]) -> _Run:
         p, k = {**case.parameters, **sampler}, len(inputs)
         models = [_replica(inputs, i if start == "own" else 0, i, buffers) for i in range(k)]
         matrix = mix(torch.ones(k, dtype=torch.float64))
         last = [[torch.zeros(()).double() for _ in SHAPES] for _ in models]
-        losses = []
+        steps = []
         for window in windows_of(p, k):
             shares = [
                 _share(model, inputs[j], [micro[j] for micro in window], scale, p["accumulate"])
@@ -138,18 +139,43 @@ def with_epochs(
                     mixture = sum(matrix[i, j] * shares[j][1][n] for j in range(k))
                     last[i][n] = mixture + carry * last[i][n]
                     param.data -= p["lr"] * last[i][n]
-            theirs = [share[2] if loss == "micro" else share[0] for share in shares]
-            losses.append(
-                theirs[me] if loss == "own" else sum(theirs) / (1 if loss == "sum" else k)
-            )
+            steps.append([share[2] if loss == "micro" else share[0] for share in shares])
+        return models, steps
+
+    replayed = _once(run)
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        models, steps = replayed(case, inputs)
+        parts = 1 if loss == "sum" else len(inputs)
         dtype = inputs[me]["weights"][0].dtype
         return {
             "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
             "buffer {} after training": [b.to(dtype) for b in models[me].buffers()],
-            "loss of step {}": losses,
+            "loss of step {}": [
+                theirs[me] if loss == "own" else sum(theirs) / parts for theirs in steps
+            ],
         }
 
     return oracle
+
+
+_Run = tuple[list[nn.Module], list[list[float]]]
+"""The replicas at the end, and for each step what every member says of its loss."""
+
+
+def _once(run: Callable[[Case, Sequence[Any]], _Run]) -> Callable[[Case, Sequence[Any]], _Run]:
+    """Return `run`, made once for all members of a group: each of them asks what came out."""
+    kept: list[tuple[Case, list[Any], _Run]] = []
+
+    def replayed(case: Case, inputs: Sequence[Any]) -> _Run:
+        for known, theirs, made in kept:
+            same = len(theirs) == len(inputs) and all(map(operator.is_, theirs, inputs))
+            if known is case and same:
+                return made
+        kept[:] = [(case, list(inputs), run(case, inputs))]
+        return kept[0][2]
+
+    return replayed
 
 
 def _replica(inputs: Sequence[Any], first: int, me: int, buffers: str) -> nn.Module:

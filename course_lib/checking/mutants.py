@@ -9,6 +9,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,9 @@ Function = Callable[..., Any]
 
 EVERYWHERE = ("simulated", "cpu", "grader")
 """Where checks run: on simulated ranks, on CPU ranks, and in the grader's sandbox."""
+
+VIRTUAL = ("simulated", "grader")
+"""Where time is exact, a message waits for its receiver, and an unwaited handle is found."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,21 @@ class Mutant:
         tree = ast.parse(source_of(self.function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
-        definition.decorator_list = []
+        definition.decorator_list = [each for each in definition.decorator_list if not _marks(each)]
+        for node in ast.walk(definition):  # one that keeps something calls itself by its name
+            if isinstance(node, ast.Name) and node.id == definition.name:
+                node.id = self.task
         definition.name = self.task
         return ast.unparse(definition)
 
 
+def _marks(decorator: ast.expr) -> bool:
+    """Return whether a decorator is one of this file's; any other is part of the solution."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id in ("passes", "fails")
+
+
+@cache
 def source_of(function: Function) -> str:
     """Return the source text of a function, also of an `edited` one."""
     return textwrap.dedent("".join(inspect.getsourcelines(function)[0]))

@@ -33,7 +33,7 @@ from course_lib.ranks.calls import cell_labels, pack_call
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
 from course_lib.ranks.processes.fork_client import end_soon, preload
-from course_lib.ranks.processes.object_pipe import to_bytes
+from course_lib.ranks.processes.packing import to_bytes
 
 Place = Literal["simulated", "cpu", "gpu"]
 _GRACE = 5.0

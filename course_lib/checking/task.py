@@ -162,7 +162,12 @@ def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[C
     made = []
     for i, j in pairs:
         before, case = cases[i], cases[j]
-        assert before.world_size == case.world_size, "the same ranks go through both"
+        if before.world_size != case.world_size:
+            raise ValueError(
+                f"in_turn=({i}, {j}), counted from 0: ‘{before.name}’ has "
+                f"{before.world_size} ranks and ‘{case.name}’ {case.world_size}; the same ranks go "
+                "through both"
+            )
         made.append(replace(case, name=f"{case.name}, after ‘{before.name}’", after=before))
     return (*cases, *made)
 

@@ -31,9 +31,11 @@ Optimizers via Block-wise Quantization", ICLR 2022.
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from course_lib.compression.bits import for_numpy
 from course_lib.compression.payload import (
     CompressorInPlace,
     Payload,
@@ -46,6 +48,11 @@ from course_lib.compression.payload import (
 
 BLOCK = 1 << 16
 """Elements with one scale: 256 KiB of float32, so that a block and its work space fit the cache."""
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Scales below, 1.2e-38, count as zero: their block is sent as zeros, all of it stays behind."""
+
+
+_FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).numpy()
 
 
 class BlockScaled(CompressorInPlace):
@@ -69,6 +76,10 @@ class BlockScaled(CompressorInPlace):
     def code_dtype(self) -> torch.dtype:
         """Return the dtype of one byte in which a code is a number."""
 
+    def write_numbers(self, codes: Tensor, out: Tensor) -> None:
+        """Write to `out` the numbers for which `codes` stand, before they are scaled."""
+        out.copy_(codes.view(self.code_dtype()))
+
     def nbytes(self, shape: Shape) -> int:
         """One byte per element and four per block, of which the last may be shorter."""
         numel = elements(shape)
@@ -88,6 +99,9 @@ class BlockScaled(CompressorInPlace):
         if self.in_one_kernel and out.dtype == torch.float32 and (fused := kernels_for(out)):
             fused.decode_bytes(scales, codes, out, self.block, add)
             return
+        if out.dtype == torch.float32 and for_numpy(out):
+            self._decode_with_numpy(scales, codes, out, add)
+            return
         in_place = out.dtype == torch.float32 and not add
         for at, first, rows in self._pieces(out):
             values = codes[at].view(self.code_dtype()).view(rows, -1)
@@ -99,12 +113,33 @@ class BlockScaled(CompressorInPlace):
             elif not in_place:
                 target.copy_(work)
 
+    @np.errstate(all="ignore")
+    def _decode_with_numpy(self, scales: Tensor, codes: Tensor, out: Tensor, add: bool) -> None:
+        """As the loop above, to the bit, for float32 on a CPU."""
+        steps = scales.numpy()
+        work_space = out.new_empty(min(self.block, out.numel()) if add else 0)
+        for at, block, _ in self._pieces(out):
+            target = out[at]
+            work = work_space[: target.numel()] if add else target
+            self.write_numbers(codes[at], work)
+            np.multiply(work.numpy(), steps[block], out=work.numpy())
+            if add:
+                target += work
+
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
         scales, codes = self._parts(wire, x.numel())
         if self.in_one_kernel and (fused := kernels_for(x)):
             fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block)
-            return Payload(wire, like.shape, like.dtype)
+        elif for_numpy(x):
+            self._encode_with_numpy(x, residual, scales, codes)
+        else:
+            self._encode_with_torch(x, residual, scales, codes)
+        return Payload(wire, like.shape, like.dtype)
+
+    def _encode_with_torch(
+        self, x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor
+    ) -> None:
         work_space = torch.empty_like(x[: self.block] if x.device.type == "cpu" else x)
         for at, first, rows in self._pieces(x):
             exact = x[at] if residual is None else residual[at].add_(x[at])
@@ -113,15 +148,35 @@ class BlockScaled(CompressorInPlace):
             # Over all of a tensor it is 20 times as fast as over a dimension of one row.
             low, high = exact.aminmax() if rows == 1 else exact.aminmax(dim=1, keepdim=True)
             # By a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
-            most = torch.maximum(-low, high)
+            most = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
             scale.copy_(most.div_(torch.full_like(most, self.largest)))
-            # Where all is zero, so is the scale: then 0 · 0, not 0 / 0. (Not-a-number goes on.)
-            inverse = torch.where(scale == 0, 0, 1 / scale)
+            # Of a block of zeros, or next to it, 1 / s is infinite. (Not-a-number goes on.)
+            inverse = torch.where(scale < SMALLEST, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))
             self.round_to_codes(work, codes[at].view(rows, -1))
             if residual is not None:
                 exact.sub_(work.mul_(scale))
-        return Payload(wire, like.shape, like.dtype)
+
+    @np.errstate(all="ignore")
+    def _encode_with_numpy(
+        self, x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor
+    ) -> None:
+        """As `_encode_with_torch`, to the bit: 1.5 times as fast, as a call costs less."""
+        numbers, steps = x.numpy(), scales.numpy()
+        left = None if residual is None else residual.numpy()
+        work_space = x.new_empty(min(self.block, x.numel()))
+        for at, block, _ in self._pieces(x):
+            exact = numbers[at]
+            if left is not None:
+                exact = np.add(left[at], exact, out=left[at])
+            steps[block] = abs(max(-exact.min(), exact.max())) / np.float32(self.largest)
+            scale = steps[block]
+            inverse = np.float32(0) if scale < SMALLEST else np.float32(1) / scale
+            work = work_space[: len(exact)]
+            scaled = np.multiply(exact, inverse, out=work.numpy())
+            self.round_to_codes(work, codes[at])
+            if left is not None:
+                exact -= np.multiply(scaled, scale, out=scaled)
 
     def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         """Return the scales, float32, and the codes, uint8, of a wire: views where aligned."""
@@ -208,4 +263,11 @@ class Float8(BlockScaled):
         """Round to the nearest value of the format."""
         eighth = scaled.to(torch.float8_e4m3fn)
         codes.copy_(eighth.view(torch.uint8))
-        scaled.copy_(eighth)
+        self.write_numbers(codes, scaled)
+
+    def write_numbers(self, codes: Tensor, out: Tensor) -> None:
+        """As `BlockScaled.write_numbers`; on a CPU from a table: torch takes four times as long."""
+        if for_numpy(codes):
+            np.take(_FLOAT8, codes.numpy().astype(np.intp), out=out.numpy(), mode="clip")
+        else:
+            super().write_numbers(codes, out)

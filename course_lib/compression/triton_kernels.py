@@ -20,10 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from course_lib.compression import block_scaled
+
 TILE = 1024
 """Elements that a program has in its registers at once."""
 TO_WHOLE = tl.constexpr(12582912.0)
 """1.5 · 2²³: so large that float32 has whole numbers only there; adding it rounds, half to even."""
+SMALLEST = tl.constexpr(block_scaled.SMALLEST)
 
 
 def encode_bytes(
@@ -103,7 +106,7 @@ def _encode_bytes(
     most = tl.where(tl.max(not_numbers, 0) > 0, float("nan"), tl.max(largest, 0))
     scale = tl.div_rn(most, 127.0)
     tl.store(scales + tl.program_id(0), scale)
-    inverse = tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    inverse = tl.where(scale < SMALLEST, 0.0, tl.div_rn(1.0, scale))
     tl.debug_barrier()  # what other threads of this program have stored is read below
     for start in range(0, BLOCK, TILE):
         within = start + tl.arange(0, TILE)

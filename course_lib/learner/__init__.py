@@ -10,3 +10,7 @@
 `assignments` reads what the commands share: which assignments there are, and their tasks. Nothing
 here asks for nbgrader.
 """
+
+from course_lib.later import without
+
+without("rfc3987_syntax")

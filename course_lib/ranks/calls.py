@@ -11,7 +11,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -82,13 +82,11 @@ def pack_call(
     """
     if not callable(fn):
         raise TypeError(f"run(fn, …) needs a function, got {type(fn).__name__}")
-    parts = {f"argument {i + 1}": value for i, value in enumerate(args)}
-    parts |= {f"argument '{key}'": value for key, value in kwargs.items()}
     own: list[PerRank] = []
     try:
         _packing.own, _packing.world_size = own, world_size
         _packing.name = "a part of the arguments"
-        for name, value in parts.items():
+        for name, value in _named(args, kwargs):
             if isinstance(value, PerRank) and len(value) != world_size:
                 _packing.name = name
                 value.__reduce_ex__(5)
@@ -102,9 +100,18 @@ def pack_call(
     except _WrongNumber as error:
         raise ValueError(str(error)) from None
     except Exception as error:
-        raise _cannot_be_sent({"the function": fn, **parts}, error) from error
+        parts = {"the function": fn, **dict(_named(args, kwargs))}
+        raise _cannot_be_sent(parts, error) from error
     finally:
         _packing.own = None
+
+
+def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments, each with what a message calls it."""
+    for number, value in enumerate(args, 1):
+        yield f"argument {number}", value
+    for key, value in kwargs.items():
+        yield f"argument '{key}'", value
 
 
 def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:

@@ -829,6 +829,12 @@ data_parallel__one_flag_for_all_models = fails("two steps with no_sync")(
         ("local.pop()", "flag[0] = False"),
     )
 )
+data_parallel__one_counter_for_all_models = fails("another model in no_sync", only=TIMED)(
+    parallel_with(
+        ("group=None):", "group=None, local=[]):"),
+        ("ready, sent, local = set(), [], []", "ready, sent = set(), []"),
+    )
+)
 data_parallel__caps_of_the_first_call = fails("Each bucket leaves once per step")(
     parallel_with(
         (

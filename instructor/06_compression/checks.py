@@ -254,7 +254,7 @@ CHECKS = {
             Case("2 ranks, 5 of 20", 2, drawn(5, (4, 5), 7, 8, 7, 9)),
             Case("4 ranks, all of 7", 4, drawn(7, (7,), 3)),
             Case("4 ranks in two groups, 3 of 12", 4, drawn(3, (3, 4), 2**32 - 1, 0)),
-            Case("2 ranks, 2 of 5, 600 seeds", 2, drawn(2, (5,), *range(600))),
+            Case("1 rank, 2 of 5, 600 seeds", 1, drawn(2, (5,), *range(600))),
             Case("5 ranks in two groups, 1 of 9", 5, drawn(1, (3, 3), 11, 12)),
             Case("4 ranks, 4 of 10", 4, drawn(4, (2, 5), 21, 22)),
             Case("2 ranks, 20 of 50", 2, drawn(20, (5, 10), 0, 1, 1000, 2**16, 2**31, 2**32 - 1)),

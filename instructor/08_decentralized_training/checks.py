@@ -67,6 +67,9 @@ MIXING_MISTAKES = {
     "mixing twice: neighbours of neighbours are two hops away": mixed(lambda w: w @ w),
     "this rank's own share, and nothing of the others": mixed(lambda w: w.diag().diag()),
     "the neighbours' share without this rank's own": mixed(lambda w: w - w.diag().diag()),
+    "mixing without those of little weight: whoever's weight is not 0 is heard": mixed(
+        lambda w: torch.where(w > 0.1, w, 0)
+    ),
     "the plain sum over whom it hears: weigh each": mixed(lambda w: (w > 0).double()),
     "the plain mean over whom it hears: weigh each": mixed(
         lambda w: (w > 0).double() / (w > 0).sum(1, keepdim=True)
@@ -180,8 +183,8 @@ CHECKS = {
             mixing("6 ranks, two groups, one way", 6, "one way", ()),
             mixing("5 ranks in a ring", 5, "ring", (4, 3)),
             mixing("4 ranks, two groups, nobody hears anybody", 4, "alone", (3,)),
+            mixing("5 ranks, whom it hears weighs differently", 5, "one way * star * star", (3, 2)),
             mixing("5 ranks, nothing of its own", 5, "swap", (0,)),
-            mixing("5 ranks, whom it hears weighs differently", 5, "star * one way", (3, 2)),
         ),
         in_turn=[(6, 3), (6, 6), (8, 6)],
     ),
@@ -201,7 +204,10 @@ CHECKS = {
             steps("4 ranks, two groups", 4, ["line"], [(2, 3), (1,)], 0.2, "product"),
             steps("4 ranks in a ring, two steps", 4, ["ring"] * 2, [(4,), (2, 2)], 0.3),
             steps("6 ranks, two groups, one way", 6, ["one way"] * 2, [(3,)], 0.3, before=True),
-            steps("5 ranks, one parameter unused", 5, ["ring"], [(3, 2), (2,)], 0.4, unused=1),
+            steps(
+                *("5 ranks, one parameter unused", 5, ["star * star"], [(3, 2), (2,)], 0.4),
+                unused=1,
+            ),
             steps("6 ranks, two groups, two matrices", *(6, ["star", "one way"], [(2, 3)], 0.25)),
             steps("4 ranks, 100 µs of gradient", *(4, ["ring"] * 3, [(8,)], 0.1), seconds=100e-6),
         ),
@@ -243,6 +249,7 @@ CHECKS = {
             choose("three bytes", 4, ["line"], 3, 1e-6, 1e6, 1e-6),
             choose("nothing of its own", 5, ["line", "swap"], 10**5, 1e-3, 1e9, 0.5),
             choose("any mean will do", 5, ["complete", "ring"], 10**5, 1e-3, 1e9, 1.0),
+            choose("some hardly heard", 8, ["line", "ring * ring * ring"], 10**5, 1e-3, 1e9, 0.1),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
         ),
         in_turn=[(4, 6)],

@@ -9,9 +9,7 @@ import math
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import edited, fails, passes
-
-VIRTUAL = ("simulated", "grader")
+from course_lib.checking.mutants import VIRTUAL, edited, fails, passes
 
 # metropolis_weights ------------------------------------------------------------------------
 
@@ -183,6 +181,11 @@ start_mixing__plain_mean = fails("the plain mean over whom it hears")(
 start_mixing__neighbours_alike = fails("✗ 5 ranks, whom it hears weighs differently")(
     mixing_with((SHARE, "(1 - float(weights[rank, rank])) / len(buffers) * buffer"))
 )
+LITTLE = (
+    "group=None):",
+    "group=None):\n    weights = torch.where(weights > 0.1, weights, 0)",
+)
+start_mixing__little_is_nothing = fails("without those of little weight")(mixing_with(LITTLE))
 start_mixing__buffers_for_all_calls = fails("buffer of recv", only=("simulated",))(
     mixing_with(
         ("group=None):", "group=None, kept={}):"),
@@ -415,6 +418,7 @@ decentralized_step__gradient_at_the_mixed_weights = fails("take it before mixing
         ),
     )
 )
+decentralized_step__little_is_nothing = fails("without those of little weight")(step_with(LITTLE))
 decentralized_step__does_not_mix = fails("a step without mixing")(
     step_with((NEW, "new = mine - lr * g"), (ADD, "pass"))
 )
@@ -723,6 +727,7 @@ choose_graph__seconds_only = fails("expected (which, seconds)")(
 choose_graph__everybody_hears_itself = fails("✗ nothing of its own")(
     choice_with((SENT, "max(int((weights[:, j] != 0).sum()) - 1 for j in range(k))"))
 )
+choose_graph__little_is_nothing = fails("✗ some hardly heard")(choice_with(("!= 0", "> 0.1")))
 choose_graph__no_step_at_all = fails("✗ any mean will do")(choice_with(("steps = 1", "steps = 0")))
 
 # What is kept from one call to the next ----------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 
 from course_lib.data import digits, linear_regression
 
@@ -18,6 +17,8 @@ def sorted_rows(images: torch.Tensor, labels: torch.Tensor) -> list[list[float]]
 
 @pytest.mark.parametrize("test_fraction", [0.0, 0.2, 0.5, 0.99])
 def test_train_and_test_hold_every_digit_once(test_fraction):
+    from sklearn.datasets import load_digits  # takes 2 s, of every worker if it stood at the top
+
     train, test = digits(test_fraction=test_fraction)
     assert len(test) == round(1797 * test_fraction)
 

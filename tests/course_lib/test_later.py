@@ -1,6 +1,8 @@
 """Names that are imported late are the ones that the package lists, and are what they seem."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -24,3 +26,10 @@ def test_what_is_asked_for_is_imported_from_where_it_stands() -> None:
     assert get("split_layers") is stage.split_layers and get("Stage") is stage.Stage
     with pytest.raises(AttributeError, match="has no attribute 'other'"):
         get("other")
+
+
+@pytest.mark.parametrize("program", ["autograder.passes.vet", "course_lib.learner.start"])
+def test_who_reads_notebooks_does_not_wait_for_a_grammar_of_addresses(program: str) -> None:
+    line = f"import sys, {program}; print('nbformat' in sys.modules, sys.modules['rfc3987_syntax'])"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True None\n", done.stderr

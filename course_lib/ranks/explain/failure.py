@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import cloudpickle
 
+from course_lib.ranks.explain.arguments import argument_hint
 from course_lib.ranks.explain.errors import (
     CollectiveMismatch,
     RankError,
@@ -147,6 +148,9 @@ def rank_error(
         original=original,
     )
     error.__cause__ = original
+    # Without a line of the user's own, the function has not begun: its arguments did not fit.
+    if failure.kind == "TypeError" and not failure.where:
+        error.add_detail(argument_hint(failure.message))
     error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}
     return error
 

@@ -112,6 +112,7 @@ def thread_worlds() -> Iterator[None]:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
             stack.enter_context(_replaced(module, "monitored_barrier", _monitored_barrier))
+        stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
         stack.enter_context(one_profiler(current, _replaced))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
@@ -156,6 +157,21 @@ def _monitored_barrier(before: Any) -> Any:
         before(group, *args, **kwargs) if _local.context is None else dist.barrier(group)
 
     return monitored_barrier
+
+
+def _rendezvous(before: Any) -> Any:
+    """Return `before`, refused on a rank: of PyTorch's packages only ``rpc`` still asks for it."""
+
+    @functools.wraps(before)
+    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+        if _local.context is None:
+            return before(*args, **kwargs)
+        raise RuntimeError(
+            "torch.distributed.rpc has one agent per process, and simulated ranks are threads of "
+            'one: use Ranks(…, on="cpu") or Ranks(…, on="simulated", isolated=True)'
+        )
+
+    return rendezvous
 
 
 def _wait_for_future(before: Any) -> Any:

@@ -12,7 +12,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.messages import AnswerHead
-from course_lib.ranks.processes.object_pipe import pack
+from course_lib.ranks.processes.packing import pack
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace

@@ -26,6 +26,8 @@ handler may run, and its exception would leave this as it is.
 
 _taking = threading.Lock()
 _heard = -1
+_came = False
+"""Whether the signal has come since `forget`."""
 
 
 def listen(recorder: Recorder) -> None:
@@ -51,8 +53,13 @@ def listen(recorder: Recorder) -> None:
 
 def forget() -> None:
     """Forget, before a call, the signals that the thread has not heard yet: they ended another."""
-    with _taking:
-        _take()
+    global _came
+    # A signal of before has had its handler by now: that runs where a function begins, at the
+    # latest. So most calls need not ask the system.
+    if _came:
+        _came = False
+        with _taking:
+            _take()
 
 
 def _take() -> bytes:
@@ -63,5 +70,7 @@ def _take() -> bytes:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    global _came
+    _came = True
     if armed:
         raise GivenUp

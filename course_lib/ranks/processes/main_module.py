@@ -47,6 +47,8 @@ def _find(name: str) -> Any:
 
 
 _US = __name__.partition(".")[0]
+_OURS = (_US, f"{_US}.later")
+"""Modules that every rank has loaded and that are not installed only where they are written."""
 
 
 class OwnModules:
@@ -66,7 +68,7 @@ class OwnModules:
         self._last = next(reversed(sys.modules))
         for name in new:
             path = getattr(sys.modules.get(name), "__file__", None) or ""
-            if name == _US or name in self._written or not path or is_installed(path):
+            if name in _OURS or name in self._written or not path or is_installed(path):
                 continue
             if written := _written(path):
                 self._written[name] = path, written

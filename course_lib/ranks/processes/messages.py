@@ -1,28 +1,29 @@
 """What goes through the pipe between the parent and a rank, in this order.
 
-To the rank, for each call: `CallHead`; the surroundings, if they have changed; what all ranks share
-of the call; what this rank alone gets of it, if anything.
+To the rank, for each call: what all ranks share of it, with `CallHead` as its note; the
+surroundings, if they have changed; what this rank alone gets of the call, if anything.
 
-From the rank: `READY`, once; `DISPLAY` and a bundle, any number of times; and for each call
-`AnswerHead`, with the log, and the result or failure.
+From the rank: `READY`, once; bundles with `DISPLAY` as their note, any number of times; and for
+each call the result or failure, with `AnswerHead` as its note, and the log, if there is one.
 
-The heads are not pickled: of an empty call, pickling them would be a third of the time.
+The heads are not pickled, and most calls and answers are one message: that halves the time of an
+empty call.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from course_lib.ranks.trace.event import Event, computation
 
 READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
-"""First byte of what a rank sends."""
+"""First byte of the note of what a rank sends."""
 
 _CALL = struct.Struct("<QQ???")
-_ANSWER = struct.Struct("<BQ?Qdd")
+_ANSWER = struct.Struct("<BQ??Qdd")
 
 
 class CallHead(NamedTuple):
@@ -42,7 +43,7 @@ class CallHead(NamedTuple):
     @classmethod
     def read(cls, data: Any) -> CallHead:
         """Return the head that `data` is."""
-        return cls._make(_CALL.unpack(data))
+        return cls(*_CALL.unpack(data))
 
 
 class AnswerHead(NamedTuple):
@@ -53,29 +54,31 @@ class AnswerHead(NamedTuple):
     """Events that found no room in the log."""
     joined: bool
     """Whether the rank still has its process groups."""
+    has_log: bool
+    """Whether the log follows; else the rank did not communicate: it computed all the time."""
     rank: int
     start: float
     end: float
     """Of the call, in seconds of the machine's monotonic clock."""
-    log: Any = b""
-    """The events, packed; nothing, if the rank did not communicate: it computed all the time."""
+    log: Callable[[], Any] | None = None
+    """Reads what `pack_log` made, once it is there."""
 
     def to_bytes(self) -> bytes:
         """Return what `read` reads."""
-        return _ANSWER.pack(*self[:-1]) + bytes(self.log)
+        return _ANSWER.pack(*self[:-1])
 
     @classmethod
     def read(cls, data: Any) -> AnswerHead:
-        """Return the head that `data` begins with."""
-        return cls._make([*_ANSWER.unpack_from(data), memoryview(data)[_ANSWER.size :]])
+        """Return the head that `data` is."""
+        return cls(*_ANSWER.unpack(data))
 
     def events(self) -> list[Event]:
         """Return the log; it is unpacked only here, for nobody looks at most of them."""
-        if len(self.log):
-            return [Event(*event) for event in pickle.loads(self.log)]
+        if self.log is not None:
+            return [Event(*event) for event in pickle.loads(self.log())]
         return [computation(self.rank, self.start, self.end)] if self.end > self.start else []
 
 
 def pack_log(events: Iterable[Event]) -> bytes:
-    """Return what `AnswerHead.log` is of a call with these events."""
+    """Return the log of a call with these events, as `AnswerHead.events` reads it."""
     return pickle.dumps([tuple(event) for event in events], 5)

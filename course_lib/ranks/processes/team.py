@@ -29,7 +29,8 @@ from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
 from course_lib.ranks.processes.messages import CallHead
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, frames, pack, plain
+from course_lib.ranks.processes.object_pipe import ObjectPipe, frames
+from course_lib.ranks.processes.packing import Packed, pack
 from course_lib.ranks.processes.watch import Watch
 
 _START_LIMIT = 60.0
@@ -192,14 +193,13 @@ class Team:
         head = CallHead(
             self._calls, self._generation, surroundings is not None, bool(each), check_nan
         )
-        parts = [plain(head.to_bytes())]
-        if surroundings is not None:
-            parts.append(pack(surroundings))
-        parts.append(common)
-        ready = frames(*parts) if not each else []
+        parts = [common] if surroundings is None else [common, pack(surroundings)]
+        note = head.to_bytes()
+        ready = frames(*parts, note=note) if not each else []
         for member in self.members:
-            try:  # noqa: SIM105  # on the way of every call
-                member.pipe.send_frames(ready or frames(*parts, each[member.rank]))
+            try:  # on the way of every call
+                mine = ready or frames(*parts, each[member.rank], note=note)
+                member.pipe.send_frames(mine)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # found while waiting
 

@@ -207,16 +207,17 @@ class Watch:
     def _receive_one(self, member: Member) -> bool:
         """Take one message of a rank; return whether it was its answer to the call."""
         try:
-            message = member.pipe.receive()()
-            if message[0] == DISPLAY:
-                bundle = member.pipe.receive()()
+            note, value = member.pipe.receive()
+            if note[0] == DISPLAY:
+                bundle = value()
                 member.output.drain()
                 self._printer.add(member.rank, bundle)
                 return False
-            answer = AnswerHead.read(message)
+            answer = AnswerHead.read(note)
             if answer.kind != READY:
-                value = member.pipe.receive()
                 member.value = value() if answer.kind == FAILURE else value
+            if answer.has_log:
+                answer = answer._replace(log=member.pipe.receive()[1])
         except (EOFError, OSError):
             raise self._death(member) from None
         member.answer = answer

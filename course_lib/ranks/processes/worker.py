@@ -40,7 +40,8 @@ from course_lib.ranks.processes.messages import (
     CallHead,
     pack_log,
 )
-from course_lib.ranks.processes.object_pipe import ObjectPipe, pack, plain
+from course_lib.ranks.processes.object_pipe import ObjectPipe
+from course_lib.ranks.processes.packing import pack, plain
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -99,22 +100,24 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     labels: dict[str, str] = {}
     recorder = join(named["board"], config, labels)
     giving_up.listen(recorder)
-    send_displays_to(lambda bundle: pipe.send(plain(bytes([DISPLAY])), pack(bundle)))
+    send_displays_to(lambda bundle: pipe.send(pack(bundle), note=bytes([DISPLAY])))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
-    pipe.send(plain(AnswerHead(READY, 0, True, recorder.rank, 0.0, 0.0).to_bytes()))
+    ready = AnswerHead(READY, 0, True, False, recorder.rank, 0.0, 0.0)
+    pipe.send(pack(None), note=ready.to_bytes())
     while True:
         try:
-            head = CallHead.read(pipe.receive()())
+            note, common = pipe.receive()
         except (EOFError, ConnectionResetError):
             return
+        head = CallHead.read(note)
         if head.has_surroundings:
-            _enter(labels, *pipe.receive()())
+            _enter(labels, *pipe.receive()[1]())
         recorder.begin(head.check_nan)
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
-        common = pipe.receive()
-        mine = pipe.receive() if head.has_own else list
-        _run_call(pipe, recorder, labels, [common, mine])
+        parts = [common, pipe.receive()[1] if head.has_own else list]
+        del common  # what it holds may be large: `_run_call` lets go of it
+        _run_call(pipe, recorder, labels, parts)
 
 
 def _run_call(
@@ -155,11 +158,12 @@ def _run_call(
         stream.flush()
     if kind == RESULT:
         recorder.settle()
-    log = b""
+    messages = [reply]
     if recorder.events or recorder.blocked:
-        log = pack_log([*recorder.events, *recorder.compute(start, end)])
-    head = AnswerHead(kind, recorder.dropped, dist.is_initialized(), rank, start, end, log)
-    pipe.send(plain(head.to_bytes()), reply)
+        messages.append(plain(pack_log([*recorder.events, *recorder.compute(start, end)])))
+    joined, has_log = dist.is_initialized(), len(messages) > 1
+    head = AnswerHead(kind, recorder.dropped, joined, has_log, rank, start, end)
+    pipe.send(*messages, note=head.to_bytes())
     reply.close()
 
 

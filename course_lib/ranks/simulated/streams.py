@@ -47,7 +47,9 @@ class _Switch(io.TextIOBase):
         return int(self._target().write(text))
 
     def flush(self) -> None:
-        self._target().flush()
+        """Flush, unless the stream is closed: kept by somebody, this one may outlive it."""
+        if not (target := self._target()).closed:
+            target.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)

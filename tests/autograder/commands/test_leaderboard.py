@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from autograder.commands import leaderboard as command
 from autograder.commands.demo import replace_tasks
 from autograder.commands.leaderboard import ASSIGNMENT, BoardError, leaderboard
+from autograder.leaderboard import timing
 from autograder.leaderboard.entries import DISQUALIFIED, FAILED, TIMED, UNFINISHED
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
+from course_lib.ranks import RankTimeout
 from tests.course_lib.capstone.test_referee import burners
 from tests.helpers import ROOT
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
@@ -105,6 +108,27 @@ def test_a_board_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     _, said = board(tmp_path, plays=1)
     assert all("(known)" in line or "there is no" in line for line in said)
     assert (tmp_path / "board" / "leaderboard.csv").read_bytes() == before
+
+
+def test_more_seconds_are_another_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_in(tmp_path / "submitted", "slow", source="def train(job):\n    time.sleep(10**6)\n")
+    real, runs = command.time_submission, []
+
+    def ran_out(name: str, sources: Any, meeting: Any, place: Any) -> Any:
+        def late(*_: Any) -> Any:
+            raise RankTimeout("Not all ranks ended.")
+
+        runs.append(meeting.limits.case)
+        with monkeypatch.context() as patched:
+            patched.setattr(timing, "_tapes", late)
+            entry = real(name, [], meeting, place)  # no cell need run for this
+        return replace(entry, digest=timing.digest_of(sources, meeting))
+
+    monkeypatch.setattr(command, "time_submission", ran_out)
+    for seconds in (2.0, 2.0, 1.0, 3.0, 3.0):
+        entries, _ = board(tmp_path, seconds=seconds)
+        assert "--seconds gives it more" in entries["slow"].note
+    assert runs == [2.0, 3.0]
 
 
 @pytest.mark.large

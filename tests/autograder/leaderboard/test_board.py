@@ -99,6 +99,16 @@ def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
         Store(tmp_path / "board.json", "three")
 
 
+def test_who_ran_out_of_time_is_known_until_there_is_more(tmp_path: Path) -> None:
+    Store(tmp_path / "board.json", "one").keep(Entry("late", "d", FAILED, ran_out=60.0))
+    store = Store(tmp_path / "board.json", "two")
+    assert store.known("late", "d", 60.0) == store.known("late", "d", 30.0) == store.entries["late"]
+    assert store.known("late", "d", 61.0) is None
+    store.keep(Entry("broken", "d", FAILED, "no such name"))
+    assert store.known("broken", "d", 600.0) is not None
+    assert store.known("broken", "another", 60.0) is None and store.known("new", "d", 60.0) is None
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b"\xff\xfe", b"[" * 10**5, b'{"cells": 3}', b'{"cells": [1, {"source": 5}]}'],

@@ -373,7 +373,8 @@ def test_killing_by_pid_ends_everything_too() -> None:
 
 def test_torch_computes_and_forks_inside() -> None:
     printed = run("""
-        import os, torch
+        import os, torch, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, since 3.12
         product = torch.ones(64, 64) @ torch.ones(64, 64)
         pids = []
         for rank in range(4):

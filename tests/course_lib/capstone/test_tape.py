@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from course_lib.capstone import DEVICE, LAUNCH, Job, Race, TapeError, draw, write_tape
+from course_lib.capstone.constants import Constants
 from course_lib.capstone.operators import check_bounds, operator_called
 from course_lib.capstone.player import Played, Player
 from course_lib.capstone.tape import Tape
@@ -31,7 +32,7 @@ from course_lib.compression import (
 )
 from course_lib.ddp import DistributedDataParallel
 from course_lib.local_sgd import DiLoCo, LocalSGD
-from course_lib.ranks import Ranks, RanksError, per_rank
+from course_lib.ranks import Ranks, RanksError, compute, per_rank
 from course_lib.sharded_optimizer import ShardedOptimizer
 
 pytestmark = pytest.mark.timeout(120)
@@ -244,6 +245,17 @@ def test_the_same_draw_gives_the_same_weights(train: Callable[[Job], Any]) -> No
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("train", [fused_optimizers, ours, adam_and_clipping, compressed(OneBit)])
+def test_what_people_train_with_names_few_numbers(train: Callable[[Job], Any]) -> None:
+    """No optimizer eats up the constants, however many steps it makes."""
+    (tape, _), *_ = written(train)
+    constants = Constants()
+    for kind, *rest in Tape.decode(tape).lines:
+        if kind == "o":
+            constants.take_line(*rest[:3])
+    assert constants.nbytes == 0
+
+
 def test_another_draw_is_trained_on_its_own_rows() -> None:
     """What comes of it is what the same function gives there, and not what it gave here."""
     ranks = written(plain)
@@ -303,6 +315,73 @@ def test_junk_is_no_tape(junk: bytes) -> None:
     data = torch.frombuffer(bytearray(junk), dtype=torch.uint8) if junk else torch.empty(0)
     with pytest.raises(TapeError, match="no tape"):
         Tape.decode(data)
+
+
+# How somebody may bring numbers along: 2,000 of them, where there may be some 1,000 ------------
+
+MANY = [1e-3 * number for number in range(2_000)]
+ORDER = [7 * number % 255 for number in range(2_000)]
+
+
+def in_a_list_of_scalars(x: Tensor) -> None:
+    torch._foreach_add([x[:1, :1].clone() for _ in MANY], MANY)
+
+
+def in_lists_that_are_short(x: Tensor) -> None:
+    for begin in range(0, 2_000, 100):
+        torch._foreach_add_([x[:1, :1]] * 100, MANY[begin : begin + 100])
+
+
+def in_the_order_of_views(x: Tensor) -> None:
+    table = torch.linspace(-1, 1, 256)
+    torch.cat([table[each : each + 1] for each in ORDER])
+
+
+def in_sizes_and_strides(x: Tensor) -> None:
+    table = torch.linspace(-1, 1, 256)
+    for begin in range(0, 2_000, 10):
+        steps = ORDER[begin : begin + 10]
+        torch.stack([table.as_strided([1] * 20, [*steps, *steps]) for _ in range(5)])
+
+
+def in_a_tensor(x: Tensor) -> None:
+    x.flatten()[:500] + torch.tensor(MANY[:500], dtype=torch.float64)
+    torch.tensor(MANY) + 1
+
+
+def in_indices(x: Tensor) -> None:
+    x.flatten()[[each % 100 for each in ORDER]]
+
+
+def in_masks(x: Tensor) -> None:
+    for bit in range(5):
+        torch.where(torch.tensor([bool(each >> bit & 1) for each in ORDER]), 1.0, 0.0)
+
+
+WAYS = [
+    *(in_a_list_of_scalars, in_lists_that_are_short, in_the_order_of_views, in_sizes_and_strides),
+    *(in_a_tensor, in_indices, in_masks),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_from_home_are_counted_however_they_come(way: Callable[[Tensor], None]) -> None:
+    with pytest.raises((RanksError, TapeError), match="come from nowhere"):
+        played([tape for tape, _ in written(lambda job: way(job.x.detach()))])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [["l", *[HERE] * 2_000], ["l", *MANY]],
+        [["l", *[["t", 1, each, [1], [1], 8] for each in [3, 1, 2] * 500]]],
+        [["t", 0, 0, [1] * 2_000, [1] * 2_000, 0]],
+        [HERE, ["l", *[["l", 1, 2]] * 600]],
+    ],
+)
+def test_a_forged_line_has_no_more_of_them(args: list[Any]) -> None:
+    with pytest.raises(TapeError, match="come from nowhere"):
+        Constants().take_line("aten::any", args, {})
 
 
 # What a kernel of PyTorch leaves to its caller: these would read or write beyond their tensors.
@@ -380,6 +459,40 @@ def test_a_sum_arrives_with_its_wait() -> None:
     late = played([tape for tape, _ in written(halfway("late"))])
     for number, rank in enumerate(late):
         assert torch.equal(rank.weights[0], before + number)
+
+
+def until_completed(handle: Any) -> None:
+    while not handle.is_completed():
+        compute(1e-6)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        until_completed,
+        lambda handle: handle.synchronize(),
+        lambda handle: handle.get_future().wait(),
+    ],
+)
+def test_whoever_knows_that_it_is_there_has_waited(wait: Callable[[Any], Any]) -> None:
+    def train(job: Job) -> None:
+        weight = job.model[0].weight.data
+        weight += dist.get_rank()
+        handle = dist.all_reduce(weight, async_op=True)
+        wait(handle)
+
+    before = draw(RACE, "a").weights[0]
+    for rank in played([tape for tape, _ in written(train)]):
+        assert torch.allclose(rank.weights[0], 2 * before + 1)
+
+
+def test_who_asks_too_early_has_not_waited() -> None:
+    def train(job: Job) -> None:
+        handle = dist.all_reduce(job.model[0].weight.data, async_op=True)
+        assert not handle.is_completed()
+
+    with pytest.raises(RanksError, match="never waits for the handle of all_reduce"):
+        played([tape for tape, _ in written(train)])
 
 
 def test_a_sum_that_is_never_waited_for_is_refused() -> None:

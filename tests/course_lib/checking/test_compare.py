@@ -14,6 +14,7 @@ from course_lib.checking import (
     expect_same_on_all_ranks,
     expect_tensor,
 )
+from course_lib.checking.compare import expect_equal
 
 
 def test_equal_tensors_are_close() -> None:
@@ -78,3 +79,36 @@ def test_replicas_must_hold_the_same_bits() -> None:
         expect_same_on_all_ranks([value, value.clone(), drifted], "w")
     with pytest.raises(Wrong, match="rank 1: w is None"):
         expect_same_on_all_ranks([value, None], "w")
+
+
+def test_a_number_that_is_a_known_mistake_is_recognised() -> None:
+    with pytest.raises(Wrong) as caught:
+        expect_number(2.0, 1.0, "loss", lookalikes={"the mean": 0.5, "the sum": 2.0})
+    assert caught.value.hint == "This equals the sum."
+
+
+def test_a_number_beyond_all_floats_is_wrong() -> None:
+    with pytest.raises(Wrong, match="loss: expected 1, got inf"):
+        expect_number(10**400, 1.0, "loss")
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        ({"epoch": 3, "loss": None, "name": "a"}, ""),
+        ({"loss": None, "name": "a"}, "rank 1: epoch is missing, expected int '3'"),
+        ({"epoch": 3, "loss": 0.5, "name": "a"}, "rank 1: loss is float '0.5', expected None"),
+        ({"epoch": 4, "loss": None, "name": "a"}, "rank 1: epoch: expected 3, got 4"),
+        ({"epoch": True, "loss": None, "name": "a"}, "rank 1: epoch: expected 3, got bool"),
+        ({"epoch": 3, "loss": None, "name": "b"}, "rank 1: name: expected 'a', got 'b'"),
+    ],
+)
+def test_what_is_no_tensor_is_compared_as_it_is(got: object, words: str) -> None:
+    right = {"epoch": 3, "loss": None, "name": "a"}
+    try:
+        expect_equal(got, right, "rank 1")
+    except Wrong as wrong:
+        assert words
+        assert words in wrong.message
+    else:
+        assert not words

@@ -309,6 +309,13 @@ def behind_a_barrier(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     return by_gathering(x, group)
 
 
+def test_cases_in_turn_have_as_many_ranks() -> None:
+    with pytest.raises(
+        ValueError, match="‘one’ has 1 ranks and ‘two’ 2; the same ranks go through"
+    ):
+        sum_task(cases=[Case("one", 1), Case("two", 2)], in_turn=[(0, 1)])
+
+
 @pytest.mark.parametrize(
     ("function", "passed"),
     [

@@ -1,6 +1,7 @@
 """What is sent: as many bytes as the formula says, and the tensor's shape and dtype afterwards."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from course_lib.compression import (
     QSGD,
     Compressor,
     ErrorFeedback,
+    Float8,
     OneBit,
     Payload,
     PowerSGD,
@@ -77,6 +79,47 @@ def test_the_bits_are_the_same_where_somebody_looks(name: str, length: int) -> N
             assert torch.equal(looked_at.decode(same), numbers)
         assert torch.equal(same.wire, sent.wire)
         assert residual is None or torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("codec", [Uniform8Bit, Float8, OneBit])
+@pytest.mark.parametrize(
+    "kind", ["zeros", "negative zeros", "tiny", "nan", "inf", "huge", "strided"]
+)
+def test_rare_numbers_are_the_same_where_somebody_looks(
+    codec: Callable[[], Compressor], kind: str
+) -> None:
+    """As above, for two steps of error feedback; of not-a-number the sign may differ."""
+    x = torch.randn(70_001)
+    if "zeros" in kind:
+        x = torch.zeros(70_001) if kind == "zeros" else -torch.zeros(70_001)
+    elif kind in ("nan", "inf"):
+        x[7] = float(kind)
+    else:
+        x = {"tiny": x * 1e-38, "huge": x * 1e38, "strided": torch.randn(140_002)[::2]}[kind]
+    alone, looked_at = ErrorFeedback(codec()), ErrorFeedback(codec())
+    for _ in range(2):
+        sent, numbers = alone.encode(x), torch.ones(70_001)
+        alone.decode_into(sent, numbers, add=True)
+        with Looked():
+            same, again = looked_at.encode(x), torch.ones(70_001)
+            looked_at.decode_into(same, again, add=True)
+        assert torch.equal(same.wire, sent.wire) or kind in ("nan", "inf")
+        for a, b in ((numbers, again), (alone.residuals[None], looked_at.residuals[None])):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("codec", [Uniform8Bit, Float8, lambda: Uniform8Bit(stochastic=True)])
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 5e-38, 1e-35])
+def test_what_is_too_small_to_scale_stays_behind(
+    codec: Callable[[], Compressor], size: float
+) -> None:
+    """1 / s of a scale below 3e-39 is infinite: it would never leave the residual again."""
+    compressor = ErrorFeedback(codec())
+    x = torch.tensor([size, -size / 3, 0.0])
+    sent = compressor.decode(compressor.encode(x))
+    torch.testing.assert_close(sent + compressor.residuals[None], x, rtol=1e-6, atol=1e-45)
+    compressor.encode(torch.ones(3))
+    assert compressor.residuals[None].isfinite().all()
 
 
 def encode(compressor: Compressor, x: torch.Tensor, residual: torch.Tensor | None) -> Payload:

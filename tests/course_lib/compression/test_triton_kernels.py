@@ -37,7 +37,10 @@ def kernels() -> ModuleType:
 
 
 class Fused:
-    """A context in which the kernels are used, whatever the device is; without it, none are."""
+    """A context in which the kernels are used, whatever the device is; with None, plain PyTorch.
+
+    Then NumPy does not take over either: test_payloads.py holds it against plain PyTorch.
+    """
 
     def __init__(self, kernels: ModuleType | None) -> None:
         self.calls = 0
@@ -46,6 +49,11 @@ class Fused:
             mock.patch.object(module, "kernels_for", self._which)
             for module in (block_scaled_module, one_bit_module)
         ]
+        if kernels is None:
+            self._patches += [
+                mock.patch.object(module, "for_numpy", lambda x: False)
+                for module in (block_scaled_module, one_bit_module)
+            ]
 
     def _which(self, x: Tensor) -> ModuleType | None:
         self.calls += 1
@@ -89,6 +97,20 @@ def test_wire_and_result_are_those_of_plain_pytorch(
     assert same_bits(payload.wire, plain.wire)
     assert same_bits(result.view(-1), right.view(-1))
     assert result.dtype == dtype
+
+
+@pytest.mark.filterwarnings("ignore:(divide by zero|overflow):RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("size", [0.0, -0.0, 1e-40, 1e-37])
+def test_zeros_and_what_is_next_to_zero(kernels: ModuleType, codec: str, size: float) -> None:
+    def two_steps(which: ModuleType | None) -> list[Tensor]:
+        compressor = ErrorFeedback(CODECS[codec]())
+        with Fused(which):
+            wires = [compressor.encode(drawn(300, torch.float32) * size).wire for _ in range(2)]
+        return [*wires, compressor.residuals[None]]
+
+    for a, b in zip(two_steps(kernels), two_steps(None), strict=True):
+        assert same_bits(a, b)
 
 
 @pytest.mark.parametrize("codec", CODECS)

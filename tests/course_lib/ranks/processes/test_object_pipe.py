@@ -8,7 +8,8 @@ import cloudpickle
 import pytest
 import torch
 
-from course_lib.ranks.processes.object_pipe import ObjectPipe, pack, plain
+from course_lib.ranks.processes.object_pipe import ObjectPipe
+from course_lib.ranks.processes.packing import pack, plain
 
 LIMIT = 1 << 13  # where messages begin to travel in files
 
@@ -23,8 +24,12 @@ def pipes() -> Iterator[tuple[ObjectPipe, ObjectPipe]]:
 
 def sent(pipes: tuple[ObjectPipe, ObjectPipe], value: Any) -> Any:
     """Return what arrives, between two other messages."""
-    pipes[0].send(plain(b"before"), pack(value), plain(b"after"))
-    before, found, after = (pipes[1].receive()() for _ in range(3))
+    pipes[0].send(plain(b"before"))
+    pipes[0].send(pack(value), plain(b"after"), note=b"a note")
+    notes, (before, found, after) = zip(
+        *((note, read()) for note, read in (pipes[1].receive() for _ in range(3))), strict=True
+    )
+    assert notes == (b"", b"a note", b"")
     assert (bytes(before), bytes(after)) == (b"before", b"after")
     return found
 
@@ -69,9 +74,45 @@ def with_a_class() -> type:
     return Counter
 
 
-@pytest.mark.parametrize("value", [lambda: 0, scaled(2), with_a_class(), torch.relu, len])
-def test_functions_are_pickled_as_cloudpickle_does(value: Any) -> None:
+def test_small_tensors_that_arrive_can_be_written_to(
+    pipes: tuple[ObjectPipe, ObjectPipe],
+) -> None:
+    found = sent(pipes, torch.zeros(3))
+    assert torch.equal(found.add_(1), torch.ones(3))
+
+
+@pytest.mark.parametrize("value", [with_a_class(), torch.relu, len])
+def test_what_has_no_code_is_pickled_as_cloudpickle_does(value: Any) -> None:
     """What is not looked up for its own helpers changes no byte."""
     packed = pack(value)
     assert packed.parts == 1
-    assert packed.inline == cloudpickle.dumps(value, protocol=5)
+    if not isinstance(value, type):  # a class has methods, and they have code
+        assert packed.inline == cloudpickle.dumps(value, protocol=5)
+
+
+@pytest.mark.parametrize("function", [lambda: 0, scaled(2), with_a_class().__dict__["step"]])
+def test_code_arrives_as_it_was(
+    pipes: tuple[ObjectPipe, ObjectPipe], function: Callable[..., Any]
+) -> None:
+    code, found = function.__code__, sent(pipes, function).__code__
+    assert found == code
+    assert (found.co_filename, found.co_qualname) == (code.co_filename, code.co_qualname)
+    assert list(found.co_positions()) == list(code.co_positions())
+    assert found.co_exceptiontable == code.co_exceptiontable
+
+
+def test_code_with_constants_that_no_compiler_makes_arrives(
+    pipes: tuple[ObjectPipe, ObjectPipe],
+) -> None:
+    code = (lambda: 0).__code__
+    odd = code.replace(co_consts=(*code.co_consts, [1, 2], range(3)))
+    odder = code.replace(co_consts=(*code.co_consts, torch.float32))
+    assert sent(pipes, odd).co_consts[-2:] == ([1, 2], range(3))
+    assert sent(pipes, odder).co_consts[-1] is torch.float32
+
+
+def test_functions_arrive_with_their_closure_and_defaults(
+    pipes: tuple[ObjectPipe, ObjectPipe],
+) -> None:
+    assert sent(pipes, scaled(2))(5) == scaled(2)(5)
+    assert sent(pipes, with_a_class())().step() == 1

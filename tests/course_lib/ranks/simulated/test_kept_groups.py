@@ -166,6 +166,18 @@ def test_two_profilers_at_once_are_refused_and_one_works() -> None:
     assert ranks.run(one_profiles) == [True, True]
 
 
+def test_rpc_which_has_one_agent_per_process_is_refused_at_once() -> None:
+    def remote() -> None:
+        from torch.distributed import rpc
+
+        rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
+
+    ranks = Ranks(2, on="simulated")
+    with pytest.raises(RankError, match=r"rpc has one agent per process.*on=\"cpu\""):
+        ranks.run(remote)
+    assert ranks.run(lambda: dist.get_rank()) == [0, 1]
+
+
 def test_the_default_store_is_one_and_waits() -> None:
     def fn() -> Any:
         store = dist.distributed_c10d._get_default_store()

@@ -1,0 +1,42 @@
+"""What is said when a function cannot take the arguments that ``run`` was given for it.
+
+``mp.spawn`` gives a function its rank, and many a function was written for it; and options of
+`Ranks` are easily given to ``run``, which hands all it gets to the function.
+"""
+
+from __future__ import annotations
+
+import re
+
+OPTIONS = ("on", "timeout", "network", "device", "computation", "metered", "misuse", "isolated")
+"""What `Ranks` may be given by name."""
+_MISSING = re.compile(r"missing \d+ required .*argument.*?: (.*)")
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+_COUNT = re.compile(r"takes .*positional argument.* given")
+_RANK = ("rank", "local_rank", "world_size")
+
+
+def argument_hint(message: str) -> str:
+    """Return what to do about the ``TypeError`` of a call whose function never began; or ''.
+
+    Args:
+        message: of the error, for example ``f() missing 1 required positional argument: 'x'``.
+
+    """
+    if found := _MISSING.search(message):
+        asked = re.findall(r"'(\w+)'", found[1])
+        hint = "run(f, a, b=…) calls f(a, b=…) on every rank: give it what it needs there."
+        if any(name in _RANK for name in asked):
+            hint += (
+                " The rank is not among the arguments: in the function, dist.get_rank() is it, "
+                "and dist.get_world_size() is how many there are."
+            )
+        return hint
+    if found := _UNEXPECTED.search(message):
+        name = found[1]
+        if name in OPTIONS:
+            return f"{name!r} is an option of the ranks, Ranks(…, {name}=…), and not of run."
+        return "What run(f, …) is given after f is what f is called with."
+    if _COUNT.search(message):
+        return "What run(f, …) is given after f is what f is called with, and nothing else."
+    return ""

@@ -1,0 +1,111 @@
+"""A new assignment is a whole one: proven and released before a word of it is changed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autograder.__main__ import main
+from autograder.commands.new import NewError, new
+from autograder.commands.release import release
+from course_lib.checking import run_check
+from course_lib.checking.runners import LocalRunner
+from course_lib.ranks import Ranks
+from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.solutions import checks_of, hidden_of, mutants_in, solution_of
+
+NAME = "12_my_topic"
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    needs_sources,
+    # nbgrader and what it stands on, not we
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+]
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """Return a course without assignments."""
+    (tmp_path / "instructor").mkdir()
+    (tmp_path / "assignments").mkdir()
+    shutil.copy(SOURCES / "README.md", tmp_path / "instructor")
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    return tmp_path
+
+
+def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Path) -> None:
+    folder = new(course, NAME)
+    assert set(checks_of(folder)) == set(hidden_of(folder).HIDDEN) == {"rotate"}
+    right = [solution_of(folder, "rotate")]
+    wrong = []
+    for mutant in mutants_in(folder):
+        if mutant.reason is None:
+            right.append(mutant.function)
+        else:
+            wrong.append((mutant.function, mutant.reason))
+    assert len(right) > 1
+    assert len(wrong) > 4
+    pool: dict[int, Ranks] = {}
+    try:
+        for function, reason in [*((function, None) for function in right), *wrong]:
+            with LocalRunner(function, "simulated", quiet=True, ranks=pool) as runner:
+                report = run_check(
+                    *(f"{NAME}/rotate", checks_of(folder)["rotate"], runner),
+                    seed="tests",
+                    hidden=hidden_of(folder).HIDDEN["rotate"],
+                )
+            assert report.passed == (reason is None), str(report)
+            assert (reason or "") in " ".join(str(report).split())
+    finally:
+        for ranks in pool.values():
+            ranks.close()
+
+
+def test_it_is_released_and_taken_out_again(course: Path) -> None:
+    release(course, say=lambda line: None)
+    empty = {path: path.read_bytes() for path in course.rglob("*.md")}
+    folder = new(course, NAME)
+    assert release(course, say=lambda line: None) == [
+        f"assignments/{NAME}/{NAME}.ipynb",
+        f"assignments/{NAME}/checks.py",
+        "assignments/README.md",
+        "instructor/README.md",
+    ]
+    shutil.rmtree(folder)
+    said: list[str] = []
+    release(course, say=said.append)
+    assert said[0] == f"{NAME}: no source (removed: {NAME}.ipynb, checks.py)"
+    assert not (course / "assignments" / NAME).exists()
+    assert {path: path.read_bytes() for path in course.rglob("*.md")} == empty
+
+
+def test_what_it_writes_is_formatted(course: Path) -> None:
+    folder = new(course, NAME)
+    config = ROOT / "pyproject.toml"
+    for command in (["check"], ["format", "--check"]):
+        line = [sys.executable, "-m", "ruff", *command, "--config", str(config), str(folder)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
+    course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = new(course, NAME) / "checks.py"
+    kept.write_text("mine")
+    monkeypatch.chdir(course)
+    for name, said in ((NAME, "is there already"), ("topic", "name it like 12_my_topic")):
+        monkeypatch.setattr(sys, "argv", ["autograder", "new", name])
+        assert main() == 2
+        assert said in capsys.readouterr().err
+    assert kept.read_text() == "mine"
+    (course / "instructor" / "README.md").write_text("# Nothing\n")
+    with pytest.raises(NewError, match="restore it from git"):
+        new(course, "13_another")
+    assert not (course / "instructor" / "13_another").exists()

@@ -1,0 +1,188 @@
+"""One check of one submission: what its failures cost, who is told what, and who pays for what.
+
+What ran the cases is stood in for here: it answers, or fails in every way that it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autograder.examination.budget import OutOfTime
+from autograder.examination.case import SubmissionError
+from autograder.examination.check import MEMORY, TIME, AuthorError, Examined, examine
+from autograder.sandbox.place import OVER_MEMORY
+from autograder.sandbox.unavailable import SandboxUnavailable
+from course_lib.checking import Case, Check, Observed, Wrong
+from course_lib.ranks.explain.errors import (
+    DeadlockError,
+    MismatchError,
+    RankError,
+    RanksError,
+    RankTimeout,
+)
+from course_lib.ranks.processes.fork_client import ForkServerError
+
+PUBLIC, HIDDEN = Case("public", 1), Case("hidden", 1)
+
+
+def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    if values != inputs:
+        raise Wrong(f"expected {inputs}, got {values}")
+
+
+CHECK = Check("f", lambda f, mine: f(mine), lambda case, generator: [1.5], judge, (PUBLIC,))
+
+Answer = Callable[[Case, Sequence[Any]], Any]
+
+
+class Ran:
+    """A submission that answers each case so, on the grader's network and on real ranks."""
+
+    def __init__(self, carried: Answer, real: Answer | None = None) -> None:
+        self._answers = {None: carried, "cpu": real}
+
+    def runner(self, on: str | None = None) -> Any:
+        answer = self._answers[on]
+        return lambda check, case, inputs: Observed(answer(case, inputs))  # type: ignore[misc]
+
+
+def right(case: Case, inputs: Sequence[Any]) -> Any:
+    return inputs
+
+
+def wrong(case: Case, inputs: Sequence[Any]) -> Any:
+    return [0.0]
+
+
+def fails(error: BaseException, only: Case | None = None) -> Answer:
+    def answer(case: Case, inputs: Sequence[Any]) -> Any:
+        if only is None or case == only:
+            raise error
+        return inputs
+
+    return answer
+
+
+def run(carried: Answer, real: Answer | None = None, check: Check = CHECK, **more: Any) -> Examined:
+    on = None if real is None else "cpu"
+    submission: Any = Ran(carried, real)
+    return examine("02/f", check, submission, seed="1", hidden=[HIDDEN], on=on, **more)
+
+
+def passed(examined: Examined) -> list[bool]:
+    return [result.passed for result in examined.report.results]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (fails(DeadlockError("Ranks 0 and 1 wait.")), "The ranks wait for one another"),
+        (fails(MismatchError("3 and 4 elements.")), "that do not fit together"),
+        (fails(RankTimeout("It took 9 s.")), "It took longer than its limit"),
+        (fails(RankError("Rank 0 raised 1.5.", rank=0)), "A rank raised an exception"),
+        (fails(RanksError("1.5 is left.")), "The ranks did not come to an end"),
+        (wrong, "What the function returned, or did, is wrong in this case"),
+    ],
+)
+def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told: str) -> None:
+    examined = run(lambda case, mine: answer(case, mine) if case == HIDDEN else mine)
+    assert passed(examined) == [True, False]
+    reason = examined.told.results[1].reason
+    assert told in reason
+    assert "1.5" not in f"{examined.told} {reason} {examined.told.results[1].detail}"
+    assert examined.report.results[1].reason != reason  # the instructor reads all of it
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfTime("60 s are used up."), SubmissionError("f is not defined")]
+)
+def test_what_is_the_submissions_alone_is_told_as_it_is(error: RanksError) -> None:
+    examined = run(fails(error, HIDDEN))
+    assert examined.told.results[1].reason == error.summary
+
+
+def test_of_a_public_case_all_is_told() -> None:
+    examined = run(wrong)
+    assert examined.told.results[0].reason == "expected [1.5], got [0.0]"
+    assert examined.told.fraction == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "limits"),
+    [
+        (OutOfTime("60 s are used up."), [f"{TIME}: 02/f, public"]),
+        (RankTimeout("It took 9 s."), [f"{TIME}: 02/f, public"]),
+        (RanksError(f"The {OVER_MEMORY} 2 GiB."), [f"{MEMORY}: 02/f, public"]),
+        (DeadlockError("Ranks 0 and 1 wait."), []),
+    ],
+)
+def test_a_limit_that_was_met_is_kept(error: RanksError, limits: list[str]) -> None:
+    assert run(fails(error, PUBLIC)).limits == limits
+
+
+def test_an_accident_in_a_case_costs_that_case_and_somebody_is_told() -> None:
+    examined = run(fails(KeyError("an accident"), PUBLIC))
+    assert passed(examined) == [False, True]
+    (note,) = examined.notes
+    assert note.startswith("02/f: case 'public' failed on an answer:")
+    assert "an accident" in note
+    assert "an accident" not in str(examined.told)
+
+
+def test_a_judge_that_breaks_costs_that_case_and_somebody_is_told() -> None:
+    def breaks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        if case == PUBLIC:
+            raise ZeroDivisionError("in the judge")
+
+    examined = run(right, check=replace(CHECK, judge=breaks))
+    assert passed(examined) == [False, True]
+    assert "in the judge" in examined.notes[0]
+
+
+def test_an_accident_beside_the_cases_costs_the_check_and_no_more() -> None:
+    def accident(_: Any) -> None:
+        raise OSError("no space left to log")
+
+    examined = run(right, progress=accident)
+    assert passed(examined) == [False, False]
+    assert [result.hidden for result in examined.report.results] == [False, True]
+    assert "no space left to log" in examined.notes[0]
+
+
+@pytest.mark.parametrize("error", [ForkServerError("it ended"), SandboxUnavailable("no bwrap")])
+def test_nobody_is_graded_where_the_sandbox_fails(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        run(fails(error))
+
+
+def test_nobody_is_graded_where_the_inputs_cannot_be_drawn() -> None:
+    def inputs(case: Case, generator: Any) -> Any:
+        raise IndexError("beyond the shapes")
+
+    with pytest.raises(AuthorError, match="02/f: the inputs of 'public' failed"):
+        run(right, check=replace(CHECK, inputs=inputs))
+
+
+# On real ranks --------------------------------------------------------------------------------
+
+CARRIED, REAL = "the grader's network", "CPU ranks"
+
+
+@pytest.mark.parametrize(
+    ("carried", "real", "cases", "places"),
+    [
+        (right, right, [True, True], (CARRIED, REAL)),
+        (right, fails(RankError("Rank 0 raised.", rank=0), PUBLIC), [False, True], (REAL,)),
+        (wrong, right, [False, False], ()),  # wrong is wrong: real ranks are not asked
+    ],
+)
+def test_what_is_right_runs_once_more_on_real_ranks(
+    carried: Answer, real: Answer, cases: list[bool], places: tuple[str, ...]
+) -> None:
+    examined = run(carried, real)
+    assert passed(examined) == cases
+    assert examined.report.places == places

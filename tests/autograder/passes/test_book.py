@@ -1,0 +1,52 @@
+"""Only what was graded is booked: the outputs of the same code, cell by cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from autograder.passes.book import Book, NotAsGraded
+
+SOURCES = ("x = 1", "check('02/a', f)")
+
+
+def notebook(*sources: str, score: str = "") -> nbformat.NotebookNode:
+    nb = new_notebook(cells=[new_code_cell(source) for source in sources])
+    if score:
+        result = new_output("execute_result", {"text/plain": score}, execution_count=2)
+        nb.cells[-1].outputs, nb.cells[-1].execution_count = [result], 2
+    return nb
+
+
+def booked(nb: nbformat.NotebookNode, graded: Path, name: str = "02") -> nbformat.NotebookNode:
+    nbformat.write(notebook(*SOURCES, score="2.5"), graded)
+    step = Book(graded={"02": str(graded)})
+    done, _ = step.preprocess(nb, {"nbgrader": {"notebook": name}})
+    return done
+
+
+def test_the_outputs_are_those_of_the_graded_notebook(tmp_path: Path) -> None:
+    nb = notebook(*SOURCES, score="999.0")  # what the student's own file claims
+    nb.cells.insert(1, new_markdown_cell("text that nobody runs"))
+    done = booked(nb, tmp_path / "graded.ipynb")
+    assert done.cells[0].outputs == []
+    assert done.cells[2].outputs[0].data["text/plain"] == "2.5"
+    assert done.cells[2].execution_count == 2
+
+
+@pytest.mark.parametrize(
+    "sources", [SOURCES[:1], SOURCES[::-1], (*SOURCES, ""), ("x = 2", SOURCES[1])]
+)
+def test_other_code_than_was_graded_is_not_booked(tmp_path: Path, sources: tuple[str, ...]) -> None:
+    nb = notebook(*sources)
+    with pytest.raises(NotAsGraded, match="the code is not what was graded"):
+        booked(nb, tmp_path / "graded.ipynb")
+    assert all(cell.outputs == [] for cell in nb.cells)
+
+
+def test_a_notebook_that_was_not_graded_is_not_booked(tmp_path: Path) -> None:
+    with pytest.raises(NotAsGraded, match="03 was not graded"):
+        booked(notebook(*SOURCES), tmp_path / "graded.ipynb", "03")

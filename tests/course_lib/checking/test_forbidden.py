@@ -1,0 +1,70 @@
+"""What a task asks for is refused under every name, and is there again afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.sgd import sgd
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from course_lib.checking.batches import LIBRARY
+from course_lib.checking.forbidden import OPTIMIZERS, refusing
+
+SGD = torch.optim.SGD
+"""As a notebook's first cell may have imported it."""
+
+
+def weight() -> torch.nn.Parameter:
+    param = torch.nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    return param
+
+
+class OwnStep(SGD):
+    """A class of the student's own, which goes around PyTorch's ``__init__``."""
+
+    def __init__(self) -> None:
+        SGD.__init__(self, [weight()], 0.1)
+
+
+@torch.no_grad()
+def functional() -> None:
+    param = weight()
+    state: list[Any] = [None]
+    sgd(
+        *([param], [param.grad], state),
+        **{"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0},
+        nesterov=False,
+        maximize=False,
+    )
+
+
+def by_iterating() -> list[Any]:
+    sampler = object.__new__(BatchSampler)  # no __init__ is called
+    sampler.sampler, sampler.batch_size, sampler.drop_last = range(4), 2, False
+    return list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("made", "use", "name"),
+    [
+        (OPTIMIZERS, lambda: SGD([weight()], 0.1), "SGD"),
+        (OPTIMIZERS, OwnStep, "Optimizer"),
+        (OPTIMIZERS, functional, "sgd"),
+        (LIBRARY, lambda: DataLoader([1, 2]), "DataLoader"),  # type: ignore[arg-type]
+        (LIBRARY, lambda: SequentialSampler([1]), "SequentialSampler"),
+        (LIBRARY, by_iterating, "BatchSampler"),
+    ],
+)
+def test_it_is_refused_by_its_name_and_given_back(
+    made: tuple[Any, ...], use: Callable[[], Any], name: str
+) -> None:
+    with (
+        pytest.raises(RuntimeError, match=f"^{name} is what this task asks you to write"),
+        refusing(*made),
+    ):
+        use()
+    use()

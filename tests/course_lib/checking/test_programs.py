@@ -1,0 +1,144 @@
+"""What a program says, on the ranks, of a function that is not of the kind that the task asks for.
+
+Each mistake is made in one case of the assignment's own check. Where it is made around the right
+solution, nothing else is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.checking import run_check
+from course_lib.checking.runners import LocalRunner
+from course_lib.ranks import Ranks
+from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.solutions import checks_of, solution_of
+
+pytestmark = [pytest.mark.timeout(120), needs_sources]
+
+Wrapped = Callable[..., Any]
+"""From the right solution to a wrong one."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[dict[int, Ranks]]:
+    kept: dict[int, Ranks] = {}
+    yield kept
+    for each in kept.values():
+        each.close()
+
+
+def gives(value: Any) -> Wrapped:
+    """Return what gives this and nothing else, whatever it is asked."""
+    return lambda right: lambda *_, **__: value
+
+
+def clears_gradients(right: Wrapped) -> Wrapped:
+    def evaluate(model: Any, *rest: Any, **group: Any) -> Any:
+        model.zero_grad()
+        return right(model, *rest, **group)
+
+    return evaluate
+
+
+def takes_a_step(right: Wrapped) -> Wrapped:
+    def evaluate(model: Any, *rest: Any, **group: Any) -> Any:
+        told = right(model, *rest, **group)
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        return told
+
+    return evaluate
+
+
+def counts_its_calls(right: Wrapped) -> Wrapped:
+    calls: list[int] = []
+
+    def assign_buckets(*arguments: Any) -> Any:
+        calls.append(1)
+        return right(*arguments)[len(calls) % 2 :]
+
+    return assign_buckets
+
+
+def makes_gradients(right: Wrapped) -> Wrapped:
+    def assign_buckets(params: Any, *caps: Any) -> Any:
+        params = list(params)
+        for param in params:
+            param.grad = torch.zeros_like(param)
+        return right(params, *caps)
+
+    return assign_buckets
+
+
+def freezes(right: Wrapped) -> Wrapped:
+    def sharded_optimizer(params: Any, *rest: Any, **group: Any) -> Any:
+        params = list(params)
+        step = right(params, *rest, **group)
+
+        def and_freezes() -> None:
+            step()
+            for param in params:
+                param.requires_grad_(False)
+
+        return and_freezes
+
+    return sharded_optimizer
+
+
+@pytest.mark.parametrize(
+    ("folder", "task", "wrapped", "words"),
+    [
+        ("01_minibatch_sgd", "minibatches", gives(None), "minibatches returned None: yield"),
+        (
+            "04_pytorch_ddp",
+            "my_batches",
+            gives(None),
+            "my_batches returns NoneType, expected a list",
+        ),
+        ("04_pytorch_ddp", "evaluate", gives(0.5), "evaluate returns 0.5, not a pair"),
+        ("04_pytorch_ddp", "evaluate", clears_gradients, "evaluate changes the gradients"),
+        ("04_pytorch_ddp", "evaluate", takes_a_step, "evaluate changes parameters or buffers"),
+        ("05_bucketing_and_overlap", "assign_buckets", counts_its_calls, "it keeps something from"),
+        (
+            "05_bucketing_and_overlap",
+            "assign_buckets",
+            makes_gradients,
+            "assign_buckets changes .grad",
+        ),
+        ("05_bucketing_and_overlap", "data_parallel", gives(None), "expected (finish, no_sync)"),
+        (
+            *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
+            "finish is NoneType, expected a function",
+        ),
+        ("06_compression", "with_feedback", gives(None), "what with_feedback returns is NoneType"),
+        ("06_compression", "with_feedback", gives(lambda x, key: None), "send returns NoneType"),
+        ("07_asynchronous_training", "async_server", gives(None), "expected two functions (pull,"),
+        ("07_asynchronous_training", "diloco", gives(None), "diloco returns NoneType, expected a"),
+        ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
+        ("09_sharding_the_model", "sharded_optimizer", gives(None), "expected a function step()"),
+        (
+            "09_sharding_the_model",
+            "sharded_optimizer",
+            freezes,
+            "which parameters require a gradient",
+        ),
+        ("09_sharding_the_model", "pipeline_schedule", gives(3), "is no list of steps such as"),
+    ],
+)
+def test_it_says_what_it_was_given(
+    ranks: dict[int, Ranks], folder: str, task: str, wrapped: Wrapped, words: str
+) -> None:
+    source = SOURCES / folder
+    check = checks_of(source)[task]
+    check = replace(check, cases=check.cases[:1])
+    with LocalRunner(wrapped(solution_of(source, task)), quiet=True, ranks=ranks) as runner:
+        report = run_check(f"{folder}/{task}", check, runner, seed="1")
+    assert not report.passed
+    assert words in " ".join(str(report).split())

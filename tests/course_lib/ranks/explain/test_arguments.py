@@ -1,0 +1,59 @@
+"""A function that cannot take its arguments is told what `run` does with them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from course_lib.ranks import RankError, Ranks
+from course_lib.ranks.explain.arguments import OPTIONS, argument_hint
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def spawned(rank: int, world_size: int) -> int:  # as mp.spawn would call it
+    return rank * world_size
+
+
+def plain() -> None: ...
+
+
+def raises_inside() -> None:
+    spawned()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+@pytest.mark.parametrize(
+    ("function", "args", "options", "hint"),
+    [
+        (spawned, (), {}, "in the function, dist.get_rank() is it"),
+        (spawned, (1,), {}, "dist.get_world_size() is how many there are"),
+        (plain, (), {"timeout": 5}, "'timeout' is an option of the ranks, Ranks(…, timeout=…)"),
+        (plain, (), {"seed": 5}, "What run(f, …) is given after f is what f is called with."),
+        (plain, (1,), {}, "called with, and nothing else"),
+    ],
+)
+def test_hints(
+    ranks_of: Callable[[Any, int], Ranks],
+    on: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    hint: str,
+) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks_of(on, 2).run(function, *args, **options)
+    assert hint in str(caught.value)
+
+
+def test_the_function_s_own_calls_get_no_hint() -> None:
+    with Ranks(2, on="simulated") as ranks, pytest.raises(RankError) as caught:
+        ranks.run(raises_inside)
+    assert "missing 2 required" in str(caught.value)
+    assert "dist.get_rank() is it" not in str(caught.value)
+
+
+def test_every_option_of_ranks_is_known() -> None:
+    assert set(OPTIONS) == {*inspect.signature(Ranks).parameters} - {"world_size"}
+    assert argument_hint("unsupported operand type(s) for +: 'int' and 'str'") == ""
