@@ -1,6 +1,6 @@
 """Compression: codecs beside a copy of memory, training on a slow link beside PyTorch's hooks.
 
-    python benchmarks/compression.py [--rounds 7] [--only-codecs] [--write]
+    python benchmarks/compression.py [--rounds 7] [--only-codecs] [--only-training] [--write]
 
 One thread per rank. The codecs work on a bucket of 25 MiB, DDP's default, beside a copy of it, and
 decode to memory that is there, as a copy does. They are timed in the thread's own CPU seconds, in
@@ -11,6 +11,7 @@ back is below a bound: the time includes what worse gradients cost in steps.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import time
@@ -106,13 +107,12 @@ def codecs(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
     return rows, series
 
 
-def train(ddp: type, register: Callable[[Any], None]) -> tuple[int, float, float]:
+def train(ddp: Callable[..., Any], register: Callable[[Any], None]) -> tuple[int, float, float]:
     """Train until the loss is low; return steps, seconds, and the loss that was reached."""
     torch.manual_seed(0)
     (images, labels), (test_images, test_labels) = (part.tensors for part in digits())
     net = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU())
     net.append(nn.Linear(1024, 10))
-    # One bucket: with two, PyTorch's PowerSGD hook hangs on gloo.
     model = ddp(net, bucket_cap_mb=100)
     register(model)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -147,18 +147,21 @@ def torch_power_sgd(model: Any) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-HOOKS: dict[str, tuple[type, Callable[[Any], None]]] = {
+# One bucket, as PyTorch's with such a cap: with two, its PowerSGD hook hangs on gloo.
+OURS = functools.partial(DistributedDataParallel, first_bucket_mb=100)
+
+HOOKS: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
     "PyTorch, no hook": (TorchDDP, lambda model: None),
     "PyTorch, fp16": (
         TorchDDP,
         lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook),
     ),
     "PyTorch, PowerSGD rank 2": (TorchDDP, torch_power_sgd),
-    "ours, no hook": (DistributedDataParallel, lambda model: None),
-    "ours, 8 bit": (DistributedDataParallel, ours(lambda: ErrorFeedback(Uniform8Bit()))),
-    "ours, 1 bit": (DistributedDataParallel, ours(lambda: ErrorFeedback(OneBit()))),
-    "ours, top-k 1 %": (DistributedDataParallel, ours(lambda: ErrorFeedback(TopK(0.01)))),
-    "ours, PowerSGD rank 2": (DistributedDataParallel, ours(lambda: ErrorFeedback(PowerSGD(2)))),
+    "ours, no hook": (OURS, lambda model: None),
+    "ours, 8 bit": (OURS, ours(lambda: ErrorFeedback(Uniform8Bit()))),
+    "ours, 1 bit": (OURS, ours(lambda: ErrorFeedback(OneBit()))),
+    "ours, top-k 1 %": (OURS, ours(lambda: ErrorFeedback(TopK(0.01)))),
+    "ours, PowerSGD rank 2": (OURS, ours(lambda: ErrorFeedback(PowerSGD(2)))),
 }
 
 
@@ -209,8 +212,13 @@ def training(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
 def main() -> None:
     """Print both tables; with ``--write``, also to ``benchmarks/results/compression.*``."""
     parser = arguments(__doc__, rounds=7)
-    parser.add_argument("--only-codecs", action="store_true", help="no training; writes nothing")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--only-codecs", action="store_true", help="no training; writes nothing")
+    only.add_argument("--only-training", action="store_true", help="no codecs; writes nothing")
     options = parser.parse_args()
+    if options.only_training:
+        print("\n".join(training(max(options.rounds // 3, 1))[0]))
+        return
     busy = BusyElsewhere()
     coded, series = codecs(options.rounds)
     coding = busy.share()

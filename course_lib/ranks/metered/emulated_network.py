@@ -14,12 +14,13 @@ from __future__ import annotations
 import heapq
 import json
 import math
+import selectors
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from course_lib.ranks.costs.collective_time import start_collective
@@ -89,30 +90,35 @@ class EmulatedNetwork:
             self._streams: Streams[Offer] = Streams(self._tell, self._push)
             self._heap: list[tuple[float, int, int, Running[Offer] | list[Offer]]] = []
             self._pushed = 0
+            self._ends: dict[int, list[tuple[int, float]]] = {}
 
     def _run(self) -> None:
-        left = {id(connection): rank for rank, connection in enumerate(self._connections)}
-        while left:
+        left = selectors.DefaultSelector()
+        for rank, connection in enumerate(self._connections):
+            left.register(connection, selectors.EVENT_READ, rank)
+        while left.get_map():
             # Whatever was told by now is taken before anything is sent.
             now = self._clock()
-            waiting = [each for each in self._connections if id(each) in left]
-            for connection in wait(waiting, self._patience(now)):
-                assert isinstance(connection, Connection)
+            for ready, _ in left.select(self._patience(now)):
+                connection = self._connections[ready.data]
                 try:
-                    self._listen(left[id(connection)], connection)
+                    self._listen(ready.data, connection)
                 except (OSError, EOFError, ValueError, TypeError):  # the rank has ended
-                    del left[id(connection)]
+                    left.unregister(connection)
                     connection.close()
             with self._lock:
                 self._send(now + _AHEAD)
+                self._tell_all()
+        left.close()
 
     def _listen(self, rank: int, connection: Connection) -> None:
         """Take what a rank has told."""
         while True:
-            told = json.loads(connection.recv_bytes(1 << 16))
-            told[4] = tuple(told[4])
+            together = json.loads(connection.recv_bytes(1 << 16))
             with self._lock:
-                self._take(Offer(rank, *told))
+                for told in together:
+                    told[4] = tuple(told[4])
+                    self._take(Offer(rank, *told))
             if not connection.poll():
                 return
 
@@ -162,5 +168,11 @@ class EmulatedNetwork:
             self._tell(receiver, arrival)
 
     def _tell(self, offer: Offer, end: float) -> None:
-        with suppress(OSError):
-            self._connections[offer.rank].send_bytes(json.dumps([offer.id, end]).encode())
+        self._ends.setdefault(offer.rank, []).append((offer.id, end))
+
+    def _tell_all(self) -> None:
+        """Tell every rank its new ends at once: each time it is told, it wakes."""
+        told, self._ends = self._ends, {}
+        for rank, ends in told.items():
+            with suppress(OSError):
+                self._connections[rank].send_bytes(json.dumps(ends).encode())

@@ -73,6 +73,8 @@ class MeteredProcessGroup(PythonGroup):
         self._link = link
         self._connect = connect
         self._inner: Any = None
+        self._met: set[int] = set()
+        """The ranks with whom it has exchanged a message since it connected."""
         self.key = zlib.crc32(name.encode()) + 1
         self._slot, self._opened_in = -1, -1
 
@@ -86,6 +88,7 @@ class MeteredProcessGroup(PythonGroup):
     def connect(self) -> None:
         """Make the inner group, or make it anew."""
         self._inner = self._connect()
+        self._met.clear()
 
     def _place(self) -> int:
         """Return this group's place on the board in the current call."""
@@ -172,15 +175,19 @@ class MeteredProcessGroup(PythonGroup):
         me.add_pending(1)
         operation = self._operation(kind, tensors, peer, channel, seq)
         launch = self._inner.send if sends else self._inner.recv
-        operation.block()  # gloo may have to connect first
+        connects = peer not in self._met
+        if connects:
+            operation.block()  # gloo may have to connect first
         try:
             inner = launch(tensors, self._members.index(peer), tag)
+            self._met.add(peer)
         except Exception:
             me.board.take_back_message(me.rank, channel)  # refused, so never started
             me.add_pending(-1)
             raise
         finally:
-            operation.unblock()
+            if connects:
+                operation.unblock()
         emulated = None
         if self._link is not None:
             emulated = self._link.carry(operation, [operation.bytes], None)

@@ -46,7 +46,8 @@ class Recorder:
     """How many calls have begun; a group has its place on the board for one of them."""
     given_up: int = 0
     """How many calls were given up while operations were under way: their end counts no more."""
-    _kept: deque[tuple[Any, int]] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
+    _kept: deque[tuple[Any, int]] = field(default_factory=deque)
+    _kept_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, event: Event) -> int:
@@ -70,8 +71,9 @@ class Recorder:
         """
         with self._lock:
             self._kept.append((work, nbytes))
-            while sum(each for _, each in self._kept) > _MAX_KEPT_BYTES:
-                self._kept.popleft()
+            self._kept_bytes += nbytes
+            while len(self._kept) > _MAX_KEPT or self._kept_bytes > _MAX_KEPT_BYTES:
+                self._kept_bytes -= self._kept.popleft()[1]
 
     def begin(self, check_nan: bool = False) -> None:
         """Begin the log of a new call, on a board that may have been cleared."""
@@ -83,6 +85,7 @@ class Recorder:
         self.open_messages.clear()
         self.open_collectives.clear()
         self._kept.clear()
+        self._kept_bytes = 0
         self.dropped = 0
 
     def give_up(self) -> None:

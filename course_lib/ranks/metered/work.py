@@ -70,30 +70,37 @@ class MeteredWork(dist.Work):
         with _ending:  # a callback of gloo's thread may come while this one waits
             if not self._over:
                 self._over = True
-                self._operation.over()
                 if self._awaited:
                     self._operation.note_waited()
+                self._operation.over()
                 self._open.discard(self)
                 self._operation.recorder.keep(self, self._operation.bytes)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._note_waited()
-        self._operation.block()
         waited_since = time.monotonic()
-        try:
-            pause, most = _PAUSE
-            while self._arrived is not None and not self._arrived():
-                time.sleep(pause)
-                pause = min(2 * pause, most)
-            if self._emulated is not None:
-                self._emulated.over.wait()
-            self._wait_inner(timeout)
-        finally:
-            self._operation.unblock()
+        if self._emulated is not None and self._emulated.is_over():
+            self._wait_inner(timeout)  # for bytes that are nearly here
+        else:
+            self._operation.block()
+            try:
+                self._wait_others()
+                self._wait_inner(timeout)
+            finally:
+                self._operation.unblock()
         if self._emulated is not None:
             self._emulated.woke(waited_since, time.monotonic())
         self._end()
         return True
+
+    def _wait_others(self) -> None:
+        if self._emulated is not None:
+            self._emulated.wait()  # which knows, without being asked, when all have come
+            return
+        pause, most = _PAUSE
+        while self._arrived is not None and not self._arrived():
+            time.sleep(pause)
+            pause = min(2 * pause, most)
 
     def _wait_inner(self, timeout: timedelta) -> None:
         if timeout or not self._sliced:
@@ -155,7 +162,7 @@ class MeteredWork(dist.Work):
         """Return whether it is over; for those who look on, not for the one who waits."""
         if self._over:
             return True
-        if self._emulated is not None and not self._emulated.over.is_set():
+        if self._emulated is not None and not self._emulated.is_over():
             return False
         if self._arrived is None:
             done = bool(self._inner.is_completed())

@@ -140,6 +140,8 @@ class World:
         self._init = c10d.init_process_group
         self._stand_in("init_process_group", self._join_again)
         self._stand_in("monitored_barrier", self._monitored_barrier)
+        if link is not None:
+            self._stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
         counted = self._counting(c10d._new_group_with_tag)
         c10d._new_group_with_tag = counted
         self._join()
