@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -25,6 +26,7 @@ from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
 
 from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks.processes.functions import reduced
 
 
 class _View(NamedTuple):
@@ -82,6 +84,9 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
                 self.classes.append(name)
                 return -len(self.classes)
         return None
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        return reduced(func, self._function_getnewargs(func))
 
     def sent(self) -> tuple[list[_Sent], list[torch.Tensor]]:
         """Return the tensors, and the memory that several of them share."""
