@@ -50,7 +50,7 @@ RULES = {
     "course_lib.later": set(),
     "course_lib.data": {"torch", "numpy", "sklearn"},
     # Imported where there is a GPU, by the rung it belongs to.
-    "course_lib.compression.triton_kernels": {"torch", "triton", "course_lib.compression"},
+    "course_lib.compression.triton_kernels": {"torch", "triton"},
     # It runs on any ranks, so it knows none of them.
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
     # It predicts what the rungs do, and runs it on simulated ranks.

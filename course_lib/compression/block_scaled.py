@@ -130,7 +130,7 @@ class BlockScaled(CompressorInPlace):
         wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
         scales, codes = self._parts(wire, x.numel())
         if self.in_one_kernel and (fused := kernels_for(x)):
-            fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block)
+            fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block, SMALLEST)
         elif for_numpy(x):
             self._encode_with_numpy(x, residual, scales, codes)
         else:

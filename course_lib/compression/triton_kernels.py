@@ -20,17 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from course_lib.compression import block_scaled
-
 TILE = 1024
 """Elements that a program has in its registers at once."""
 TO_WHOLE = tl.constexpr(12582912.0)
 """1.5 · 2²³: so large that float32 has whole numbers only there; adding it rounds, half to even."""
-SMALLEST = tl.constexpr(block_scaled.SMALLEST)
 
 
 def encode_bytes(
-    x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, block: int
+    x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, block: int, smallest: float
 ) -> None:
     """Write a scale per block and a code per element: see `block_scaled.Uniform8Bit`.
 
@@ -40,6 +37,7 @@ def encode_bytes(
         scales: float32, shape (⌈n/block⌉,).
         codes: uint8, shape (n,).
         block: elements with one scale.
+        smallest: scales below count as zero.
 
     """
     if len(x):
@@ -47,6 +45,7 @@ def encode_bytes(
         _encode_bytes[(len(scales),)](
             *(x, remembered, scales, codes, len(x)),
             BLOCK=block,
+            SMALLEST=smallest,
             TILE=TILE,
             REMEMBER=residual is not None,
             enable_fp_fusion=False,
@@ -88,6 +87,7 @@ def _encode_bytes(
     codes,
     n,
     BLOCK: tl.constexpr,
+    SMALLEST: tl.constexpr,
     TILE: tl.constexpr,
     REMEMBER: tl.constexpr,
 ):
