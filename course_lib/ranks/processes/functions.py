@@ -19,7 +19,14 @@ _SLOTS = ("__name__", "__qualname__", "__annotations__", "__kwdefaults__", "__de
           "__module__", "__doc__", "__closure__")  # fmt: skip
 
 
-def reduced(func: FunctionType, arguments: tuple[Any, ...]) -> Any:
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, but for functions that the reader cannot import: see `_reduced`."""
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        return _reduced(func, self._function_getnewargs(func))
+
+
+def _reduced(func: FunctionType, arguments: tuple[Any, ...]) -> Any:
     """Return how pickle can make a function: code first, then what it refers to, maybe itself.
 
     Args:

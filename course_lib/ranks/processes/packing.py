@@ -24,12 +24,12 @@ import cloudpickle
 import torch
 
 from course_lib.ranks.board.memory import anonymous_file
-from course_lib.ranks.processes.functions import reduced
+from course_lib.ranks.processes.functions import Pickler
 
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""
 _ALIGN = 64
-_BY_NAME = (cloudpickle.cloudpickle.__name__, reduced.__module__, __name__)
+_BY_NAME = (cloudpickle.cloudpickle.__name__, Pickler.__module__, __name__)
 """Modules whose functions need no look-up whether they can be imported."""
 _SIMPLE = (type(None), bool, int, float, str)
 """What any pickler packs alike, so that the quickest will do."""
@@ -60,7 +60,7 @@ class Packed:
             self._free()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is FunctionType:
@@ -76,9 +76,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _tensor, (pickle.PickleBuffer(_bytes_of(data)), obj.dtype, tuple(obj.shape),
                              obj.requires_grad)  # fmt: skip
         return super().reducer_override(obj)
-
-    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        return reduced(func, self._function_getnewargs(func))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -17,16 +17,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
 
 from course_lib.ranks.board.memory import anonymous_file
-from course_lib.ranks.processes.functions import reduced
+from course_lib.ranks.processes.functions import Pickler
 
 
 class _View(NamedTuple):
@@ -62,7 +60,7 @@ class Parcel:
     """Called once for each unpacking; returns what gives the receiver's own for a tensor."""
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+class _Packer(Pickler):
     def __init__(self, file: io.BytesIO, known: frozenset[str]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._known = known
@@ -84,9 +82,6 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
                 self.classes.append(name)
                 return -len(self.classes)
         return None
-
-    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        return reduced(func, self._function_getnewargs(func))
 
     def sent(self) -> tuple[list[_Sent], list[torch.Tensor]]:
         """Return the tensors, and the memory that several of them share."""
