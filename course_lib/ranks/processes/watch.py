@@ -33,7 +33,7 @@ from course_lib.ranks.processes.stacks import read_dump
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
 """Seconds that ranks which wait for a failed one get, to show that they do."""
-_GIVE_UP_LIMIT = 1.0
+_GIVE_UP_LIMIT = 2.0
 """Seconds that ranks get to end a call that has failed elsewhere, before they are ended."""
 _GRACE = 1.0
 """Seconds that ranks which still compute get, once another has failed."""
