@@ -119,6 +119,10 @@ def _inside(
             _inside(contexts[1:], interrupted, call)
             if interrupted:
                 raise _InterruptedError
+        if interrupted:
+            raise RuntimeError(
+                "no_sync swallows an exception: what goes wrong inside must reach its caller"
+            )
     except _InterruptedError:
         pass
 

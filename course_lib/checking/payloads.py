@@ -185,6 +185,12 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     right = largest_values(x, k)
     got, reverse = read_top_k(wire, n, k), read_top_k(wire, n, k, highest_first=True)
     is_right, is_reversed = (x is not None and torch.equal(x, right) for x in (got, reverse))
+    bits = (wire[4 * k :, None] >> torch.arange(8)).bitwise_and(1).flatten()[:n]
+    if bitmap == 4 * k > 0 and torch.equal(bits, (right != 0).to(torch.uint8)):
+        raise Wrong(
+            "rank 0: wire: the places are a bitmap, expected a list",
+            f"{n} bits take {bitmap} whole bytes, as many as the list: then send the list.",
+        )
     if is_reversed and not is_right:
         raise Wrong(
             "rank 0: wire: the first element has the highest bit of its byte, expected the lowest",

@@ -183,8 +183,9 @@ def in_many_forms(
     """Return the cases with forms drawn for them, each form as often as the others.
 
     A right function depends on none of them. Of the cases with three ranks or more, every second
-    one works in two groups at once: the even ranks, and the odd ones. A form that a case already
-    has stays.
+    one works in two groups at once: the ranks in the middle, and those around them. Even and odd
+    ranks would do for a function that guesses who is in its group. A form that a case already has
+    stays.
     """
     formed, many = [], 0
     for i, case in enumerate(cases):
@@ -192,7 +193,7 @@ def in_many_forms(
         if case.world_size > 2 and groups:
             many += 1
             if many % 2 == 0:
-                split = tuple(tuple(range(s, case.world_size, 2)) for s in (0, 1))
+                split = _around_and_middle(case.world_size)
         form = Form(
             split,
             dtypes[i % len(dtypes)],
@@ -202,3 +203,8 @@ def in_many_forms(
         )
         formed.append(case if case.form != Form() else replace(case, form=form))
     return tuple(formed)
+
+
+def _around_and_middle(k: int) -> tuple[tuple[int, ...], ...]:
+    middle = range(-(-k // 4), -(-k // 4) + k // 2)
+    return tuple(rank for rank in range(k) if rank not in middle), tuple(middle)

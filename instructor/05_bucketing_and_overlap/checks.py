@@ -56,6 +56,7 @@ def chain(layers, buckets, *steps, **options):
 
 TWELVE = list(range(12))
 BY_THREE = [[11], [10, 9, 8], [7, 6, 5, 4], [3, 2, 1, 0]]
+LATE = [[11], [10], [9], TWELVE[8:0:-1], [0]], [0, 11, *TWELVE[1:11]]  # 11 is the last but one
 LONG = {"shapes": [(64,)] * 12, "timed": True, "seconds": 100e-6}
 WIDE = list(range(24))
 WIDE_BUCKETS = [[23, 22], WIDE[21:13:-1], WIDE[13:5:-1], WIDE[5::-1]]
@@ -185,6 +186,11 @@ CHECKS = {
                 "4 ranks, 12 layers that take time",
                 4,
                 chain(12, BY_THREE, [TWELVE], [TWELVE], [TWELVE], **LONG),
+            ),
+            Case(
+                "2 ranks, several leave at once",
+                2,
+                chain(12, LATE[0], [LATE[1]], [LATE[1]], **{**LONG, "seconds": 200e-6}),
             ),
         ),
         in_turn=[(2, 8)],

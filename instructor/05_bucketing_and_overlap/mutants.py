@@ -409,6 +409,9 @@ hook_buckets__waits_in_the_hook = fails(
 hook_buckets__all_in_finish = fails("Launch a bucket in the hook that completes it", only=TIMED)(
     hooks_with((HOOKED, "pass"))
 )
+hook_buckets__one_for_each_hook = fails(
+    "Launch a bucket in the hook that completes it", only=TIMED
+)(hooks_with((AS_FAR, AS_FAR.replace("while", "if"))))
 hook_buckets__when_complete = fails("The ranks disagree about collective #1")(
     hooks_with(
         ("ready, sent = set(), []", "ready, sent, order = set(), [], []"),
@@ -807,6 +810,14 @@ data_parallel__no_sync_is_missing = fails("no_sync is NoneType, expected a funct
 )
 data_parallel__stays_quiet = fails("Launch a bucket in the hook that completes it", only=TIMED)(
     parallel_with(("local.pop()", "pass"))
+)
+data_parallel__swallows_exceptions = fails("no_sync swallows an exception")(
+    parallel_with(
+        (
+            "            yield\n        finally:",
+            "            yield\n        except Exception:\n            pass\n        finally:",
+        )
+    )
 )
 data_parallel__quiet_after_an_exception = fails(
     "Launch a bucket in the hook that completes it", only=TIMED

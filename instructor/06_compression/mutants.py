@@ -294,6 +294,15 @@ encode_top_k__always_a_list = fails("Here the bitmap")(
 encode_top_k__always_a_bitmap = fails("Here k places of 4 bytes")(
     top_k_with(("bitmap if len(bitmap) < len(listed) else listed", "bitmap"))
 )
+encode_top_k__counts_whole_bytes_only = fails("61 bits take 8 whole bytes")(
+    top_k_with(("len(bitmap) < len(listed)", "n // 8 < 4 * k"))
+)
+encode_top_k__counts_bits = fails("61 bits take 8 whole bytes")(
+    top_k_with(("len(bitmap) < len(listed)", "n < 8 * 4 * k"))
+)
+encode_top_k__one_byte_too_many = fails("Here the bitmap")(
+    top_k_with(("len(bitmap) < len(listed)", "n // 8 + 1 < 4 * k"))
+)
 encode_top_k__without_places = fails("Where were they?")(
     top_k_with((" + (bitmap if len(bitmap) < len(listed) else listed)", ""))
 )
@@ -772,6 +781,14 @@ compressed_all_reduce__whole_world = fails("4 ranks in two groups")(
 compressed_all_reduce__ranks_for_places = fails("4 ranks in two groups")(
     all_reduce_with(("group_dst=to", "dst=to"), ("group_src=source", "src=source"))
 )
+compressed_all_reduce__every_second_rank = fails("two groups", only=("simulated", "grader"))(
+    all_reduce_with(
+        (
+            "rank, k = dist.get_rank(group)",
+            "rank, k = dist.get_rank() // (1 if group is None else 2)",
+        )
+    )
+)
 compressed_all_reduce__in_the_dtype_of_x = fails("takes a float32 vector")(
     all_reduce_with((".to(torch.float32).reshape(-1)", ".reshape(-1)"))
 )
@@ -1031,6 +1048,9 @@ random_k_mean__in_bfloat16 = fails("the result for seed")(
 )
 random_k_mean__seeds_below_1000 = fails("draw the same places")(
     random_k_with(("random.Random(seed)", "random.Random(seed % 1000)"))
+)
+random_k_mean__seed_in_float32 = fails("draw the same places")(
+    random_k_with(("random.Random(seed)", "random.Random(float(np.float32(seed)))"))
 )
 random_k_mean__enlarges_small_draws_only = fails("it must be scaled by n/k")(
     random_k_with(("n / k / size", "(n / k if 2 * k < n else 1) / size"))

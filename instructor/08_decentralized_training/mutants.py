@@ -251,6 +251,15 @@ start_mixing__whole_world = fails("✗ 5 ranks, two groups, a line", only=VIRTUA
 start_mixing__numbers_for_ranks = fails("✗ 5 ranks, two groups, a line", only=VIRTUAL)(
     mixing_with(("group_src=", "src="), ("group_dst=", "dst="))
 )
+start_mixing__even_or_odd_ranks = fails("is not part of group", only=VIRTUAL)(
+    mixing_with(
+        ("group_src=j", "src=j if group is None else 2 * j + dist.get_rank() % 2"),
+        ("group_dst=j", "dst=j if group is None else 2 * j + dist.get_rank() % 2"),
+    )
+)
+start_mixing__always_something_of_its_own = fails("✗ 5 ranks, nothing of its own")(
+    mixing_with((OWN, "total = (float(weights[rank, rank]) or 1.0) * data"))
+)
 start_mixing__in_place = fails("the function changes tensor")(
     mixing_with(("return total", "return tensor.copy_(total)"))
 )

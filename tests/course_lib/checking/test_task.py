@@ -231,6 +231,9 @@ def test_forms_are_drawn_evenly_and_a_case_keeps_its_own() -> None:
     for case in cases:
         members = sorted(rank for group in case.groups for rank in group)
         assert members == list(range(case.world_size))
+    (first, second) = cases[5].groups
+    assert first == (0, 1, 5)  # by no rule of evenly spaced ranks
+    assert second == (2, 3, 4)
 
 
 def test_arguments_that_never_vary_are_named() -> None:
