@@ -8,11 +8,11 @@ cannot go on is a deadlock, and is explained as one.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -65,9 +65,9 @@ def _as_steps(made: Any) -> list[Steps] | None:
     for step in (step for steps in made for step in steps):
         if not _listed(step) or len(step) != 2 or step[0] not in ("F", "B"):
             return None
-        if isinstance(step[1], bool) or not hasattr(step[1], "__index__"):
-            return None  # NumPy's whole numbers are some
-    return [[[step[0], operator.index(step[1])] for step in steps] for steps in made]
+        if type(step[1]) is not int and not isinstance(step[1], np.integer):
+            return None
+    return [[[action, int(number)] for action, number in steps] for steps in made]
 
 
 def _listed(value: Any) -> bool:
