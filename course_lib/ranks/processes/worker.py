@@ -42,6 +42,7 @@ from course_lib.ranks.processes.messages import (
 )
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 from course_lib.ranks.processes.packing import pack, plain
+from course_lib.ranks.processes.short_calls import read
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -139,7 +140,7 @@ def _run_call(
             giving_up.forget()
             giving_up.armed = True
             _reload(rank)
-            value = join_call(parts[0], parts[1]())()
+            value = join_call(lambda: _unpacked(parts[0]()), parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
         finally:
@@ -165,6 +166,10 @@ def _run_call(
     head = AnswerHead(kind, recorder.dropped, joined, has_log, rank, start, end)
     pipe.send(*messages, note=head.to_bytes())
     reply.close()
+
+
+def _unpacked(call: Any) -> Any:
+    return read(call) if type(call) is bytes else call
 
 
 def _reload(rank: int) -> None:
