@@ -118,18 +118,19 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
             world.begin(head.call, head.generation)
         parts = [common, pipe.receive()[1] if head.has_own else list]
         del common  # what it holds may be large: `_run_call` lets go of it
-        _run_call(pipe, recorder, labels, parts)
+        _run_call(pipe, recorder, labels, head.call, parts)
 
 
 def _run_call(
     pipe: ObjectPipe,
     recorder: Recorder,
     labels: dict[str, str],
+    call: int,
     parts: list[Callable[[], Any]],
 ) -> None:
     """Run one call and send its answer: what came of it, the log, and the result.
 
-    `parts`: what unpickles the call; emptied here, for arguments may be large.
+    `call`: its number. `parts`: what unpickles it; emptied here, for arguments may be large.
     """
     board, rank = recorder.board, recorder.rank
     board.set_state(rank, RankPhase.RUNNING)
@@ -137,14 +138,13 @@ def _run_call(
     reply = None
     try:
         try:
-            giving_up.forget()
-            giving_up.armed = True
+            giving_up.begin(call)
             _reload(rank)
             value = join_call(lambda: _unpacked(parts[0]()), parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
         finally:
-            giving_up.armed = False
+            giving_up.current = 0
     except GivenUp:
         kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
