@@ -34,7 +34,6 @@ import torch.distributed as dist
 from machine import arguments, descendants, publish, sentence
 from notebook_start import compare_starts
 
-
 _REST = 5.0
 """Seconds between the start and the calls: ours goes on loading modules, beside the first ones."""
 
