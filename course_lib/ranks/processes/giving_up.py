@@ -9,7 +9,6 @@ and may come late: the board says which call it is to end.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from types import FrameType
 
 from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp
+from course_lib.ranks.stopping import in_import
 
 current = 0
 """The call that runs, by its number; 0 if there is none.
@@ -25,7 +25,6 @@ The worker ends it by itself: at a function's beginning or end, as that of a ``w
 handler may run, and its exception would leave this as it is.
 """
 
-_IMPORTING = importlib._bootstrap._load_unlocked.__code__.co_filename  # type: ignore[attr-defined]
 _failing = threading.Lock()
 _recorder: Recorder | None = None
 
@@ -63,13 +62,5 @@ def _to_be_ended() -> bool:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if _to_be_ended() and not _imports(frame):
+    if _to_be_ended() and not in_import(frame):
         raise GivenUp
-
-
-def _imports(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORTING:
-            return True
-        frame = frame.f_back
-    return False
