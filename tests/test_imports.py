@@ -19,11 +19,12 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement", "variables"),
+    ("explain", "costs", "calls", "placement", "variables", "stopping"),
     ("trace", "board"),
     ("metered", "output"),
     ("processes", "fabric"),
     ("simulated", "fabric_socket"),
+    ("engine",),
     ("ranks", "multinode"),
     ("notebook",),
 )

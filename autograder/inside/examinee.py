@@ -38,7 +38,7 @@ from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
 from course_lib.ranks.processes import fork_server
-from course_lib.ranks.processes.fork_client import WIDE
+from course_lib.ranks.processes.launch import WIDE
 from course_lib.ranks.processes.worker import redirect_output
 
 MAX_TEXT = 64 * 1024

@@ -70,7 +70,7 @@ class Watch:
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what is not for a training step to change: mode, structure, hooks."""
-        self._modules[name] = module, _aspects(module)
+        self._modules[name] = module, aspects(module)
 
     def add_parameters(self, name: str, parameters: Sequence[Tensor]) -> None:
         """Watch parameters whose gradients alone are for the function to change."""
@@ -98,7 +98,7 @@ class Watch:
             if any(_hooks_on(each) for each in parameters):
                 found.append(("hooks", name))
         for name, (module, before) in self._modules.items():
-            after = _aspects(module)
+            after = aspects(module)
             found += [(code, name) for code in before if before[code] != after[code]]
         for name, state in self._states.items():
             if state != _GENERATORS[name]():
@@ -134,7 +134,8 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.detach(), b)
 
 
-def _aspects(module: nn.Module) -> dict[str, Any]:
+def aspects(module: nn.Module) -> dict[str, Any]:
+    """Return what of a module is not for a function to change, by its code in `SENTENCES`."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     parameters = dict(module.named_parameters())
     return {

@@ -7,12 +7,14 @@
 From the ground up; each room knows only those above it in this list:
 
 - `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
-  travels; `placement`: which devices; `variables`: what ranks keep between calls
+  travels; `placement`: which devices; `variables`: what ranks keep between calls; `stopping`: what
+  ends their code from outside
 - `trace`: what happened; `board`: what the ranks are doing
 - `metered`: a process group that says what it does; `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `fabric`: the simulated network
 - `simulated`: ranks as threads on the fabric; `fabric_socket`: as processes on it
-- `ranks`: `Ranks`, and the engines it chooses from; `multinode`: several machines
+- `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
+  machines
 - `notebook`: `%%ranks`, and the kernel that has it loaded
 """
 

@@ -26,8 +26,16 @@ class Placement:
     @property
     def threads(self) -> int:
         """Threads per rank: the cores of this machine, shared out."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        return max(1, cores // len(self.devices))
+        return max(1, _cores() // len(self.devices))
+
+    @property
+    def core_each(self) -> bool:
+        """Whether there is a core for every rank."""
+        return len(self.devices) <= _cores()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def place(world_size: int, on: str) -> Placement:

@@ -1,8 +1,6 @@
 """`Ranks`: K ranks that run a notebook's functions together.
 
-`Ranks` is the face; an *engine* behind it runs the calls. `Engine` says what it must offer, and
-`_make_engine` is the one place that chooses one: `Processes` for ``on="cpu"`` and ``"gpu"``, or
-`Simulated`, whose ranks are threads of this process on a fabric with a virtual clock.
+`Ranks` is the face; an *engine* behind it runs the calls, which `engine.make_engine` chooses.
 """
 
 from __future__ import annotations
@@ -11,49 +9,18 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 
-from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
 from course_lib.ranks.output.summary import html_table, one_line
-from course_lib.ranks.placement import Placement, place
-from course_lib.ranks.processes.engine import Processes
-from course_lib.ranks.simulated.engine import Computation, Misuse, Simulated
+from course_lib.ranks.simulated.engine import Computation, Misuse
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import forget_variables, pull_variables, push_variables
 
-__all__ = ["Engine", "Ranks"]
-
-
-class Engine(Protocol):
-    """What runs the calls of one `Ranks`."""
-
-    placement: Placement
-    """A device for every rank, and a sentence about them."""
-    trace: Trace
-    """Of the last call, also of one that failed."""
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
-        """Run ``fn(*args, **kwargs)`` on every rank; arguments may be `PerRank`."""
-
-    def start(self) -> None:
-        """Start the processes of the ranks, if there are any, and do not wait for them."""
-
-    def pids(self) -> list[int]:
-        """Return the processes of the ranks; empty if there are none of their own."""
-
-    def close(self) -> None:
-        """Free everything. A later `run` may start again from nothing."""
+__all__ = ["Ranks"]
 
 
 class Ranks:
@@ -109,7 +76,7 @@ class Ranks:
     ) -> None:
         self.world_size = world_size
         self.timeout = timeout
-        self._engine = _make_engine(
+        self._engine = make_engine(
             world_size, on, network, device, computation, metered, misuse, isolated
         )
         self._closed = False
@@ -262,47 +229,3 @@ class Ranks:
 
     def _repr_html_(self) -> str:
         return html_table(self._engine.placement, self._engine.pids(), self._closed)
-
-
-def _make_engine(
-    world_size: int,
-    on: str,
-    network: Network | None,
-    device: Device | None,
-    computation: Computation | None,
-    metered: bool,
-    misuse: Misuse,
-    isolated: bool,
-) -> Engine:
-    if isolated and (on != "simulated" or device is not None or computation is not None):
-        raise ValueError('isolated=True is for on="simulated", without device=… and computation=…')
-    if isolated:
-        return IsolatedSimulated(world_size, network, misuse)
-    if on == "simulated":
-        return Simulated(world_size, network, device, computation, misuse)
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
-        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
-    if device is not None or computation is not None:
-        raise ValueError('device=… and computation=… are for on="simulated"')
-    if network is not None:
-        _check_emulated(network, on, metered)
-        on = "cpu"
-    return Processes(place(world_size, on), metered=metered, network=network)
-
-
-def _check_emulated(network: Network, on: str, metered: bool) -> None:
-    """Refuse what CPU ranks do not emulate: one link per rank, of one latency and bandwidth."""
-    if on == "gpu" or not metered:
-        raise ValueError('network=… is emulated on metered CPU ranks: use on="cpu"')
-    plain = Network(
-        network.latency,
-        network.bandwidth,
-        all_reduce=network.all_reduce,
-        broadcast=network.broadcast,
-        segments=network.segments,
-    )
-    if plain != network:
-        raise ValueError(
-            "CPU ranks emulate latency and bandwidth of one link per rank; "
-            'for topologies, nodes and jitter use on="simulated"'
-        )

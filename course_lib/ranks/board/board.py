@@ -56,6 +56,11 @@ class Board(Pages):
             words[word + pages.STATE] = number
             words[word + pages.CHANGES] += 1
 
+    def give_up(self, call: int) -> None:
+        """Say that all ranks shall end the call of this number: by the parent, for good."""
+        for word in self._heads:
+            self._words[word + pages.GIVEN_UP] = call
+
     def block(
         self,
         rank: int,
@@ -157,6 +162,10 @@ class Board(Pages):
         if word is None or not 0 <= self._words[word + 2] - seq < RING:
             return None
         return self._entry(8 * word, seq)
+
+    def given_up(self, rank: int) -> int:
+        """Return the number of the latest call that `rank` shall end; 0 if there was none."""
+        return self._words[rank * self._stride // 8 + pages.GIVEN_UP]
 
     def changes(self) -> tuple[int, ...]:
         """Return how often each rank has changed its part: equal twice means nothing happened."""

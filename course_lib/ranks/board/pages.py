@@ -21,8 +21,8 @@ SIGNATURE, WHERE, TEXT = 96, 160, 256
 """Bytes of the texts: what a collective is, a line of code, what a rank does."""
 ENTRY = SIGNATURE + WHERE
 # Words of the head.
-STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING, MISMATCH = range(9)
-HEAD = 9
+STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING, MISMATCH, GIVEN_UP = range(10)
+HEAD = 10
 CHANNEL_WORDS = 2 + RING  # key, messages started, what each of the latest is
 GROUP_HEAD = 3  # key, members as a bit mask, entered
 

@@ -21,6 +21,7 @@ from course_lib.ranks.costs.streams import Running
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.fabric.collectives import Collectives
 from course_lib.ranks.fabric.messages import Messages
+from course_lib.ranks.fabric.modes import unseen
 from course_lib.ranks.fabric.operation import (
     NEW_GROUP,
     Mismatch,
@@ -28,7 +29,6 @@ from course_lib.ranks.fabric.operation import (
     event_of,
     stream_of,
 )
-from course_lib.ranks.fabric.torch_hooks import unseen
 from course_lib.ranks.trace.event import Event, computation
 
 

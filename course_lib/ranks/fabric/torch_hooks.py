@@ -7,7 +7,6 @@ the same object. A test of each function here says what a new release of PyTorch
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import threading
@@ -227,42 +226,6 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def unseen() -> Any:
-    """Return what makes, as a context, operators unseen by the modes of this thread."""
-    return torch._C._DisableTorchDispatch()
-
-
-def watch_with(mode: Any) -> None:
-    """Put a dispatch mode below those of this thread, if it is not there: theirs come and go."""
-    depth = torch._C._len_torch_dispatch_stack()
-    if not depth:  # as nearly always
-        torch._C._push_on_torch_dispatch_stack(mode)
-    if not depth or torch._C._get_dispatch_stack_at(depth - 1) is mode:
-        return
-    above = []
-    while torch._C._len_torch_dispatch_stack():
-        top = torch._C._pop_torch_dispatch_stack(None)
-        above.append(top)
-        if top is mode:
-            break
-    else:
-        torch._C._push_on_torch_dispatch_stack(mode)
-    for each in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(each)
-
-
-def remove_mode(mode: Any) -> None:
-    """Take a dispatch mode from this thread, if it is there."""
-    above = []
-    while torch._C._len_torch_dispatch_stack():
-        top = torch._C._pop_torch_dispatch_stack(None)
-        if top is mode:
-            break
-        above.append(top)
-    for each in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(each)
-
-
 def _run_backward(before: Any) -> Any:
     """Return `before`, after which the rank's handles are watched again."""
 
@@ -300,24 +263,3 @@ def here() -> RankContext:
 def _create(options: Any, _: Any) -> Any:
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     return here().create(members, options.group_id)
-
-
-def is_importing(ident: int) -> bool:
-    """Return whether a thread is inside an ``import``."""
-    frame = sys._current_frames().get(ident)
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise `error` in another thread at its next step of Python code.
-
-    Not while it imports: what is half imported would stay so for the rest of the process.
-    """
-    if thread.ident is not None and not is_importing(thread.ident):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(error)
-        )

@@ -12,7 +12,8 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.messages import AnswerHead
-from course_lib.ranks.processes.packing import pack
+from course_lib.ranks.processes.packing import Packed, pack, plain
+from course_lib.ranks.processes.short_calls import short
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace
@@ -58,7 +59,7 @@ class Processes:
         """Run one call; see `Ranks.run`."""
         if check_nan and not self._metered:
             raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
-        common, each = pack_call(fn, args, kwargs, self.world_size, pack)
+        common, each = self._packed(fn, args, kwargs)
         self._trace = partial(Trace, [], self.world_size)
         try:
             team = self._ready_team()
@@ -78,6 +79,13 @@ class Processes:
                 # Also after an interrupt, at whatever point: a half-run call leaves no good ranks.
                 if not self.team.reusable:
                     self.close()
+
+    def _packed(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Packed, list[Packed]]:
+        if (data := short(fn, args, kwargs)) is not None:
+            return plain(data), []
+        return pack_call(fn, args, kwargs, self.world_size, pack)
 
     def _ready_team(self) -> Team:
         if self.team is not None and not self.team.healthy():

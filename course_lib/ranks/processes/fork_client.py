@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,27 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from course_lib.ranks.processes.interrupts import uninterrupted
-
-NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
-"""What a rank needs in any case."""
-
-WIDE = (
-    *NARROW,
-    "torch._dynamo",
-    "torch.nn.parallel.distributed",
-    "torch.optim.adamw",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.distributed.device_mesh",
-)
-"""What a rank would otherwise import in its first training step, for seconds."""
-
-LATER = (
-    "matplotlib.pyplot",
-    "matplotlib.backends.backend_agg",
-    "IPython.core.interactiveshell",
-)
-"""What few ranks need: not worth waiting for at the first start."""
+from course_lib.ranks.processes.launch import launch
 
 _MAX_LINE = 1 << 16
 
@@ -63,9 +42,9 @@ class ForkServer:
     """A running fork server.
 
     Args:
-        launch: starts the process, for example in a sandbox; it is given the number of the socket
-            that the process must inherit. Default: this Python, with the modules of `WIDE` and,
-            later, of `LATER`.
+        start: starts the process, for example in a sandbox; it is given the number of the socket
+            that the process must inherit. Default: this Python, with the modules of `NARROW`, soon
+            those of `SOON`, and later those of `LATER`.
         start_timeout: seconds to wait until it is ready.
         wait: whether to wait for that here; else the first `fork` does.
 
@@ -76,7 +55,7 @@ class ForkServer:
 
     def __init__(
         self,
-        launch: Callable[[int], Process] | None = None,
+        start: Callable[[int], Process] | None = None,
         start_timeout: float = 120,
         wait: bool = True,
     ) -> None:
@@ -91,7 +70,7 @@ class ForkServer:
         self._news = select.poll()
         self._news.register(ours, select.POLLIN)
         with theirs:
-            self.process = (launch or _launch)(theirs.fileno())
+            self.process = (start or launch)(theirs.fileno())
         atexit.register(self.close)
         self._ready_until: float | None = time.monotonic() + start_timeout
         if wait:
@@ -120,9 +99,14 @@ class ForkServer:
                 with suppress(OSError):  # it has ended: the next `fork` says so
                     self.socket.sendall(json.dumps({"load": new}).encode() + b"\n")
 
-    def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
-        """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
-        request = {"fork": function, "config": config, "fds": len(fds)}
+    def fork(
+        self, function: str, config: dict[str, Any], fds: Sequence[int], early: bool = False
+    ) -> int:
+        """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid.
+
+        If it is `early`, it does not wait for the modules `SOON`, and imports what it needs itself.
+        """
+        request = {"fork": function, "config": config, "fds": len(fds), "early": early}
         self.wait_until_ready()
         # An interrupt between the request and its answer would lose the child's pid.
         with self._lock, uninterrupted():
@@ -230,40 +214,6 @@ class ForkServer:
         except (ValueError, TypeError, KeyError):
             raise ForkServerError("the fork server answered nonsense") from None
         return message
-
-
-def _launch(fd: int) -> Process:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "course_lib.ranks.processes.fork_server",
-            str(fd),
-            *WIDE,
-            "--",
-            *LATER,
-        ],
-        pass_fds=[fd],
-        stdin=subprocess.DEVNULL,
-        env=_environment(),
-        start_new_session=True,  # an interrupt at the terminal is ours to handle
-    )
-
-
-def _environment() -> dict[str, str]:
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    return {
-        **os.environ,
-        # One thread after the imports, or the fork would lose the others.
-        "OPENBLAS_NUM_THREADS": "1",
-        # Ranks of one machine need no host name that resolves.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
-        "PYTHONUNBUFFERED": "1",
-        # Nobody reads PyTorch's flight recorder here, which keeps the stack of every operation.
-        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "0"),
-        "MPLBACKEND": "agg",
-    }
 
 
 _preloaded: dict[str, None] = {}

@@ -8,14 +8,15 @@ It runs no code but this file. Its parent talks to it over a socket, in lines of
 
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
+      or, not to wait until the modules are there that a rank needs soon: {…, "early": true}
     → {"signal": 9, "pids": [123, …]}
     → {"load": ["module", …]}
                                                                ← {"exit": 123, "status": -9}
 
 When the socket closes, whatever ended the parent, all ranks and this process end.
-Start: ``python -P -m course_lib.ranks.processes.fork_server SOCKET_FD MODULE… [-- MODULE…]``: the
-modules to load before the first fork, and those to load after it, whenever nothing is asked for a
-moment.
+Start: ``python -P -m course_lib.ranks.processes.fork_server FD MODULE… [-- MODULE… [-- MODULE…]]``:
+FD is the socket; the modules to load before any fork; those to load soon, before a fork that is not
+early; and those to load later, whenever nothing is asked for a second.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ from course_lib.ranks.processes.huge_pages import collapse
 
 MAX_FDS = 64
 MAX_LINE = 1 << 20
+_MOMENT = 0.05
+"""Seconds without a request after which what is needed soon is loaded."""
 _IDLE = 1.0
+"""Seconds without a request after which the rest is loaded; and also that, if a fork was early."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -58,17 +62,20 @@ def die_with_parent(parent: int) -> None:
 
 def serve(
     control: socket.socket,
+    soon: Sequence[str] = (),
     later: Sequence[str] = (),
     fork_process: Callable[[], int] = os.fork,
     gathers: bool = False,
 ) -> None:
     """Answer requests on `control` until it closes; then end every child.
 
-    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request. If it
+    The modules `soon` are loaded one by one, with a look for requests in between, but before any
+    fork that is not early; the modules `later`, each after `_IDLE` seconds without a request. If it
     `gathers`, memory is gathered in huge pages after that, as soon as no child shares it.
     `fork_process` forks as `os.fork` does.
     """
-    waiting = list(later)
+    needed, waiting = list(soon), list(later)
+    pause = _MOMENT
     children: set[int] = set()
     requests = _Requests(control)
     wake_read, wake_write = os.pipe()
@@ -81,6 +88,11 @@ def serve(
     selector.register(wake_read, selectors.EVENT_READ)
 
     def fork(request: dict[str, Any], fds: list[int]) -> None:
+        nonlocal pause
+        # An early child may need the processor now, and be followed by others that do not wait.
+        pause = _IDLE
+        while needed and not request.get("early"):
+            _load(needed.pop(0))
         server = os.getpid()
         pid = fork_process()
         if pid == 0:
@@ -102,8 +114,12 @@ def serve(
         _send(control, {"ready": os.getpid()})
         while True:
             rests = not waiting and (bool(children) or not gathers)
-            ready = [key.fileobj for key, _ in selector.select(None if rests else _IDLE)]
-            if not ready and waiting:
+            limit = pause if needed else None if rests else _IDLE
+            ready = [key.fileobj for key, _ in selector.select(limit)]
+            if not ready and needed:
+                _load(needed.pop(0))
+                pause = 0.0
+            elif not ready and waiting:
                 _load(waiting.pop(0))
             elif not ready:
                 collapse()
@@ -208,14 +224,18 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
-    first, later = sys.argv[2:], []
-    if "--" in first:
-        first, later = first[: first.index("--")], first[first.index("--") + 1 :]
+    lists: list[list[str]] = [[]]
+    for name in sys.argv[2:]:
+        if name == "--":
+            lists.append([])
+        else:
+            lists[-1].append(name)
+    first, soon, later = [*lists, [], []][:3]
     for name in first:
         _load(name)
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
-    serve(control, later, gathers=True)
+    serve(control, soon, later, gathers=True)
 
 
 def _load(name: str) -> None:

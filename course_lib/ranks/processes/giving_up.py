@@ -2,75 +2,65 @@
 
 Python code, and waits for communication, are ended by an exception from the signal's handler. A
 rank that waits in compiled code, as PyTorch's DDP does for its last bucket, runs no handler; so a
-thread hears of the signal too, and fails the futures that the rank may be waiting for.
+thread hears of the signal too, and fails the futures that the rank may be waiting for. An import is
+not ended in the middle: PyTorch's own do not work a second time. So the signal comes several times,
+and may come late: the board says which call it is to end.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from types import FrameType
 
 from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp
+from course_lib.ranks.stopping import in_import
 
-armed = False
-"""Whether a call runs that the signal shall end; else it does nothing.
+current = 0
+"""The call that runs, by its number; 0 if there is none.
 
-The worker sets it by itself: at a function's beginning or end, as that of a ``with``, the signal's
+The worker ends it by itself: at a function's beginning or end, as that of a ``with``, the signal's
 handler may run, and its exception would leave this as it is.
 """
 
-
-_taking = threading.Lock()
-_heard = -1
-_came = False
-"""Whether the signal has come since `forget`."""
+_failing = threading.Lock()
+_recorder: Recorder | None = None
 
 
 def listen(recorder: Recorder) -> None:
     """Prepare this rank: in its main thread, once."""
-    global _heard
-    _heard, tell = os.pipe()
-    os.set_blocking(_heard, False)
+    global _recorder
+    _recorder = recorder
+    heard, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     signal.signal(signal.SIGUSR2, _raise)
-    poll = select.poll()
-    poll.register(_heard, select.POLLIN)
 
     def fail_futures() -> None:
         while True:
-            poll.poll()
-            with _taking:
-                if signal.SIGUSR2 in _take() and armed:
+            came = os.read(heard, 64)
+            with _failing:
+                if signal.SIGUSR2 in came and _to_be_ended():
                     recorder.give_up()
 
     threading.Thread(target=fail_futures, name="giving-up", daemon=True).start()
 
 
-def forget() -> None:
-    """Forget, before a call, the signals that the thread has not heard yet: they ended another."""
-    global _came
-    # A signal of before has had its handler by now: that runs where a function begins, at the
-    # latest. So most calls need not ask the system.
-    if _came:
-        _came = False
-        with _taking:
-            _take()
+def begin(call: int) -> None:
+    """Note that a call begins; what is still failed for the one before it, is failed by then."""
+    global current
+    with _failing:
+        current = call
 
 
-def _take() -> bytes:
-    try:
-        return os.read(_heard, 64)
-    except BlockingIOError:
-        return b""
+def _to_be_ended() -> bool:
+    if _recorder is None or not current:
+        return False
+    return _recorder.board.given_up(_recorder.rank) == current
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    global _came
-    _came = True
-    if armed:
+    if _to_be_ended() and not in_import(frame):
         raise GivenUp

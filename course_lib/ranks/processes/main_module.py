@@ -64,8 +64,10 @@ class OwnModules:
         There are thousands, and a rank that has just been forked would copy the page of every one
         that it touches: it looks only at the last ones, those that it has imported itself.
         """
+        if next(reversed(sys.modules)) == self._last:  # as before most calls
+            return
         new = list(itertools.takewhile(self._last.__ne__, reversed(sys.modules)))
-        self._last = next(reversed(sys.modules))
+        self._last = new[0]
         for name in new:
             path = getattr(sys.modules.get(name), "__file__", None) or ""
             if name in _OURS or name in self._written or not path or is_installed(path):

@@ -1,7 +1,8 @@
 """What goes through the pipe between the parent and a rank, in this order.
 
-To the rank, for each call: what all ranks share of it, with `CallHead` as its note; the
-surroundings, if they have changed; what this rank alone gets of the call, if anything.
+To the rank, for each call: what all ranks share of it, as `packing` or `short_calls` has it, with
+`CallHead` as its note; the surroundings, if they have changed; what this rank alone gets of the
+call, if anything.
 
 From the rank: `READY`, once; bundles with `DISPLAY` as their note, any number of times; and for
 each call the result or failure, with `AnswerHead` as its note, and the log, if there is one.

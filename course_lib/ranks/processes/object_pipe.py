@@ -20,7 +20,7 @@ from course_lib.ranks.processes.packing import Packed, unpack
 
 _HEADER = struct.Struct("<QIB?")  # bytes in all, parts, bytes of the note, whether in a file
 _HEAD = _HEADER.size
-_READ = 1 << 16
+_READ = 1 << 14
 _ONE_FD = socket.CMSG_LEN(struct.calcsize("i"))
 
 Frames = list[tuple[bytes, int]]

@@ -5,6 +5,7 @@ On the answers, on what the ranks print, on the board (does anything still move?
 
 from __future__ import annotations
 
+import math
 import select
 import signal
 import time
@@ -35,6 +36,8 @@ _STUCK_GRACE = 0.1
 """Seconds that ranks which wait for a failed one get, to show that they do."""
 _GIVE_UP_LIMIT = 2.0
 """Seconds that ranks get to end a call that has failed elsewhere, before they are ended."""
+_SIGNAL_EVERY = 0.25
+"""Seconds after which a rank that has not ended its call is told again: it may have imported."""
 _GRACE = 1.0
 """Seconds that ranks which still compute get, once another has failed."""
 
@@ -147,14 +150,19 @@ class Watch:
             self._poll.register(self._members[rank].pipe, select.POLLIN)
         return waiting
 
-    def end_call(self) -> bool:
-        """End the call on the ranks that are in it; return whether all have answered in time."""
+    def end_call(self, call: int) -> bool:
+        """End call number `call` on the ranks that are in it; return whether all did in time."""
+        self._board.give_up(call)
         left = self._await()
+        signalled = -math.inf
         until = time.monotonic() + _GIVE_UP_LIMIT
-        self._server.signal([self._members[rank].pid for rank in left], signal.SIGUSR2)
         try:
             with uninterrupted():
-                while left and time.monotonic() < until:
+                while left and (now := time.monotonic()) < until:
+                    if now - signalled > _SIGNAL_EVERY:
+                        signalled = now
+                        pids = [self._members[rank].pid for rank in left]
+                        self._server.signal(pids, signal.SIGUSR2)
                     left -= self._read()
         except RanksError:  # it has died of it
             return False

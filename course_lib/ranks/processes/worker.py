@@ -42,6 +42,7 @@ from course_lib.ranks.processes.messages import (
 )
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 from course_lib.ranks.processes.packing import pack, plain
+from course_lib.ranks.processes.short_calls import read
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -117,18 +118,19 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
             world.begin(head.call, head.generation)
         parts = [common, pipe.receive()[1] if head.has_own else list]
         del common  # what it holds may be large: `_run_call` lets go of it
-        _run_call(pipe, recorder, labels, parts)
+        _run_call(pipe, recorder, labels, head.call, parts)
 
 
 def _run_call(
     pipe: ObjectPipe,
     recorder: Recorder,
     labels: dict[str, str],
+    call: int,
     parts: list[Callable[[], Any]],
 ) -> None:
     """Run one call and send its answer: what came of it, the log, and the result.
 
-    `parts`: what unpickles the call; emptied here, for arguments may be large.
+    `call`: its number. `parts`: what unpickles it; emptied here, for arguments may be large.
     """
     board, rank = recorder.board, recorder.rank
     board.set_state(rank, RankPhase.RUNNING)
@@ -136,14 +138,13 @@ def _run_call(
     reply = None
     try:
         try:
-            giving_up.forget()
-            giving_up.armed = True
+            giving_up.begin(call)
             _reload(rank)
-            value = join_call(parts[0], parts[1]())()
+            value = join_call(lambda: _unpacked(parts[0]()), parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
         finally:
-            giving_up.armed = False
+            giving_up.current = 0
     except GivenUp:
         kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
@@ -165,6 +166,10 @@ def _run_call(
     head = AnswerHead(kind, recorder.dropped, joined, has_log, rank, start, end)
     pipe.send(*messages, note=head.to_bytes())
     reply.close()
+
+
+def _unpacked(call: Any) -> Any:
+    return read(call) if type(call) is bytes else call
 
 
 def _reload(rank: int) -> None:

@@ -25,10 +25,8 @@ from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states, 
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.process_group import SimulatedRank
 from course_lib.ranks.fabric.torch_hooks import (
-    is_importing,
     join_world,
     leave_world,
-    raise_in_thread,
     thread_worlds,
 )
 from course_lib.ranks.fabric.virtual_time import virtual_time
@@ -41,6 +39,7 @@ from course_lib.ranks.simulated.personal import Classes, state_kept
 from course_lib.ranks.simulated.shared import changes_told
 from course_lib.ranks.simulated.streams import RankStreams
 from course_lib.ranks.simulated.worlds import Worlds
+from course_lib.ranks.stopping import is_importing, raise_in_thread
 
 _PATIENCE = 1.0
 """Seconds that a rank has to end when it is told to."""

@@ -150,22 +150,3 @@ def test_a_handle_that_only_compiled_code_holds_can_still_be_waited_for() -> Non
     call.join(10)
     assert not call.is_alive(), f"PyTorch {torch.__version__} lets go of handles written in Python"
     assert len(waits) == len(tensors)
-
-
-def test_an_exception_reaches_a_loop() -> None:
-    class Stop(BaseException):
-        pass
-
-    ended = threading.Event()
-
-    def loop() -> None:
-        try:
-            while True:
-                pass
-        except Stop:
-            ended.set()
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    torch_hooks.raise_in_thread(thread, Stop)
-    assert ended.wait(10)

@@ -1,0 +1,96 @@
+"""What runs the calls of a `Ranks`, and the one place that chooses it.
+
+`Processes` for ``on="cpu"`` and ``"gpu"``; `Simulated`, whose ranks are threads of this process on
+a fabric with a virtual clock; or `IsolatedSimulated`, the same with a process for each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from course_lib.ranks.board.pages import MAX_BOARD_RANKS
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
+from course_lib.ranks.placement import Placement, place
+from course_lib.ranks.processes.engine import Processes
+from course_lib.ranks.simulated.engine import Computation, Misuse, Simulated
+from course_lib.ranks.trace.trace import Trace
+
+
+class Engine(Protocol):
+    """What runs the calls of one `Ranks`."""
+
+    placement: Placement
+    """A device for every rank, and a sentence about them."""
+    trace: Trace
+    """Of the last call, also of one that failed."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        check_nan: bool = False,
+    ) -> list[Any]:
+        """Run ``fn(*args, **kwargs)`` on every rank; arguments may be `PerRank`."""
+
+    def start(self) -> None:
+        """Start the processes of the ranks, if there are any, and do not wait for them."""
+
+    def pids(self) -> list[int]:
+        """Return the processes of the ranks; empty if there are none of their own."""
+
+    def close(self) -> None:
+        """Free everything. A later `run` may start again from nothing."""
+
+
+def make_engine(
+    world_size: int,
+    on: str,
+    network: Network | None,
+    device: Device | None,
+    computation: Computation | None,
+    metered: bool,
+    misuse: Misuse,
+    isolated: bool,
+) -> Engine:
+    """Return the engine for the arguments of `Ranks`, which says what they mean.
+
+    Raises:
+        ValueError: there is no such place, or it cannot hold these ranks.
+
+    """
+    if isolated and (on != "simulated" or device is not None or computation is not None):
+        raise ValueError('isolated=True is for on="simulated", without device=… and computation=…')
+    if isolated:
+        return IsolatedSimulated(world_size, network, misuse)
+    if on == "simulated":
+        return Simulated(world_size, network, device, computation, misuse)
+    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
+        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
+    if device is not None or computation is not None:
+        raise ValueError('device=… and computation=… are for on="simulated"')
+    if network is not None:
+        _check_emulated(network, on, metered)
+        on = "cpu"
+    return Processes(place(world_size, on), metered=metered, network=network)
+
+
+def _check_emulated(network: Network, on: str, metered: bool) -> None:
+    """Refuse what CPU ranks do not emulate: one link per rank, of one latency and bandwidth."""
+    if on == "gpu" or not metered:
+        raise ValueError('network=… is emulated on metered CPU ranks: use on="cpu"')
+    plain = Network(
+        network.latency,
+        network.bandwidth,
+        all_reduce=network.all_reduce,
+        broadcast=network.broadcast,
+        segments=network.segments,
+    )
+    if plain != network:
+        raise ValueError(
+            "CPU ranks emulate latency and bandwidth of one link per rank; "
+            'for topologies, nodes and jitter use on="simulated"'
+        )

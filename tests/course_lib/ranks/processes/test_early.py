@@ -1,0 +1,119 @@
+"""Ranks that somebody waits for are forked before everything is loaded, and are no worse for it."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import RankError, Ranks
+from course_lib.ranks.placement import Placement
+from course_lib.ranks.processes import fork_client, launch, watch
+from tests.helpers import ROOT
+
+pytestmark = pytest.mark.timeout(120)
+
+FIRST, NEEDED, SLOW = "first_helper", "needed_helper", "slow_helper"
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make a fork server of this test's own load a module of this test soon; return its folder."""
+    for name in (FIRST, NEEDED):
+        (tmp_path / f"{name}.py").write_text("import os\nLOADED_BY = os.getpid()\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setattr(launch, "NARROW", (*launch.NARROW, FIRST))
+    monkeypatch.setattr(launch, "SOON", (NEEDED,))
+    monkeypatch.setattr(launch, "LATER", ())
+    monkeypatch.setattr(fork_client, "_server", None)
+    yield tmp_path
+    fork_client.shared_server().close()
+
+
+def loaded() -> tuple[bool, bool]:
+    """Return which of the two modules this rank had when it began."""
+    return FIRST in sys.modules, NEEDED in sys.modules
+
+
+def loaded_by_another(name: str) -> bool:
+    """Import a module; return whether it was there when the rank began."""
+    import importlib
+
+    return bool(os.getpid() != importlib.import_module(name).LOADED_BY)
+
+
+@pytest.mark.parametrize("core_each", [True, False])
+def test_who_has_a_core_of_its_own_does_not_wait_for_what_is_needed_soon(
+    modules: Path, monkeypatch: pytest.MonkeyPatch, core_each: bool
+) -> None:
+    monkeypatch.setattr(Placement, "core_each", core_each)
+    with Ranks(3, on="cpu", timeout=60) as ranks:
+        assert ranks.run(loaded) == [(True, not core_each)] * 3
+        assert ranks.run(loaded_by_another, NEEDED) == [not core_each] * 3
+
+
+def test_ranks_that_nobody_waited_for_have_it(modules: Path) -> None:
+    server = fork_client.start_server()
+    server.wait_until_ready()
+    begun = time.monotonic()
+    have = False
+    while not have and time.monotonic() - begun < 60:
+        time.sleep(0.2)  # nothing is asked for a moment, then it is loaded
+        with Ranks(1, on="cpu", timeout=60) as ranks:
+            have = ranks.run(loaded)[0][1]
+    assert have
+
+
+def train() -> list[float]:
+    """Return the weights after two steps on this rank's own data."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.full((4, 3), 1.0 + dist.get_rank() + step)).square().sum().backward()
+        optimizer.step()
+    return [x for p in model.parameters() for x in p.flatten().tolist()]
+
+
+def test_what_it_needs_a_rank_imports_by_itself(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Placement, "core_each", True)
+    with Ranks(2, on="cpu", timeout=60) as early:
+        assert early.run(lambda: "torch._dynamo" in sys.modules) == [False] * 2
+        one, other = early.run(train)
+    assert one == other
+    assert len(set(one)) > 2
+
+
+def import_or_fail(name: str) -> Any:
+    """Import a slow module on rank 0 while rank 1 fails."""
+    import importlib
+
+    if dist.get_rank() == 1:
+        raise LookupError("gone")
+    return importlib.import_module(name)
+
+
+def test_an_import_is_not_given_up_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{SLOW}.py").write_text(
+        "import time\nuntil = time.monotonic() + 0.6\n"
+        "while time.monotonic() < until:\n    pass\nWHOLE = True\n"
+    )
+    monkeypatch.setattr(watch, "_GRACE", 0.1)
+    monkeypatch.setattr(watch, "_GIVE_UP_LIMIT", 20)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Ranks(2, on="cpu", timeout=60) as ranks:
+        before = ranks.run(os.getpid)
+        with pytest.raises(RankError, match="LookupError: gone"):
+            ranks.run(import_or_fail, SLOW)
+        found = ranks.run(lambda: getattr(sys.modules.get("slow_helper"), "WHOLE", None))
+        assert (ranks.run(os.getpid), found) == (before, [True, None])
