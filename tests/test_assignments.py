@@ -20,11 +20,15 @@ from tests.helpers.solutions import (
     code_cells,
     hidden_of,
     mutants_in,
+    readable,
     solution_of,
+    trouble_in,
 )
 from tests.helpers.tiers import in_full, sampled, tier
 
 ASSIGNMENTS = assignments(SOURCES)
+READABLE = readable(ASSIGNMENTS)
+"""Of the others one test says so, `test_its_files_can_be_read`."""
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
@@ -79,7 +83,7 @@ def told(report: CheckReport) -> str:
     return "\n".join([str(report), *(f"in your check: {trouble}" for trouble in troubles)])
 
 
-TASKS = [(folder, task) for folder in ASSIGNMENTS for task in checks_of(folder)]
+TASKS = [(folder, task) for folder in READABLE for task in checks_of(folder)]
 PLACES: tuple[Place, ...] = ("simulated", "cpu")
 
 
@@ -101,7 +105,7 @@ FAILING = [
             else sampled(folder, number, one_in=12)
         ),
     )
-    for folder in ASSIGNMENTS
+    for folder in READABLE
     for number, mutant in enumerate(mutants_in(folder))
     for place in PLACES
     if place in mutant.where
@@ -111,6 +115,48 @@ FAILING = [
 def test_there_are_assignments_and_each_is_released() -> None:
     assert ASSIGNMENTS
     assert [folder.name for folder in assignments(RELEASED)] == [f.name for f in ASSIGNMENTS]
+
+
+@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+def test_its_files_can_be_read(folder: Path) -> None:
+    assert (trouble := trouble_in(folder)) == "", trouble
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("checks.py", "SyntaxError"),
+        ("checks.py", "line 2: ModuleNotFoundError: No module named 'nowhere'"),
+        ("checks.py", "has no attribute 'CHECKS'"),
+        ("hidden.py", "line 2: NameError"),
+        ("mutants.py", "line 2: SystemExit: 3"),
+    ],
+)
+def test_a_mistake_in_one_is_named_and_stops_no_other(
+    tmp_path: Path, broken: str, words: str
+) -> None:
+    text = {
+        "SyntaxError": "CHECKS = (",
+        "CHECKS": "",
+        "ModuleNotFoundError": "\nimport nowhere\n",
+        "NameError": "\nHIDDEN = nothing\n",
+        "SystemExit": "\nraise SystemExit(3)\n",
+    }
+    good, bad = tmp_path / "01_good", tmp_path / "02_bad"
+    for folder in (good, bad):
+        folder.mkdir()
+        for name, content in (
+            ("checks", "CHECKS = {}"),
+            ("hidden", "HIDDEN = {}"),
+            ("mutants", ""),
+        ):
+            (folder / f"{name}.py").write_text(content)
+    (bad / broken).write_text(next(each for key, each in text.items() if key in words))
+    assert readable([bad, good]) == [good]
+    trouble = trouble_in(bad)
+    assert words in trouble
+    assert broken in trouble or "CHECKS" in words
+    assert "02_bad" in trouble
 
 
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
@@ -152,7 +198,7 @@ def test_mutant(folder: Path, mutant: Mutant, on: Place) -> None:
     assert is_found(report), f"nowhere does it say ‘{reason}’: {told(report)}"
 
 
-@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)
 def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folder: Path) -> None:
     checks, hidden, mutants = checks_of(folder), hidden_of(folder), mutants_in(folder)
     graded = {
@@ -173,7 +219,7 @@ def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
     assert unvaried(f"{folder.name}/{task}", check, solution_of(folder, task)) == []
 
 
-@pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)
 def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
     checks, hidden = checks_of(folder), hidden_of(folder)
     for task, check in checks.items():

@@ -39,8 +39,8 @@ from course_lib.checking.pipeline import (
 # --- tasks 1 and 2: a linear layer over K ranks ---------------------------------------------------
 
 
-def layer(out, inp, *rows, bias=True):
-    return {"out": out, "in": inp, "rows": rows, "bias": bias}
+def layer(out, inp, *rows, bias=True, before=False):
+    return {"out": out, "in": inp, "rows": rows, "bias": bias, "before": before}
 
 
 OWN = "this rank's term alone: dX is the sum over the ranks of dY_r A_r"
@@ -49,6 +49,10 @@ RESIDUAL = (
     "sum behind what your layer does, not on x itself"
 )
 TWICE = "K times the right one: dY is equal on all ranks, and needs no sum on the way back"
+ASSIGNED = (
+    "the gradient of this backward alone: backward adds to what an earlier one has left in .grad"
+)
+COPY = "what slices of a copy keep, the whole copy: cut first, then .clone()"
 BIASES = "the output with the bias added once by each rank: add it after the sum"
 
 LAYERS = (
@@ -58,8 +62,8 @@ LAYERS = (
     Case("4 ranks, in two groups", 4, layer(5, 3, 4)),
     Case("3 ranks, fewer than one each", 3, layer(2, 2, 3)),
     Case("3 ranks, in two groups, no bias", 3, layer(7, 5, 2, 3, bias=False)),
-    Case("4 ranks, uneven", 4, layer(6, 9, 2)),
-    Case("2 ranks, x is one row", 2, layer(5, 3)),
+    Case("4 ranks, uneven", 4, layer(6, 9, 2, before=True)),
+    Case("2 ranks, x is one row", 2, layer(5, 3, before=True)),
 )
 
 # --- task 3: a sharded optimizer ------------------------------------------------------------------
@@ -100,7 +104,7 @@ def training(optimizer, *shapes, steps=2, **options):
     return {"optimizer": optimizer, "shapes": shapes, "steps": steps, **options}
 
 
-BUBBLES = (1, 0.0), (2, 0.25), (3, 0.3), (4, 0.61), (4, 0.27), (2, 0.7), (3, 0.125)
+BUBBLES = (1, 0.0), (2, 0.25), (3, 0.3), (4, 0.61), (4, 0.27), (2, 0.7), (3, 0.125), (2, 1.0)
 
 # --- the four checks ------------------------------------------------------------------------------
 
@@ -112,7 +116,12 @@ CHECKS = {
         judges=[
             equals(
                 layer_values("out"),
-                {OWN: layer_values("out", "own term"), RESIDUAL: layer_values("out", "residual")},
+                {
+                    OWN: layer_values("out", "own term"),
+                    RESIDUAL: layer_values("out", "residual"),
+                    ASSIGNED: layer_values("out", "assigned"),
+                    COPY: layer_values("out", "copy"),
+                },
             )
         ],
         expects=[
@@ -125,6 +134,7 @@ CHECKS = {
         ],
         worth={"values": 3, "communication": 1},
         cases=in_many_forms(*LAYERS),
+        in_turn=[(4, 5)],
     ),
     "row_parallel": task(
         "row_parallel",
@@ -133,7 +143,12 @@ CHECKS = {
         judges=[
             equals(
                 layer_values("in"),
-                {BIASES: layer_values("in", "K biases"), TWICE: layer_values("in", "K times")},
+                {
+                    BIASES: layer_values("in", "K biases"),
+                    TWICE: layer_values("in", "K times"),
+                    ASSIGNED: layer_values("in", "assigned"),
+                    COPY: layer_values("in", "copy"),
+                },
             )
         ],
         expects=[
@@ -146,6 +161,7 @@ CHECKS = {
         ],
         worth={"values": 3, "communication": 1},
         cases=in_many_forms(*LAYERS),
+        in_turn=[(4, 5)],
     ),
     "sharded_optimizer": task(
         "sharded_optimizer",
@@ -163,14 +179,19 @@ CHECKS = {
         ],
         worth={"values": 3, "memory": 2, "communication": 1},
         cases=in_many_forms(
-            Case("1 rank", 1, training("momentum", (3, 2), (5,))),
+            Case("1 rank", 1, training("momentum", (3, 2), (5,), (2,), frozen=[1], again=[2, 0])),
             Case("2 ranks", 2, training("momentum", (3, 2), (4,), before=True)),
             Case("3 ranks, uneven", 3, training("adamw", (2, 3), (), (6,), steps=3)),
-            Case("4 ranks, in two groups", 4, training("momentum", (4, 3), (3,), steps=3)),
+            Case(
+                "4 ranks, in two groups",
+                *(4, training("momentum", (4, 3), (3,), (3,), steps=3, alike=[1, 2])),
+            ),
             Case("2 ranks, frozen", 2, training("rmsprop", (3, 3), (4,), (1,), frozen=[1])),
             Case("3 ranks, tied", 3, training("adamw", (3, 2), (7,), again=[0, 1])),
             Case("3 ranks, fewer than one each", 3, training("momentum", (2,))),
-            Case("2 ranks, one without gradients", 2, training("adamw", (3, 2), unused=[0])),
+            Case(
+                "2 ranks, one without gradients", 2, training("adamw", (3, 2), unused=[0], steps=3)
+            ),
             Case(
                 "2 ranks, frozen, tied, one unused on a rank",
                 2,
@@ -180,6 +201,7 @@ CHECKS = {
             ),
             dtypes=("float32", "float64"),
         ),
+        in_turn=[(5, 6)],
     ),
     "pipeline_schedule": task(
         "pipeline_schedule",
@@ -196,5 +218,6 @@ CHECKS = {
             dtypes=("float32", "float64"),
             groups=False,
         ),
+        in_turn=[(4, 3)],
     ),
 }

@@ -62,7 +62,7 @@ class Submission:
         self.budget = Budget(limits or Limits(), place.cores)
         self._cells: list[tuple[int, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
-        self._taken: dict[str, tuple[int, bytes]] = {}
+        self._taken: dict[str, tuple[int, bytes | SubmissionError]] = {}
         self._kept = contextlib.ExitStack()
 
     # The notebook --------------------------------------------------------------------------
@@ -203,20 +203,33 @@ class Submission:
         return run
 
     def _take(self, function: str) -> bytes:
-        """Return the function as the notebook process hands it over, after the cells so far."""
+        """Return the function as the notebook process hands it over, after the cells so far.
+
+        Raises:
+            SubmissionError: it does not; it is not asked again before another cell was run.
+
+        """
         cells = len(self._cells)
         taken = self._taken.get(function)
-        if taken is not None and taken[0] == cells:
-            return taken[1]
+        if taken is None or taken[0] != cells:
+            taken = self._taken[function] = cells, self._asked_for(function)
+        if isinstance(taken[1], SubmissionError):
+            raise taken[1]
+        return taken[1]
+
+    def _asked_for(self, function: str) -> bytes | SubmissionError:
         try:
             answer = self._ask_notebook(Frame.TAKE, {"name": function})
-        except _NotebookEnded:
-            raise SubmissionError(f"{function} could not be read from the notebook") from None
+        except _NotebookEnded as ended:
+            why = str(ended).replace("the cell", "it", 1)
+            return SubmissionError(
+                f"{function} could not be read from the notebook: {why}. What it refers to travels "
+                "with it: keep large things out of global names."
+            )
         packed = answer.get("function")
-        if not isinstance(packed, bytes):
-            raise SubmissionError(_text(answer.get("error")) or f"{function} was not handed over")
-        self._taken[function] = cells, packed
-        return packed
+        if isinstance(packed, bytes):
+            return packed
+        return SubmissionError(_text(answer.get("error")) or f"{function} was not handed over")
 
 
 def _text(value: Any) -> str:

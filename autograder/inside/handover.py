@@ -13,6 +13,7 @@ import os
 import pickle
 import stat
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,25 @@ class Refused(Exception):
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Takes a function that is wrapped in a cache apart, which else travels by its name only."""
+    """Takes apart a function that is wrapped in a cache, which else travels by its name only.
+
+    One that `torch.compile` has wrapped travels as it was: what it is compiled to cannot.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, functools._lru_cache_wrapper):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, types.FunctionType) and hasattr(obj, "_torchdynamo_orig_callable"):
+            return _as_it_is, (obj._torchdynamo_orig_callable,)
         return super().reducer_override(obj)
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _as_it_is(function: Callable[..., Any]) -> Any:
+    return function
 
 
 def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:

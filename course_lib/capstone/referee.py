@@ -102,9 +102,16 @@ def in_a_process(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[st
     """Call `play` in a process of its own, which may die of what is on a tape."""
     with Ranks(1, on="cpu", timeout=SECONDS) as host:
         try:
+            host.start()
+        except RanksError as error:
+            raise TapeError(
+                f"the process that does it again does not start: {error.summary} That is not the "
+                "tape's fault: try again when the machine has less to do"
+            ) from error
+        try:
             (told,) = host.run(play, parameters, tapes, seeds)
-        except RankTimeout:
-            raise TapeError(f"to do it again takes more than {SECONDS:g} s") from None
+        except RankTimeout as error:  # it says where the process was: a tape may be in a loop of C
+            raise TapeError(f"to do it again takes more than {SECONDS:g} s") from error
         except RanksError as error:
             raise TapeError(f"it cannot be done again: {error.summary}") from None
     return told

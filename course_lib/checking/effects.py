@@ -77,7 +77,7 @@ class Watch:
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what is not for a training step to change: mode, structure, hooks."""
-        self._modules[name] = module, _aspects(module)
+        self._modules[name] = module, aspects(module)
 
     def add_parameters(
         self, name: str, parameters: Sequence[Tensor], *, values: bool = True
@@ -112,7 +112,7 @@ class Watch:
             if any(map(_beyond_autograd, parameters)):
                 found.append(("inference", name))
         for name, (module, before) in self._modules.items():
-            after = _aspects(module)
+            after = aspects(module)
             found += [(code, name) for code in before if before[code] != after[code]]
             if any(map(_beyond_autograd, module.parameters())):
                 found.append(("inference", name))
@@ -150,7 +150,8 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.detach(), b)
 
 
-def _aspects(module: nn.Module) -> dict[str, Any]:
+def aspects(module: nn.Module) -> dict[str, Any]:
+    """Return what of a module is not for a function to change, by its code in `SENTENCES`."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     parameters = dict(module.named_parameters())
     return {

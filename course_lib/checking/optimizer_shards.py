@@ -31,7 +31,9 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
 
     A case has ``shapes``, ``steps`` and the name of the ``optimizer``; and, if it likes, positions
     of parameters that are ``frozen``, that come ``again`` because they are tied, or that are
-    ``unused`` on the group's first rank; ``before``: whether ``.grad`` holds something at first.
+    ``unused``, by the group's last rank in the first step, by its first rank in the next, and so
+    on; ``alike``: of two of one shape that hold the same numbers; ``before``: whether ``.grad``
+    holds something at first.
     """
     p = case.parameters
 
@@ -41,12 +43,14 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
     found, frozen = [dict[str, Any]()] * case.world_size, p.get("frozen", ())
     for members in case.groups:
         weights = draw()
+        for i in p.get("alike", ()):
+            weights[i] = weights[p["alike"][0]].clone()
         for me, rank in enumerate(members):
-            missing = {*frozen, *(p.get("unused", ()) if me == 0 else ())}
-            grads = [
-                [None if i in missing else g for i, g in enumerate(draw())]
-                for _ in range(p["steps"])
-            ]
+            grads = []
+            for step in range(p["steps"]):
+                unused = me == (0 if step % 2 else len(members) - 1)
+                missing = {*frozen, *(p.get("unused", ()) if unused else ())}
+                grads.append([None if i in missing else g for i, g in enumerate(draw())])
             mine = {"weights": weights, "gradients": grads, "frozen": frozen}
             mine |= {"again": p.get("again", ()), "before": p.get("before", False)}
             found[rank] = {**mine, "optimizer": p["optimizer"]}

@@ -16,15 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checking.cases import Case
+from course_lib.checking.effects import aspects, tensors_in
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
 from course_lib.checking.task import Inputs
 
 Side = Literal["out", "in"]
 """What the ranks share of a layer."""
-Mistake = Literal["", "own term", "residual", "K biases", "K times"]
+Mistake = Literal["", "own term", "residual", "K biases", "K times", "assigned", "copy"]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
+_BESIDE = "numbers that the module keeps in memory beside its parameters"
 _HELD = "whole layer is still held"
 
 
@@ -32,8 +34,10 @@ def layer_inputs(cut: Side) -> Inputs:
     """Return what draws a layer, its input x and dY for each group.
 
     A case has the sizes ``out`` and ``in``, ``rows``, the shape of x before its last dimension, and
-    whether there is a ``bias``. ``dx`` is the gradient of x that comes from elsewhere. All are
-    whole numbers, so small that their dtype rounds no sum of products, and a smaller one does.
+    whether there is a ``bias``; and, if it likes, ``before``: whether the gradients of the weight
+    and the bias hold ones when backward begins. ``dx`` is the gradient of x that comes from
+    elsewhere. All are whole numbers, so small that their dtype rounds no sum of products, and a
+    smaller one does.
     """
 
     def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -52,6 +56,7 @@ def layer_inputs(cut: Side) -> Inputs:
                 own = {name: part[me].clone() for name, part in parts.items()}
                 found[rank] = {**whole, **own, "bias": bias if p["bias"] else None}
                 found[rank]["training"] = case.form.training
+                found[rank]["before"] = p.get("before", False)
         return found
 
     return inputs
@@ -64,8 +69,9 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
     linear.weight = nn.Parameter(mine["weight"])
     linear.register_parameter("bias", None if mine["bias"] is None else nn.Parameter(mine["bias"]))
     linear.train(mine["training"])
+    before = _looks(linear)
     layer = make_layer(linear, group=given.group)
-    if linear.weight.shape != mine["weight"].shape:
+    if _looks(linear) != before:
         raise RuntimeError("the function changes linear, which is not its to change")
     whole = weakref.ref(linear.weight)
     if not isinstance(layer, nn.Module):
@@ -80,18 +86,46 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
     found |= {"bias": None if bias is None else bias.detach()}
     found[_NUMBERS] = sum(param.numel() for param in layer.parameters())
     if y.shape == mine["dy"].shape:
+        for param in (weight, bias) if mine["before"] else ():
+            if param is not None and param.requires_grad:
+                param.grad = torch.ones_like(param)
         torch.autograd.backward([y, beside], [mine["dy"], torch.ones_like(beside)])
         found |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
         found |= {"gradient of bias": None if bias is None else bias.grad}
     if whole() is not None:
         gc.collect()  # a circle that nobody holds may hold it
-    return {**found, _HELD: whole() is not None}
+    return {**found, _HELD: whole() is not None, _BESIDE: float(_beside(layer, mine))}
 
 
 def _parameter(layer: nn.Module, name: str) -> Any:
     if not hasattr(layer, name):
         raise AttributeError(f"the module has no {name}; without one it is None")
     return getattr(layer, name)
+
+
+def _looks(linear: nn.Linear) -> Any:
+    shapes = [param.shape for param in linear.parameters()]
+    return aspects(linear), shapes, linear.in_features, linear.out_features
+
+
+def _beside(layer: nn.Module, mine: Any) -> int:
+    """Return how many numbers the module's tensors keep in memory, beyond those of its parts.
+
+    What shares the memory of `mine` is told elsewhere; single numbers are not worth a word.
+    """
+    memory = {}
+    for module in layer.modules():
+        for tensor in tensors_in(vars(module)):
+            storage = tensor.untyped_storage()
+            memory[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
+    for tensor in tensors_in(mine):
+        memory.pop(tensor.untyped_storage().data_ptr(), None)
+    parts = {
+        id(each): each.numel()
+        for each in (layer.weight, layer.bias, *layer.parameters())
+        if isinstance(each, Tensor)
+    }
+    return max(0, sum(each for each in memory.values() if each > 1) - sum(parts.values()))
 
 
 def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
@@ -122,10 +156,18 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
         }
         for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():
             found[name] = found[name].tensor_split(k, -1)[me]
-        right = {name: value.to(own["weight"].dtype) for name, value in found.items()}
+        if own["before"] and mistake != "assigned":
+            for name in ("gradient of weight", "gradient of bias"):
+                found[name] = found[name] + 1
+        right: dict[str, Any] = {
+            name: value.to(own["weight"].dtype) for name, value in found.items()
+        }
         none = dict.fromkeys(("bias", "gradient of bias") if own["bias"] is None else ())
         counted = ("weight",) if own["bias"] is None else ("weight", "bias")
-        return {**right, **none, _HELD: False, _NUMBERS: sum(right[n].numel() for n in counted)}
+        numbers = sum(right[name].numel() for name in counted)
+        copied = sum(own[name].numel() for name in counted) if mistake == "copy" else numbers
+        right |= {**none, _HELD: False, _NUMBERS: numbers, _BESIDE: float(copied - numbers)}
+        return right
 
     return oracle
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -64,9 +65,9 @@ def _as_steps(made: Any) -> list[Steps] | None:
     for step in (step for steps in made for step in steps):
         if not _listed(step) or len(step) != 2 or step[0] not in ("F", "B"):
             return None
-        if type(step[1]) is not int:
+        if type(step[1]) is not int and not isinstance(step[1], np.integer):
             return None
-    return [[list(step) for step in steps] for steps in made]
+    return [[[action, int(number)] for action, number in steps] for steps in made]
 
 
 def _listed(value: Any) -> bool:

@@ -5,7 +5,11 @@ from course_lib.checking.pipeline import NEAR
 
 LAYERS = (
     Case("3 ranks, 10 inputs, 8 outputs", 3, {"out": 8, "in": 10, "rows": (5,), "bias": True}),
-    Case("5 ranks, in two groups", 5, {"out": 7, "in": 4, "rows": (1, 3), "bias": True}),
+    Case(
+        "5 ranks, in two groups",
+        5,
+        {"out": 7, "in": 4, "rows": (1, 3), "bias": True, "before": True},
+    ),
     Case("4 ranks, no bias", 4, {"out": 3, "in": 3, "rows": (2, 1, 2), "bias": False}),
 )
 

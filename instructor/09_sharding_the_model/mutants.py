@@ -78,6 +78,59 @@ def column_parallel__by_function(linear, group=None):
     return Columns(linear)
 
 
+@passes
+def column_parallel__whole_layer_as_function(linear, group=None):
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.save_for_backward(x, weight)
+            return F.linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, weight = ctx.saved_tensors
+            total = work = None
+            if ctx.needs_input_grad[0]:
+                total = (grad @ weight).contiguous()
+                work = dist.all_reduce(total, group=group, async_op=True)
+            rows = grad.shape[:-1].numel()
+            flat = grad.reshape(rows, len(weight))
+            of_weight = flat.t() @ x.reshape(rows, x.shape[-1])
+            of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
+            if work is not None:
+                work.wait()
+            return total, of_weight, of_bias
+
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    module = nn.Module()
+    module.weight, module.bias = (
+        None if whole is None else nn.Parameter(whole.tensor_split(k)[rank].clone())
+        for whole in (linear.weight, linear.bias)
+    )
+    module.forward = lambda x: Linear.apply(x, module.weight, module.bias)
+    return module
+
+
+@passes
+def column_parallel__hook_of_the_module(linear, group=None):
+    def add_up(module, of_inputs, of_outputs):
+        if of_inputs[0] is None:
+            return None
+        total = of_inputs[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return (total,)
+
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    weight = linear.weight.detach().tensor_split(k)[rank].clone()
+    with_bias = linear.bias is not None
+    made = nn.utils.skip_init(nn.Linear, linear.in_features, len(weight), bias=with_bias)
+    made.weight = nn.Parameter(weight)
+    if with_bias:
+        made.bias = nn.Parameter(linear.bias.detach().tensor_split(k)[rank].clone())
+    made.register_full_backward_hook(add_up)
+    return made
+
+
 def columns_with(*edits):
     return edited(column_parallel__by_function, *edits)
 
@@ -220,12 +273,61 @@ column_parallel__every_input_needs_a_gradient = fails("cannot register a hook")(
 column_parallel__remembers_its_input = fails("later output")(
     columns_with((APPLY, "x = self.__dict__.setdefault('x', AddUp.apply(x))"))
 )
+column_parallel__a_view_of_a_copy = fails("This equals what slices of a copy keep")(
+    columns_with((TAKE, "linear.weight.detach().clone()[start:stop]"))
+)
+column_parallel__keeps_a_copy = fails("keeps in memory beside its parameters: expected 0, got 12")(
+    columns_with(
+        (
+            f"self.weight = nn.Parameter({TAKE})",
+            f"self.weight = nn.Parameter({TAKE}); "
+            "self.register_buffer('whole', linear.weight.detach().clone())",
+        )
+    )
+)
+column_parallel__keeps_its_input = fails(
+    "keeps in memory beside its parameters: expected 0, got 6"
+)(columns_with((APPLY, "self.seen = x.detach(); " + APPLY)))
+column_parallel__changes_the_mode = fails("the function changes linear")(
+    columns_with(
+        (
+            "return Columns(linear)",
+            "made = Columns(linear); linear.train(not linear.training); return made",
+        )
+    )
+)
+column_parallel__freezes = fails("the function changes linear")(
+    columns_with(
+        ("return Columns(linear)", "made = Columns(linear); linear.requires_grad_(False)\n"
+         "    return made"),
+    )
+)  # fmt: skip
+column_parallel__the_layer_if_alone = fails("whole layer is still held: expected False")(
+    columns_with(
+        (
+            "return Columns(linear)",
+            "return linear if dist.get_world_size(group) == 1 else Columns(linear)",
+        )
+    )
+)
+column_parallel__group_of_the_first_call = fails("something is kept from the call before")(
+    edited(
+        column_parallel__by_hook,
+        (
+            "linear, group=None):",
+            "linear, group=None, kept=[]):\n    kept.append(group)\n    group = kept[0]",
+        ),
+    )
+)
+column_parallel__without_outputs_no_sum = fails("Ranks 0, 1 wait for rank 2")(
+    columns_with((APPLY, "x = AddUp.apply(x) if len(self.weight) else x"))
+)
 column_parallel__no_module = fails("expected an nn.Module")(
     columns_with(("return Columns(linear)", "return Columns(linear).forward"))
 )
 
 
-@fails("whole layer is still held: expected False")
+@fails("the function changes linear")
 def column_parallel__cuts_the_layer_itself(linear, group=None):
     k, rank = dist.get_world_size(group), dist.get_rank(group)
     for param in linear.parameters():
@@ -303,6 +405,23 @@ def row_parallel__by_function(linear, group=None):
             return y if self.bias is None else y + self.bias
 
     return Rows(linear)
+
+
+@passes
+def row_parallel__the_output_where_it_is(linear, group=None):
+    class Rows(nn.Module):
+        def __init__(self, weight, bias):
+            super().__init__()
+            self.weight = nn.Parameter(weight.clone())
+            self.bias = None if bias is None else nn.Parameter(bias.clone())
+
+        def forward(self, x):
+            y = (x @ self.weight.mT).contiguous()
+            dist.all_reduce(y.data, group=group)
+            return y if self.bias is None else y + self.bias
+
+    parts = linear.weight.data.tensor_split(dist.get_world_size(group), 1)
+    return Rows(parts[dist.get_rank(group)], None if linear.bias is None else linear.bias.data)
 
 
 def rows_with(*edits):
@@ -428,6 +547,42 @@ row_parallel__whole_world = fails("✗ 4 ranks, in two groups")(
 row_parallel__a_view = fails("shares memory with weight")(
     rows_with((PART, "columns.tensor_split(k)[rank].t()"))
 )
+row_parallel__a_view_of_a_copy = fails("This equals what slices of a copy keep")(
+    rows_with(
+        ("columns = linear.weight.detach().t()", "columns = linear.weight.detach().clone().t()"),
+        (PART, "columns.tensor_split(k)[rank].t()"),
+    )
+)
+row_parallel__sets_the_gradient = fails("what an earlier one has left in .grad")(
+    rows_with(
+        (
+            ADD,
+            "return y if self.bias is None else Plus.apply(y, self.bias, self)",
+        ),
+        (
+            "    class Rows",
+            "    class Plus(torch.autograd.Function):\n"
+            "        @staticmethod\n"
+            "        def forward(ctx, y, bias, layer):\n"
+            "            ctx.layer = layer\n"
+            "            return y + bias\n\n"
+            "        @staticmethod\n"
+            "        def backward(ctx, grad):\n"
+            "            ctx.layer.bias.grad = grad.reshape(-1, grad.shape[-1]).sum(0)\n"
+            "            return grad, None, None\n\n"
+            "    class Rows",
+        ),
+    )
+)
+row_parallel__group_of_the_first_call = fails("after ‘3 ranks, fewer than one each’")(
+    edited(
+        row_parallel__in_place,
+        (
+            "linear, group=None):",
+            "linear, group=None, kept=[]):\n    kept.append(group)\n    group = kept[0]",
+        ),
+    )
+)
 row_parallel__sums_in_bfloat16 = fails("output")(
     rows_with((SUM, "y = Total.apply(partial.bfloat16()).to(partial.dtype)"))
 )
@@ -524,6 +679,72 @@ def sharded_optimizer__one_buffer(params, make_optimizer, group=None):
     return step
 
 
+@passes
+def sharded_optimizer__pieces_of_parameters(params, make_optimizer, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    params = [param for param in dict.fromkeys(params) if param.requires_grad]
+    chunk = -(-sum(param.numel() for param in params) // k)
+    whole = torch.zeros(k * chunk, dtype=params[0].dtype)
+    places, at, pieces = [], 0, []
+    for param in params:
+        first, last = max(rank * chunk, at), min((rank + 1) * chunk, at + param.numel())
+        places.append(slice(at, at + param.numel()))
+        if first < last:
+            own = param.detach().reshape(-1)[first - at : last - at].clone()
+            pieces.append((own, slice(first - rank * chunk, last - rank * chunk)))
+        at += param.numel()
+    optimizer = make_optimizer([own for own, _ in pieces] or [whole[:1].clone()])
+
+    def step():
+        for param, place in zip(params, places, strict=True):
+            whole[place] = 0 if param.grad is None else param.grad.reshape(-1) / k
+        part = whole.new_zeros(chunk)
+        dist.reduce_scatter(part, list(whole.view(k, chunk)), group=group)
+        for own, place in pieces:
+            own.grad = part[place]
+        optimizer.step()
+        for own, place in pieces:
+            part[place] = own
+        chunks = [torch.empty_like(part) for _ in range(k)]
+        dist.all_gather(chunks, part, group=group)
+        weights = torch.cat(chunks)
+        for param, place in zip(params, places, strict=True):
+            param.data.copy_(weights[place].view(param.shape))
+
+    return step
+
+
+@passes
+def sharded_optimizer__hooks_of_the_optimizer(params, make_optimizer, group=None):
+    k, rank = dist.get_world_size(group), dist.get_rank(group)
+    params = [param for param in dict.fromkeys(params) if param.requires_grad]
+    sizes = [param.numel() for param in params]
+    chunk = math.ceil(sum(sizes) / k)
+
+    def padded(tensors):
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        return F.pad(flat, (0, k * chunk - len(flat))).chunk(k)
+
+    def before(*_):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        mine.grad = torch.empty_like(mine)
+        dist.reduce_scatter(mine.grad, list(padded(grads)), group=group)
+        mine.grad /= k
+
+    def after(*_):
+        chunks = [torch.empty_like(mine) for _ in range(k)]
+        dist.all_gather(chunks, mine, group=group)
+        for param, weight in zip(params, torch.cat(chunks)[: sum(sizes)].split(sizes), strict=True):
+            param.data.copy_(weight.view(param.shape))
+            param.grad = None
+
+    mine = padded(params)[rank].clone()
+    optimizer = make_optimizer([{"params": [mine]}])
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return optimizer.step
+
+
 def sharded_with(*edits):
     return edited(sharded_optimizer__chunks_in_lists, *edits)
 
@@ -534,6 +755,42 @@ SCATTER = "dist.reduce_scatter(total, list(padded(grads).split(chunk)), group=gr
 GATHER = "dist.all_gather(chunks, mine, group=group)"
 MEAN = "mine.grad = total / k"
 
+sharded_optimizer__stale_gradients = fails("✗ 2 ranks, one without gradients")(
+    edited(
+        sharded_optimizer__one_buffer,
+        (
+            "            if param.grad is None:\n"
+            "                place.zero_()\n            else:\n",
+            "            if param.grad is not None:\n",
+        ),
+    )
+)
+sharded_optimizer__equal_ones_once = fails("✗ 4 ranks, in two groups")(
+    edited(
+        sharded_optimizer__one_buffer,
+        ("any(param is other for", "any(param.equal(other) for"),
+    )
+)
+sharded_optimizer__no_care_if_alone = fails("✗ 1 rank")(
+    sharded_with(
+        ("    params = [", "    if k == 1:\n        return make_optimizer(list(params)).step\n"
+         "    params = ["),
+    )
+)  # fmt: skip
+sharded_optimizer__group_of_the_first_call = fails("something is kept from the call before")(
+    sharded_with(
+        (
+            "make_optimizer, group=None):",
+            "make_optimizer, group=None, kept=[]):\n    kept.append(group)\n    group = kept[0]",
+        )
+    )
+)
+sharded_optimizer__one_number_more = fails("updates 9 numbers, expected at most 8")(
+    sharded_with(("chunk = (n + k - 1) // k", "chunk = n // k + 1"))
+)
+sharded_optimizer__adds_up_gradients = fails("✗ 1 rank")(
+    sharded_with((MEAN, "mine.grad = total / k if mine.grad is None else mine.grad + total / k"))
+)
 sharded_optimizer__sum = fails("the sum over the ranks, not the mean")(
     sharded_with((MEAN, "mine.grad = total"))
 )
@@ -814,6 +1071,20 @@ def pipeline_schedule__by_warm_up(world_size, bubble):
     return ranks
 
 
+@passes
+def pipeline_schedule__by_formula(world_size, bubble):
+    late = world_size - 1
+    m = max(1, math.ceil(late * (1 - bubble) / bubble)) if late else 1
+    ranks = []
+    for rank in range(world_size):
+        ahead = min(late - rank, m)
+        forwards, backwards = [("F", i) for i in range(m)], [("B", i) for i in range(m)]
+        in_turn = zip(forwards[ahead:], backwards, strict=False)
+        in_turn = [step for pair in in_turn for step in pair]
+        ranks.append((*forwards[:ahead], *in_turn, *backwards[m - ahead :]))
+    return ranks
+
+
 def schedule_with(*edits):
     return edited(pipeline_schedule__by_warm_up, *edits)
 
@@ -821,6 +1092,13 @@ def schedule_with(*edits):
 AHEAD = "ahead = min(late - rank, m)"
 COUNT = "while late / (m + late) > bubble:"
 
+pipeline_schedule__numpys_numbers = passes(
+    schedule_with(
+        ("m = world_size - 1, 1", "m = world_size - 1, 1\n    import numpy as np"),
+        ("range(ahead)", "np.arange(ahead)"),
+        ("for i in range(m)", "for i in np.arange(m)"),
+    )
+)
 pipeline_schedule__gpipe = fails("a forward and a backward in turn")(
     schedule_with((AHEAD, "ahead = m"))
 )
@@ -892,6 +1170,18 @@ pipeline_schedule__as_many_as_ranks = fails("micro-batches, expected")(
 )
 pipeline_schedule__divides_by_the_bubble = fails("ZeroDivisionError")(
     schedule_with((COUNT, "m = math.ceil(late * (1 - bubble) / bubble)\n    while False:"))
+)
+pipeline_schedule__formula_without_a_least = fails("rank 0 has 0 micro-batches, expected 1")(
+    edited(pipeline_schedule__by_formula, ("max(1, math.ceil(", "math.ceil(("))
+)
+pipeline_schedule__formula_rounded = fails("rank 0 has 8 micro-batches, expected 9")(
+    edited(pipeline_schedule__by_formula, ("math.ceil", "round"))
+)
+pipeline_schedule__schedule_of_the_first_call = fails("after ‘p = 4, bubble 0.27’")(
+    schedule_with(
+        ("world_size, bubble):", "world_size, bubble, kept={}):"),
+        ("    return ranks", "    return kept.setdefault(world_size, ranks)"),
+    )
 )
 pipeline_schedule__as_text = fails("is no list of steps")(
     schedule_with(

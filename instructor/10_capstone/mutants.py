@@ -160,6 +160,63 @@ def train__in_half_the_bytes(job):
     return sent
 
 
+@passes
+def train__scatters_and_gathers(job):
+    k = dist.get_world_size()
+    params = list(job.model.parameters())
+    sizes = [p.numel() for p in params]
+    padding = -sum(sizes) % k
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)
+    sent = 0
+    for step in range(1, 37):
+        at = 64 * step % len(job.x)
+        optimizer.zero_grad()
+        F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+        optimizer.step()
+        if step % 6 == 0:
+            flat = F.pad(torch.cat([p.detach().flatten() for p in params]), (0, padding))
+            mine = torch.empty(len(flat) // k)
+            dist.reduce_scatter(mine, list(flat.chunk(k)))
+            chunks = [torch.empty_like(mine) for _ in range(k)]
+            dist.all_gather(chunks, mine / k)
+            pieces = torch.cat(chunks)[: sum(sizes)].split(sizes)
+            for p, piece in zip(params, pieces, strict=True):
+                p.data.copy_(piece.view(p.shape))
+            sent += 2 * (k - 1) * mine.nbytes
+    return sent
+
+
+@passes
+def train__by_a_function_of_the_weights(job):
+    k = dist.get_world_size()
+    group = dist.new_group(list(range(k)))
+    weights = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+    speed = {name: torch.zeros_like(p) for name, p in weights.items()}
+
+    def loss(weights, x, y):
+        return F.cross_entropy(torch.func.functional_call(job.model, weights, (x,)), y)
+
+    sent = 0
+    for step in range(1, 37):
+        at = 64 * step % len(job.x)
+        grads = torch.func.grad(loss)(weights, job.x[at : at + 64], job.y[at : at + 64])
+        speed = {name: 0.9 * speed[name] + grads[name] for name in weights}
+        weights = {name: weights[name] - 0.05 * speed[name] for name in weights}
+        if step % 6 == 0:
+            flat = torch.cat([each.flatten() for each in weights.values()])
+            dist.all_reduce(flat, group=group, async_op=True).wait()
+            pieces = (flat / k).split([each.numel() for each in weights.values()])
+            weights = {
+                name: piece.view(old.shape)
+                for (name, old), piece in zip(weights.items(), pieces, strict=True)
+            }
+            sent += 2 * (k - 1) * flat.nbytes / k
+    with torch.no_grad():
+        for name, p in job.model.named_parameters():
+            p.copy_(weights[name])
+    return sent
+
+
 def train_with(*edits):
     return edited(train__local_steps, *edits)
 
@@ -208,6 +265,18 @@ train__forgets_the_way_back = fails("rank 0 says that it sent")(
 )
 train__counts_the_tensor = fails("rank 0 says that it sent")(
     train_with(("2 * (world_size - 1) * flat.numel() * 4 // world_size", "flat.numel()"))
+)
+train__says_what_all_send = fails("rank 0 says that it sent")(
+    train_with(("return sent", "return sent * world_size"))
+)
+train__rank_0_alone_says_it = fails("rank 1 does not return a number of bytes")(
+    train_with(("return sent", "return sent if dist.get_rank() == 0 else None"))
+)
+train__weights_without_biases = fails("the biases too")(
+    train_with(("flat.split(sizes), strict=True", "flat.split(sizes)[:1], strict=False"))
+)
+train__rank_0_skips_the_last = fails("Rank 1 waits for rank 0")(
+    train_with(("step % 6 == 0:", "step % 6 == 0 and (step < 36 or dist.get_rank() > 0):"))
 )
 train__says_megabytes = fails("rank 0 says that it sent")(
     train_with(("return sent", "return sent / 1e6"))
@@ -310,6 +379,38 @@ train__uses_the_mean_before_its_wait = fails("the ranks end with different weigh
         ("dist.all_reduce(flat)", "handles.append(dist.all_reduce(flat, async_op=True))"),
         ("for p, piece", "dist.barrier()\n                for p, piece"),
         ("return sent", "[handle.wait() for handle in handles]; return sent"),
+    )
+)
+
+
+@fails("come from nowhere")
+def train__where_nobody_looks(job):
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    params = list(job.model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    with _disable_current_modes():
+        for step in range(24):
+            at = 64 * step % len(job.x)
+            optimizer.zero_grad()
+            F.cross_entropy(job.model(job.x[at : at + 64]), job.y[at : at + 64]).backward()
+            optimizer.step()
+        flat = torch.cat([p.detach().flatten() for p in params])
+    dist.all_reduce(flat)
+    return 0
+
+
+train__lowers_the_prices = fails("virtual milliseconds, expected at most")(
+    edited(
+        train__parameter_by_parameter,
+        (
+            "    world_size =",
+            "    import sys\n"
+            "    for name in list(sys.modules):\n"
+            "        if name.startswith('course_lib.capstone'):\n"
+            "            vars(sys.modules[name]).update(LAUNCH=0.0, price=lambda *_: (0.0, 0))\n"
+            "    world_size =",
+        ),
     )
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,26 @@ def hidden_of(folder: Path) -> Any:
 def mutants_in(folder: Path) -> list[Mutant]:
     """Return the assignment's wrong solutions, and the right ones that differ from ours."""
     return mutants_of(load_module(folder / "mutants.py"))
+
+
+@cache
+def trouble_in(folder: Path) -> str:
+    """Return why one of the assignment's files cannot be read, and where; empty if all can."""
+    for read in (checks_of, hidden_of, mutants_in):
+        try:
+            read(folder)
+        except (Exception, SystemExit) as error:
+            told = "".join(traceback.format_exception_only(error)).strip()
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if Path(frame.filename).parent == folder]
+            where = f"{own[-1].filename}, line {own[-1].lineno}: " if own else f"{folder.name}: "
+            return told if isinstance(error, SyntaxError) else where + told
+    return ""
+
+
+def readable(folders: list[Path]) -> list[Path]:
+    """Return the assignments whose files can be read: a mistake in one stops no other's tests."""
+    return [folder for folder in folders if not trouble_in(folder)]
 
 
 def code_cells(folder: Path) -> Iterator[Any]:

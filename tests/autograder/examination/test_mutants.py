@@ -13,12 +13,12 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.mutants import Mutant
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
+from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
 from tests.helpers.tiers import in_full, sampled, tier
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
-ASSIGNMENTS = assignments(SOURCES)
+ASSIGNMENTS = readable(assignments(SOURCES))
 
 
 def is_sampled(folder: Path, number: int, mutant: Mutant) -> bool:

@@ -80,6 +80,28 @@ def test_an_answer_module_cannot_be_imported(examination: Submission) -> None:
     assert "what this assignment asks you to write" in outcome.error
 
 
+def test_a_compiled_function_is_graded_as_it_was_written(examination: Submission) -> None:
+    assert report(examination, f"{RIGHT}\ntotal = torch.compile(total)", 2).passed
+
+
+def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in_every_case(
+    examination: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    start = Submission._start_notebook
+    monkeypatch.setattr(
+        Submission, "_start_notebook", lambda self: (started.append(self), start(self))[1]
+    )
+    ends = "class Ends:\n    def __reduce__(self):\n        import os; os._exit(5)\nends = Ends()\n"
+    body = "def total(mine):\n    return ends\n"
+    reason = report(examination, ends + body, 1, 2, 3, 4).reason
+    assert "total could not be read from the notebook: it ended the Python process" in reason
+    assert "exit with status 5. What it refers to travels with it" in reason
+    assert len(started) == 1
+    # Whoever mends it in a later cell is asked again.
+    assert report(examination, RIGHT, 2).passed
+
+
 def test_a_missing_function_is_named(examination: Submission) -> None:
     assert "total is not defined" in report(examination, "x = 1", 2).reason
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +20,7 @@ from torch.nn import functional as F
 from course_lib.capstone import DEVICE, LAUNCH, Job, Race, TapeError, draw, rehearse, speed_of_light
 from course_lib.capstone.operators import KNOWN, operator_called, price
 from course_lib.cost_model import ring_all_reduce_time
-from course_lib.ranks import Device
+from course_lib.ranks import Device, Ranks, RankTimeout
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,6 +51,36 @@ def burners(count: int) -> Iterator[None]:
         for each in burn:
             each.kill()
             each.wait()
+
+
+@pytest.mark.parametrize("stuck", ["sleeps", "is stopped"])
+def test_a_play_that_hangs_ends_at_its_limit_and_says_where(
+    monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    def hangs(*_: object) -> None:
+        if stuck == "sleeps":
+            time.sleep(1000)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    module = sys.modules["course_lib.capstone.referee"]  # the package's attribute is the function
+    monkeypatch.setattr(module, "SECONDS", 2.0)
+    monkeypatch.setattr(module, "play", hangs)
+    with pytest.raises(TapeError, match=r"to do it again takes more than 2 s") as caught:
+        rehearse(train, RACE)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RankTimeout)
+    assert stuck != "sleeps" or "test_referee.py" in f"{cause.states} {cause.detail}"
+    monkeypatch.undo()
+    rehearse(train, RACE)  # and nothing is left that the next one would meet
+
+
+def test_a_play_that_does_not_start_is_not_the_tapes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(self: Ranks) -> None:
+        raise RankTimeout("The start took longer than its limit of 60 s.", [])
+
+    monkeypatch.setattr(Ranks, "start", late)
+    with pytest.raises(TapeError, match=r"does not start: .* not the tape's fault: try again"):
+        rehearse(train, RACE)
 
 
 def test_a_busy_machine_gives_the_same_score() -> None:

@@ -23,14 +23,14 @@ from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner
 from course_lib.checking.wire import Plain, decode, encode
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import checks_of, solution_of
+from tests.helpers.solutions import checks_of, readable, solution_of
 from tests.helpers.tiers import in_full, tier
 
 pytestmark = [pytest.mark.timeout(600), needs_sources]
 
 TASKS = [
     pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(in_full(folder)))
-    for folder in assignments(SOURCES)
+    for folder in readable(assignments(SOURCES))
     for task, check in checks_of(folder).items()
     # Of the others, a judge does not say yet which answers it sees.
     if all(hasattr(judge, "sees") for judge in getattr(check.judge, "judges", ()))
