@@ -10,6 +10,7 @@ from course_lib.checking import (
     calls_at_most,
     in_many_forms,
     only_calls,
+    receives_at_least,
     same_on_all_ranks,
     sends_at_most,
     task,
@@ -20,6 +21,7 @@ from course_lib.checking.averaging import (
     gradient_count,
     gradient_inputs,
     gradient_program,
+    unless_alone,
 )
 from course_lib.checking.shards import balanced_shards, bounds_program
 from course_lib.checking.training import NUMEL, SHAPES, equals_sgd, step_inputs, step_program
@@ -51,6 +53,7 @@ CHECKS = {
         expects=[
             only_calls("all_reduce"),
             sends_at_most(gradient_bytes, hint="Every gradient is summed once."),
+            receives_at_least(unless_alone(gradient_bytes)),
             calls_at_most("One call sums a whole tensor.", all_reduce=gradient_count),
         ],
         worth={"values": 3, "communication": 1},
@@ -68,11 +71,16 @@ CHECKS = {
         "data_parallel_step",
         inputs=step_inputs,
         program=step_program,
-        judges=[equals_sgd(tolerance={"float64": 1e-6}), same_on_all_ranks],
+        judges=[
+            equals_sgd("parameter", tolerance={"float64": 1e-9}),
+            equals_sgd("loss", tolerance={"float64": 1e-6}),
+            same_on_all_ranks,
+        ],
         expects=[
             sends_at_most(lambda case, rank: 2 * (NUMEL * case.itemsize + EXTRA)),
             sends_at_most(2 * EXTRA, besides=["all_reduce"], hint="Use all_reduce for gradients."),
             calls_at_most(all_reduce=2 * (len(SHAPES) + 2)),
+            receives_at_least(unless_alone(lambda case, rank: 2 * NUMEL * case.itemsize)),
         ],
         worth={"values": 4, "communication": 1},
         cases=in_many_forms(

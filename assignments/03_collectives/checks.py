@@ -13,10 +13,11 @@ from course_lib.checking import (
     equals,
     in_many_forms,
     only_calls,
+    receives_at_least,
     task,
     time_within,
 )
-from course_lib.checking.rings import along_a_tree, in_half_rings, two_level_time
+from course_lib.checking.rings import along_a_tree, in_half_rings, two_level_time, whole_sum
 from course_lib.checking.sums import (
     EXACT,
     called,
@@ -268,6 +269,7 @@ CHECKS = {
                 two_level_time,
                 hint="What leaves the node is what takes long: who sends how much of it?",
             ),
+            receives_at_least(whole_sum),
         ],
         worth={"values": 2, "communication": 2},
         cases=in_many_forms(

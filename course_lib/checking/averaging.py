@@ -116,3 +116,8 @@ def gradient_bytes(case: Case, rank: int) -> int:
     frozen = case.parameters.get("frozen", ())
     shapes = [s for i, s in enumerate(case.parameters["shapes"]) if i not in frozen]
     return case.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def unless_alone(limit: Callable[[Case, int], int]) -> Callable[[Case, int], int]:
+    """Return the limit for ranks that have others in their group, and 0 for one alone."""
+    return lambda case, rank: limit(case, rank) if len(case.members(rank)) > 1 else 0

@@ -56,12 +56,19 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
     asked = {"drop_last": mine["drop_last"]}
     # What is not asked for is not said either: a default that was changed shows.
     twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
-    many = [
-        [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
-        for epoch in epochs(mine["epochs"], **asked)
-    ]
-    even = len({len(epoch) for epoch in many}) == 1
-    return {FIRST: twice, AGAIN: again, MANY: torch.tensor(many) if even else None}
+    return {FIRST: twice, AGAIN: again, MANY: _table(epochs(mine["epochs"], **asked))}
+
+
+def _table(epochs: list[list[Any]]) -> Tensor | None:
+    """Return each epoch's rows with their batches; None if the epochs have unlike many, or none."""
+    try:
+        many = [
+            [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
+            for epoch in epochs
+        ]
+    except (TypeError, ValueError):  # the first epochs, which come as they are, show what they are
+        return None
+    return torch.tensor(many) if len({len(epoch) for epoch in many}) == 1 else None
 
 
 def _is_rows(value: Any) -> bool:

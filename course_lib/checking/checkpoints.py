@@ -7,6 +7,7 @@ Every rank has a disk of its own; only the first of a group holds the file.
 from __future__ import annotations
 
 import io
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,13 @@ def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, 
     ]
 
 
+def _named(weights: Sequence[Tensor], scale: Tensor) -> nn.Module:
+    """Return the small network, with names from which not every way takes a prefix off."""
+    first, middle, last = scaled_model(weights, scale).children()
+    inner = nn.Sequential(OrderedDict(module=middle))
+    return nn.Sequential(OrderedDict(encoder=first, middle=inner, last=last))
+
+
 def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
     """Return an optimizer that treats biases in another way than matrices."""
     params = list(model.parameters())
@@ -66,7 +74,7 @@ def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
 
 def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return the model and the optimizer of a run that has got this far."""
-    model = scaled_model(run["weights"], run["scale"])
+    model = _named(run["weights"], run["scale"])
     optimizer = _fresh(model, kind, run["lr"])
     for param, moment in zip(model.parameters(), run["moments"], strict=True):
         state = {"momentum_buffer": moment.clone()}
@@ -99,12 +107,18 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     ddp.train(model.training)
     file = io.BytesIO()
     save_checkpoint(file, ddp, optimizer, mine["run"]["epoch"], group=given.group)
+    if file.closed:
+        raise RuntimeError("save_checkpoint closes the file: that is left to whoever opened it")
     content = file.getvalue()
     after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
     after |= _plain(optimizer.state_dict(), " after saving")
     if torch.distributed.get_rank(given.group) or not content:
         return {"wrote": bool(content), **after}
-    found = torch.load(io.BytesIO(content), weights_only=True)
+    try:
+        found = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:
+        told = str(error).partition(". ")[0]
+        raise ValueError(f"torch.load(file, weights_only=True) cannot read it: {told}") from None
     if not isinstance(found, dict) or set(found) != KEYS:
         keys = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"the file holds {keys}, not a dict of model, optimizer and epoch")
@@ -135,10 +149,16 @@ def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
                     f"group of {len(members)}, and from no other"
                 )
         names = values[members[0]].get(MODEL, {})
-        if any(name.startswith("module.") for name in names):
+        if names and all(name.startswith("module.") for name in names):
             raise Wrong(
                 f"rank {members[0]}: {MODEL}: a key is {next(iter(names))!r}",
                 "These are the wrapper's names: save the state of the module inside (ddp.module).",
+            )
+        right = saved(case, inputs, 0)[MODEL] if names else {}
+        if strange := sorted(names.keys() - right.keys()):
+            raise Wrong(
+                f"rank {members[0]}: {MODEL}: a key is {strange[0]!r}, expected {', '.join(right)}",
+                "The module inside, ddp.module, has these names: nothing need be cut off.",
             )
 
 
@@ -165,7 +185,7 @@ def load_program(load_checkpoint: Callable[..., Any], mine: Any, given: Given) -
         file = io.BytesIO()
         torch.save({**state, "epoch": mine["run"]["epoch"]}, file)
         file.seek(0)
-    model = given.model(scaled_model(mine["fresh"]["weights"], mine["fresh"]["scale"]))
+    model = given.model(_named(mine["fresh"]["weights"], mine["fresh"]["scale"]))
     optimizer = _fresh(model, mine["optimizer"], 0.123 if file is None else 0.234)
     epoch = load_checkpoint(file, model, optimizer, group=given.group)
     return {
@@ -185,7 +205,7 @@ def loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 def _nothing_loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
     fresh = inputs[me]["fresh"]
-    return {"loaded model": dict(scaled_model(fresh["weights"], fresh["scale"]).state_dict())}
+    return {"loaded model": dict(_named(fresh["weights"], fresh["scale"]).state_dict())}
 
 
 LOAD_MISTAKES: dict[str, Oracle] = {

@@ -122,7 +122,9 @@ def expect_equal(
     for place, wanted in expected.items():
         name = f"{what}: {place}" if place else what
         if place not in values:
-            raise Wrong(f"{name} is missing, expected {describe(wanted)}")
+            number = isinstance(wanted, float)
+            like = f"the number {wanted:.6g}" if number else describe(wanted)
+            raise Wrong(f"{name} is missing, expected {like}")
         value = values[place]
         if wanted is None:
             if value is not None:

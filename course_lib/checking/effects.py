@@ -40,7 +40,14 @@ SENTENCES = {
         "Do not call .train() or .eval(): the caller has chosen.",
     ),
     "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
-    "trainable": ("the function changes which of {name} require a gradient", ""),
+    "trainable": (
+        "the function changes which of {name} require a gradient",
+        "torch.no_grad() is enough: inside it nothing is recorded.",
+    ),
+    "inference": (
+        "the function puts what was made in torch.inference_mode() into {name}",
+        "Autograd can never work with it again: torch.no_grad() is enough.",
+    ),
     "hooks": (
         "the function leaves hooks on {name}",
         "They would run once more at every further call: remove them.",
@@ -63,7 +70,7 @@ class Watch:
             name: [tensor.detach().clone() for tensor in tensors]
             for name, tensors in self._tensors.items()
         }
-        self._parameters: dict[str, tuple[Sequence[Tensor], list[tuple[Tensor, bool]]]] = {}
+        self._parameters: dict[str, tuple[Sequence[Tensor], list[tuple[Tensor | None, bool]]]] = {}
         self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
         self._states = {name: take() for name, take in _GENERATORS.items()}
         self._grad_mode, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
@@ -72,11 +79,16 @@ class Watch:
         """Watch what is not for a training step to change: mode, structure, hooks."""
         self._modules[name] = module, aspects(module)
 
-    def add_parameters(self, name: str, parameters: Sequence[Tensor]) -> None:
-        """Watch parameters whose gradients alone are for the function to change."""
+    def add_parameters(
+        self, name: str, parameters: Sequence[Tensor], *, values: bool = True
+    ) -> None:
+        """Watch parameters whose gradients, and without `values` they too, may be changed."""
         self._parameters[name] = (
             parameters,
-            [(each.detach().clone(), each.requires_grad) for each in parameters],
+            [
+                (each.detach().clone() if values else None, each.requires_grad)
+                for each in parameters
+            ],
         )
 
     def effects(self, output: Any) -> list[Effect]:
@@ -91,15 +103,19 @@ class Watch:
                 found.append(("aliases", name))
         for name, (parameters, values) in self._parameters.items():
             pairs = list(zip(parameters, values, strict=True))
-            if any(not same(each, value) for each, (value, _) in pairs):
+            if any(not (value is None or same(each, value)) for each, (value, _) in pairs):
                 found.append(("changed", name))
             if any(each.requires_grad != needed for each, (_, needed) in pairs):
                 found.append(("trainable", name))
             if any(_hooks_on(each) for each in parameters):
                 found.append(("hooks", name))
+            if any(map(_beyond_autograd, parameters)):
+                found.append(("inference", name))
         for name, (module, before) in self._modules.items():
             after = aspects(module)
             found += [(code, name) for code in before if before[code] != after[code]]
+            if any(map(_beyond_autograd, module.parameters())):
+                found.append(("inference", name))
         for name, state in self._states.items():
             if state != _GENERATORS[name]():
                 found.append(("random", name))
@@ -151,6 +167,11 @@ def aspects(module: nn.Module) -> dict[str, Any]:
 def _hooks_on(parameter: Tensor) -> int:
     after = getattr(parameter, "_post_accumulate_grad_hooks", None)
     return len(parameter._backward_hooks or ()) + len(after or ())
+
+
+def _beyond_autograd(parameter: Tensor) -> bool:
+    gradient = parameter.grad
+    return parameter.is_inference() or (gradient is not None and gradient.is_inference())
 
 
 def _numpy_state() -> tuple[Any, ...]:

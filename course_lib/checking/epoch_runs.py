@@ -6,26 +6,28 @@ A run of K ranks is replayed as K replicas in one process, right or with a mista
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from course_lib.checking.answers import NAMED, sees
 from course_lib.checking.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
-from course_lib.checking.sampling import Batch, windows_of
+from course_lib.checking.sampling import ROWS, Batch, windows_of
 from course_lib.checking.training import (
     CLASSES,
     FEATURES,
     SHAPES,
+    looking_at,
     loss_of,
     make_model,
     mean_loss,
     targets_of,
+    those,
 )
 
 
@@ -78,17 +80,27 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], Any, Given], Any]:
     """Return the program that trains a fresh model once, with ``call(train, model, …)``.
 
-    What comes back are the replica's weights and buffer, and the losses if `call` returns any.
+    What comes back are the replica's weights and buffer, the rows that it was given, and the losses
+    if `call` returns any.
     """
 
     def program(train: Callable[..., Any], mine: Any, given: Given) -> Any:
-        model = given.model(scaled_model(mine["weights"], mine["scale"], mine["frozen"]))
+        x, seen = mine["x"], set[int]()
+
+        def note(_: nn.Module, arguments: Any) -> None:
+            if not is_functorch_wrapped_tensor(rows := arguments[0]):
+                seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
+
+        module = scaled_model(mine["weights"], mine["scale"], mine["frozen"])
+        next(module.children()).register_forward_pre_hook(note)
+        model = given.model(module)
         losses = call(train, model, loss_of(mine["loss"]), mine, given)
         weights = [param.detach() for param in model.parameters()]
         buffers = [buffer.clone() for buffer in model.buffers()]
         return {
             "parameter {} after training": weights,
             "buffer {} after training": buffers,
+            ROWS: torch.tensor(sorted(seen), dtype=torch.int64),
             **({} if losses is None else {"loss of step {}": losses}),
         }
 
@@ -112,10 +124,10 @@ def with_epochs(
         start: ``first``: all begin with the first member's weights; ``own``.
         buffers: whose buffer a member's model has, likewise.
         scale: what a row's gradient is divided by: ``rows`` of the window, the rows of its
-            micro-batch and ``accumulate`` or ``micro`` (the micro-batches of the window), or
-            ``none``: the rows of its micro-batch only.
-        loss: of a step that is returned: ``all`` rows, this rank's ``own``, their ``sum``, or the
-            mean of the micro-batches' means, ``micro``.
+            micro-batch and ``accumulate`` or ``micro`` (the micro-batches of the window), ``full``:
+            the rows of a window without short ones, or ``none``: those of its micro-batch only.
+        loss: of a step that is returned: ``all`` rows, this rank's ``own`` or its ``part`` of the
+            mean, their ``sum``, or the mean of the micro-batches' means, ``micro``.
         carry: how much of the last step's gradient is still in it.
         **sampler: mistakes of `windows_of`.
 
@@ -129,7 +141,7 @@ def with_epochs(
         steps = []
         for window in windows_of(p, k):
             shares = [
-                _share(model, inputs[j], [micro[j] for micro in window], scale, p["accumulate"])
+                _share(model, inputs[j], [micro[j] for micro in window], scale, p)
                 for j, model in enumerate(models)
             ]
             for i, model in enumerate(models):
@@ -147,13 +159,14 @@ def with_epochs(
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         models, steps = replayed(case, inputs)
         parts = 1 if loss == "sum" else len(inputs)
+        mine = [theirs[me] / (parts if loss == "part" else 1) for theirs in steps]
         dtype = inputs[me]["weights"][0].dtype
         return {
             "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
             "buffer {} after training": [b.to(dtype) for b in models[me].buffers()],
-            "loss of step {}": [
-                theirs[me] if loss == "own" else sum(theirs) / parts for theirs in steps
-            ],
+            "loss of step {}": (
+                mine if loss in ("own", "part") else [sum(theirs) / parts for theirs in steps]
+            ),
         }
 
     return oracle
@@ -184,7 +197,7 @@ def _replica(inputs: Sequence[Any], first: int, me: int, buffers: str) -> nn.Mod
 
 
 def _share(
-    model: nn.Module, mine: Any, window: list[Batch], scale: str, accumulate: int
+    model: nn.Module, mine: Any, window: list[Batch], scale: str, p: Mapping[str, Any]
 ) -> tuple[float, list[Tensor], float]:
     """Return a member's mean loss in a window, its sum of gradients, and the mean of means."""
     rows = sum(map(len, window))
@@ -192,8 +205,14 @@ def _share(
     shown = plain = 0.0
     for batch in window:
         loss = mean_loss(model, mine["loss"], mine["x"][batch], mine["y"][batch])
-        divisor = {"accumulate": accumulate, "micro": len(window), "none": 1}
-        total += loss * (len(batch) / rows if scale == "rows" else 1 / divisor[scale])
+        factors = {
+            "rows": len(batch) / rows,
+            "full": len(batch) / (p["batch_size"] * p["accumulate"]),
+            "accumulate": 1 / p["accumulate"],
+            "micro": 1 / len(window),
+            "none": 1,
+        }
+        total += loss * factors[scale]
         shown += loss.item() * len(batch) / rows
         plain += loss.item() / len(window)
     return shown, list(torch.autograd.grad(total, list(model.parameters()))), plain
@@ -217,6 +236,9 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run that divides by `accumulate` also where a window has fewer micro-batches": with_epochs(
         scale="accumulate"
     ),
+    "a run that divides by batch_size · accumulate also where a window has fewer rows": with_epochs(
+        scale="full"
+    ),
     "a run that adds up the means of a window's micro-batches: divide": with_epochs(scale="none"),
     "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
     "a run with the sum of the ranks' gradients, not their mean": with_epochs(
@@ -236,6 +258,9 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run whose gradients are never cleared: zero_grad is missing": with_epochs(carry=1),
     "the loss of this rank's own rows: average it as well": with_epochs(loss="own"),
     "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
+    "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all": (
+        with_epochs(loss="part")
+    ),
     "the mean of the micro-batches' losses, a short one counted like a full one": with_epochs(
         loss="micro"
     ),
@@ -253,20 +278,9 @@ def equals_run(*keys: str, **options: Any) -> Judge:
 
     def some(oracle: Oracle) -> Oracle:
         def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
-            return _those(oracle(case, inputs, me), keys)
+            return those(oracle(case, inputs, me), keys)
 
         return told
 
-    judge = equals(
-        some(with_epochs()), {words: some(o) for words, o in EPOCHS_MISTAKES.items()}, **options
-    )
-
-    @sees(NAMED)
-    def judge_some(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        judge(case, inputs, [_those(value, keys) for value in values])
-
-    return judge_some
-
-
-def _those(value: Any, keys: Sequence[str]) -> Any:
-    return {key: item for key, item in value.items() if key.startswith(tuple(keys))}
+    mistakes = {words: some(oracle) for words, oracle in EPOCHS_MISTAKES.items()}
+    return looking_at(keys, equals(some(with_epochs()), mistakes, **options))

@@ -47,24 +47,36 @@ def sends_at_most(
         hint: what to say to those who send more.
 
     """
-    return _bytes_at_most("sends", sent, limit, kinds, besides, hint)
+    return _bytes("sends", sent, limit, kinds, besides, hint)
 
 
 def receives_at_most(
     limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
 ) -> Expectation:
     """Expect a rank to receive at most so many bytes; see `sends_at_most`."""
-    return _bytes_at_most("receives", received, limit, kinds, besides, hint)
+    return _bytes("receives", received, limit, kinds, besides, hint)
 
 
-def _bytes_at_most(
+def receives_at_least(limit: Limit, *, kinds: Iterable[str] | None = None) -> Expectation:
+    """Expect a rank to receive as many bytes as it cannot know by itself.
+
+    Who has the right numbers with fewer got them past what is counted: from a file, the store, or
+    memory that ranks of one process share.
+    """
+    hint = "What others have comes in messages: not in files, and not through what ranks share."
+    return _bytes("receives", received, limit, kinds, (), hint, at_least=True)
+
+
+def _bytes(
     verb: str,
     size: Callable[[Event], int],
     limit: Limit,
     kinds: Iterable[str] | None,
     besides: Iterable[str],
     hint: str,
+    at_least: bool = False,
 ) -> Expectation:
+    bound = "at least" if at_least else "at most"
     wanted, spared = None if kinds is None else tuple(kinds), frozenset(besides)
     by = f" by {', '.join(wanted)}" if wanted else ""
     by += f" besides {', '.join(sorted(spared))}" if spared else ""
@@ -73,9 +85,9 @@ def _bytes_at_most(
         allowed = _limit(limit, case, rank)
         events = [e for e in operations(trace, rank, wanted) if e.kind not in spared and size(e)]
         total = sum(map(size, events))
-        if total > allowed:
+        if total < allowed if at_least else total > allowed:
             raise Wrong(
-                f"rank {rank} {verb} {format_bytes(total)}{by}, expected at most "
+                f"rank {rank} {verb} {format_bytes(total)}{by}, expected {bound} "
                 f"{format_bytes(allowed)}: {told(events)}",
                 hint,
             )
@@ -119,8 +131,8 @@ def only_calls(*kinds: str) -> Expectation:
 
     def test(case: Case, rank: int, trace: Trace) -> None:
         if others := [e for e in operations(trace, rank) if e.kind not in kinds]:
-            allowed = " and ".join(kinds) or "no communication"
-            raise Wrong(f"rank {rank} calls {told(others)}; this task allows {allowed} only")
+            allowed = f"{' and '.join(kinds)} only" if kinds else "no communication"
+            raise Wrong(f"rank {rank} calls {told(others)}; this task allows {allowed}")
 
     return _each_rank(test)
 

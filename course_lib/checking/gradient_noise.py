@@ -91,12 +91,16 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         }
         near = chance / max(theory, 1e-30)  # by chance, relative
         close = (name for name, other in others.items() if abs(first - other) <= near * other)
+        right = (
+            "It is the mean of |g_B - ∇F|², over num_batches batches that are drawn anew from all "
+            "rows, and over all parameters together."
+        )
         raise Wrong(
             f"{asked} is {first:.5g}, expected {theory:.5g}, by chance {chance:.2g} more or less",
-            f"This is about {name}."
+            # Near is not equal: other mistakes may come as near.
+            f"This is about {name}. If that is not what you compute: {right}"
             if (name := next(close, ""))
-            else "It is the mean of |g_B - ∇F|², over num_batches batches that are drawn anew from "
-            "all rows, and over all parameters together.",
+            else right,
         )
     if first != second:
         raise Wrong(
@@ -142,7 +146,10 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
         hint = f"What the generator draws next is another batch. {FROM_GENERATOR}"
         raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
     if all(len(set(drawn)) == 1 for drawn in seen):
-        hint = "Each batch is drawn anew from all rows; it is not the next one of an epoch."
+        hint = (
+            "num_batches of them, each drawn anew from all rows: not one alone, and not the next "
+            "one of an epoch."
+        )
         raise Wrong(f"{asked}: in no call the batches miss by different lengths", hint)
     if missing := sorted(set(different) - {each for drawn in seen for each in drawn}):
         hint = "Each row may be in a batch with each other one."

@@ -19,6 +19,10 @@ def answers_program(answer: Callable[..., Any], mine: Any, given: Given) -> Any:
     if not isinstance(answers, dict):
         said = f"the answer is {type(answers).__name__} {answers!r:.40}"
         raise TypeError(f"{said}, expected a dict from question to letter")
+    for question, letter in answers.items():
+        if not isinstance(question, str) or not isinstance(letter, str):
+            told = f"{question!r:.40}: {letter!r:.40}"
+            raise TypeError(f"the answers have {told}, expected texts, as in 'exhibit_1': 'A'")
     return {"answers": answers}
 
 

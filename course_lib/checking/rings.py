@@ -12,6 +12,7 @@ from course_lib.checking.expectations import (
     calls_at_most,
     only_calls,
     only_peers,
+    receives_at_least,
     sends_at_most,
     time_within,
 )
@@ -64,7 +65,15 @@ def in_half_rings(halves: int) -> list[Expectation]:
         ),
         calls_at_most("One message per step.", send=steps),
         time_within(seconds, hint="Send and receive at the same time: isend and irecv, then wait."),
+        receives_at_least(lambda case, rank: _unknown(case, rank, whole=halves == 2)),
     ]
+
+
+def _unknown(case: Case, rank: int, whole: bool) -> int:
+    """Return the bytes that a rank cannot know: the whole sum, or at least a shortest chunk."""
+    k = len(case.members(rank))
+    chunk = numel(case) if whole else numel(case) // k
+    return 0 if k == 1 else calls_of(case) * chunk * case.itemsize
 
 
 def along_a_tree() -> list[Expectation]:
@@ -92,7 +101,13 @@ def along_a_tree() -> list[Expectation]:
             hint="A message is the tensor, once and in its dtype.",
         ),
         time_within(seconds, rel=0.25, hint="Those that have the tensor send at the same time."),
+        receives_at_least(lambda case, rank: receives(case, rank) * numel(case) * case.itemsize),
     ]
+
+
+def whole_sum(case: Case, rank: int) -> int:
+    """Return the bytes of a sum over all ranks, which a rank among others cannot know."""
+    return 0 if case.world_size == 1 else calls_of(case) * numel(case) * case.itemsize
 
 
 def two_level_time(case: Case, network: Network) -> float:

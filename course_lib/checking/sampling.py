@@ -11,11 +11,12 @@ from typing import Any
 
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.checking.answers import WHOLE, ListOf, sees
+from course_lib.checking.answers import VECTOR, WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
 
 Batch = list[int]
+ROWS = "rows that the model was given"
 
 
 def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
@@ -53,14 +54,18 @@ def windows_of(p: Mapping[str, Any], k: int) -> list[list[list[Batch]]]:
     return [w for w in cut if p.get("keep_last", True) or len(w) == size]
 
 
+_EXPECTED = "expected a list of lists of row numbers"
+
+
 def batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``my_batches(length, batch_size, epoch, seed, group=group)`` for several epochs."""
     length, size, seed = mine["length"], mine["batch_size"], mine["seed"]
     found = [my_batches(length, size, epoch, seed, group=given.group) for epoch in mine["epochs"]]
     for batches in found:
         if not isinstance(batches, list | tuple):
-            kind = type(batches).__name__
-            raise TypeError(f"my_batches returns {kind}, expected a list of lists of row numbers")
+            raise TypeError(f"my_batches returns {type(batches).__name__}, {_EXPECTED}")
+        if any(isinstance(batch, int) for batch in batches):
+            raise TypeError(f"my_batches returns {batches!r:.40}, {_EXPECTED}")
     listed = [[[int(row) for row in batch] for batch in batches] for batches in found]
     return {"epoch {}": dict(zip(map(str, mine["epochs"]), listed, strict=True))}
 
@@ -117,3 +122,27 @@ def _like(got: list[Any], asked: Mapping[str, Any], mistakes: Mapping[str, Any])
 def _short(batches: Any) -> str:
     text = str(batches)
     return text if len(text) < 120 else text[:117] + "…"
+
+
+_SEEN = Kind(
+    "the rows that the model saw",
+    lambda value: isinstance(value, dict) and VECTOR.test(value.get(ROWS)),
+)
+
+
+@sees(_SEEN)
+def own_rows_only(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether each rank's model saw the rows of its own batches, and no others."""
+    p = case.parameters
+    for members in case.groups:
+        for me, rank in enumerate(members):
+            asked = {**p, "k": len(members), "me": me}
+            batches = [batch for epoch in p["epochs"] for batch in batches_of(asked, epoch)]
+            own = {row for batch in batches for row in batch}
+            if others := sorted(set(values[rank][ROWS].tolist()) - own):
+                raise Wrong(
+                    f"rank {rank}: the model was given row {others[0]}, which is in none of this "
+                    "rank's batches",
+                    "The ranks share the work: each takes its own batches, and what the others "
+                    "find in theirs comes as their gradients.",
+                )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from course_lib.checking.answers import WHOLE, Kind, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.given import Given
@@ -21,8 +23,16 @@ def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) ->
     One rank is enough: nothing is communicated. The last one is asked about first, so that nothing
     can be kept from the rank before.
     """
+
+    def bounds(length: int, k: int, rank: int) -> Any:
+        found = shard_bounds(length, k, rank)
+        if isinstance(found, slice | range) and found.step not in (None, 1):
+            asked = _asked(length, k).format(rank)
+            raise TypeError(f"{asked} is {found}: a shard is contiguous, from start to stop")
+        return found.tolist() if isinstance(found, np.ndarray) else found
+
     return {
-        _asked(length, k): [shard_bounds(length, k, rank) for rank in reversed(range(k))][::-1]
+        _asked(length, k): [bounds(length, k, rank) for rank in reversed(range(k))][::-1]
         for length, k in mine["questions"]
     }
 
@@ -48,11 +58,13 @@ def balanced_shards(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
 def _judge(asked: str, length: int, k: int, answer: Sequence[Any]) -> None:
     at = 0
     for rank, (start, stop) in enumerate(answer):
+        if start == stop:
+            continue  # wherever it says that nothing lies
         if start != at:
-            other = f"rank {rank - 1} stopped at {at}" if rank else "expected 0"
+            other = f"but rank {rank - 1} stopped at {at}" if rank else "expected 0"
             what = "is skipped" if start > at else "is held twice"
             raise Wrong(
-                f"{asked}: rank {rank} starts at {start}, but {other}",
+                f"{asked}: rank {rank} starts at {start}, {other}",
                 _if_inclusive(answer, length) or f"Element {min(start, at)} {what}.",
             )
         if stop < start:

@@ -107,13 +107,13 @@ MISTAKES: dict[str, _Of] = {
     "K times what this rank had: what arrives is never used": lambda ins, me: (
         len(ins) * ins[me]["tensor"]
     ),
+    "twice the sum": lambda ins, me: 2 * total(ins),
     "the sum over this rank and its left neighbour only": lambda ins, me: (
         ins[me]["tensor"] + ins[me - 1]["tensor"]
     ),
     "the mean: nobody asked to divide": lambda ins, me: (total(ins) / len(ins)).to(
         ins[me]["tensor"].dtype
     ),
-    "twice the sum": lambda ins, me: 2 * total(ins),
     "the right sum, rounded to float32: keep the tensor's dtype": lambda ins, me: total(
         [{"tensor": each["tensor"].float()} for each in ins]
     ).to(ins[me]["tensor"].dtype),

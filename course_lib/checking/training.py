@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from course_lib.checking.answers import NAMED, sees
 from course_lib.checking.averaging import MISTAKES, Matrix, by_rows, mean, own
 from course_lib.checking.cases import Case
 from course_lib.checking.given import Given
@@ -124,10 +125,11 @@ def step_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
     return {"parameter {} after two steps": weights, "loss returned by step {}": losses}
 
 
-def equals_sgd(**options: Any) -> Judge:
+def equals_sgd(*keys: str, **options: Any) -> Judge:
     """Judge what `step_program` returns by plain SGD of one process on the rows of all members.
 
     Args:
+        *keys: first words of the values' keys that it looks at: ``parameter``, ``loss``.
         **options: of `equals`.
 
     """
@@ -138,7 +140,7 @@ def equals_sgd(**options: Any) -> Judge:
         def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
             if not known or known[0][0] is not inputs:
                 known[:] = [(inputs, _steps(inputs, update, loss, carry))]
-            return known[0][1][me]
+            return those(known[0][1][me], keys)
 
         return oracle
 
@@ -148,7 +150,22 @@ def equals_sgd(**options: Any) -> Judge:
     for times in (1, 2, 3, 4):
         name = "a step with the last step's gradient still in it: zero_grad is missing"
         mistakes[name + " " * (times - 1)] = steps(carry=times)
-    return equals(steps(), mistakes, **options)
+    return looking_at(keys, equals(steps(), mistakes, **options))
+
+
+def looking_at(keys: Sequence[str], judge: Judge) -> Judge:
+    """Return the judge, which sees only what begins with these keys."""
+
+    @sees(NAMED)
+    def judge_some(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        judge(case, inputs, [those(value, keys) for value in values])
+
+    return judge_some
+
+
+def those(value: Any, keys: Sequence[str]) -> Any:
+    """Return the items whose keys begin with one of `keys`."""
+    return {key: item for key, item in value.items() if key.startswith(tuple(keys))}
 
 
 def _steps(

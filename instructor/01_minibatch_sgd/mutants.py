@@ -252,7 +252,7 @@ sgd_step__stops_at_a_frozen_parameter = fails("parameter 2 after two steps")(
         (f"    {UPDATE}", UPDATE),
     )
 )
-sgd_step__freezes = fails("no longer requires a gradient")(
+sgd_step__freezes = fails("changes which of the parameters require a gradient")(
     step_with(
         ("with torch.no_grad():", "if True:"),
         ("if param.grad", "param.requires_grad_(False)\n            if param.grad"),
@@ -887,4 +887,84 @@ learning_rate__six_decimals = fails("expected")(edited(learning_rate__rounded, (
 
 gradient_variance__at_most_20_batches = fails("no 25 batches", only=("simulated", "grader"))(
     edited(gradient_variance__draw_by_draw, ("range(num_batches)", "range(min(num_batches, 20))"))
+)
+
+
+# Pieces of equal length, what a frozen parameter is, and what is left behind ----------------
+
+
+@fails("have [3, 3, 3] rows, expected [4, 4, 1]")
+def minibatches__pieces_of_equal_length(n, batch_size, generator, drop_last=False):
+    batches = torch.randperm(n, generator=generator).chunk(math.ceil(n / batch_size))
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+
+
+@fails("expected a vector of row numbers (int64)")
+def minibatches__rows_and_no_batches(n, batch_size, generator, drop_last=False):
+    return torch.randperm(n, generator=generator)
+
+
+minibatches__few_orders = fails("Every order of the rows must be equally likely")(
+    batches_with(
+        (
+            ORDER,
+            "torch.randperm(n, generator=torch.Generator().manual_seed("
+            "int(torch.randint(50, (), generator=generator))))",
+        )
+    )
+)
+minibatches__the_last_rows_are_left_out = fails("in 0 of 400 epochs")(
+    batches_with((ORDER, "n = n - n % batch_size if drop_last else n; order = " + ORDER))
+)
+
+
+@passes
+def minibatches__a_random_split(n, batch_size, generator, drop_last=False):
+    sizes = [batch_size] * (n // batch_size) + [n % batch_size]
+    for part in torch.utils.data.random_split(range(n), sizes, generator=generator):
+        if len(part) == batch_size or (len(part) and not drop_last):
+            yield torch.tensor(part.indices)
+
+
+@fails("changes which of the parameters require a gradient")
+def sgd_step__unfreezes(params, lr):
+    for param in params:
+        param.requires_grad_(False)
+        if param.grad is not None:
+            param -= lr * param.grad
+        param.requires_grad_(True)
+
+
+@fails("leaves hooks on the parameters")
+def sgd_step__leaves_hooks(params, lr):
+    for param in params:
+        if param.grad is not None:
+            param.data.sub_(param.grad, alpha=lr)
+            param.register_hook(lambda gradient: gradient)
+
+
+@passes
+def sgd_step__in_inference_mode(params, lr):
+    with torch.inference_mode():
+        for param in params:
+            if param.grad is not None:
+                param.add_(param.grad, alpha=-lr)
+
+
+@fails("has shape [2], expected [3]")
+def accumulate_gradients__pieces_of_equal_length(model, loss_fn, x, y, micro_batch_size):
+    model.zero_grad()
+    count, total = math.ceil(len(x) / micro_batch_size), 0.0
+    for rows, targets in zip(x.chunk(count), y.chunk(count), strict=True):
+        share = loss_fn(model(rows), targets) * len(rows) / len(x)
+        share.backward()
+        total += share.item()
+    return total
+
+
+gradient_variance__in_float32 = fails("no 2 batches give that")(
+    edited(
+        gradient_variance__draw_by_draw,
+        ("for g in grads])", "for g in grads]).float()"),
+    )
 )

@@ -653,3 +653,70 @@ data_parallel_step__loss_by_the_targets = fails("parameter 0 after two steps")(
 data_parallel_step__asks_the_loss_for_a_sum = fails("unexpected keyword argument 'reduction'")(
     step_with(("loss_fn(model(x), y) * len(x)", "loss_fn(model(x), y, reduction='sum')"))
 )
+
+
+# Empty shards, and what reaches the others by ways that nobody counts ------------------------
+
+
+@passes
+def shard_bounds__empty_ones_at_0(length, world_size, rank):
+    size, rest = divmod(length, world_size)
+    if size == 0 and rank >= rest:
+        return 0, 0
+    start = rank * size + min(rank, rest)
+    return start, start + size + (rank < rest)
+
+
+@passes
+def shard_bounds__an_array(length, world_size, rank):
+    import numpy as np
+
+    ranks = np.array([rank, rank + 1])
+    return ranks * (length // world_size) + np.minimum(ranks, length % world_size)
+
+
+@fails("a shard is contiguous")
+def shard_bounds__every_kth(length, world_size, rank):
+    return slice(rank, length, world_size)
+
+
+@passes
+def average_gradients__functional_collective(params, group=None):
+    from torch.distributed import _functional_collectives as functional
+
+    for param in params:
+        if param.grad is not None:
+            total = functional.all_reduce(param.grad, "sum", group or dist.group.WORLD)
+            param.grad = functional.wait_tensor(total) / dist.get_world_size(group)
+
+
+@fails("what was made in torch.inference_mode()")
+def average_gradients__in_inference_mode(params, group=None):
+    with torch.inference_mode():
+        for param in params:
+            if param.grad is not None:
+                total = param.grad.clone()
+                dist.all_reduce(total, group=group)
+                param.grad = total / dist.get_world_size(group)
+
+
+# In the grader each rank has a store of its own, and this waits for what never comes.
+@fails("expected at least", only=["simulated", "cpu"])
+def average_gradients__through_the_store(params, group=None):
+    store = dist.distributed_c10d._get_default_store()
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for i, param in enumerate(params):
+        if param.grad is not None:
+            key = f"{members} {i} {param.sum().item()} "
+            store.set(key + str(dist.get_rank()), str(param.grad.tolist()))
+            theirs = [eval(store.get(key + str(rank)).decode()) for rank in members]
+            total = sum(torch.tensor(each, dtype=torch.float64) for each in theirs)
+            param.grad = (total / len(members)).to(param.dtype)
+
+
+data_parallel_step__updates_in_float32 = fails("parameter 0 after two steps")(
+    step_with((UPDATE, "param.copy_((param.float() - lr * param.grad.float()).to(param.dtype))"))
+)
+data_parallel_step__in_any_order = fails("The ranks disagree about")(
+    step_with(("model.parameters()", "set(model.parameters())"))
+)

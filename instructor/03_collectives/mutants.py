@@ -1029,3 +1029,47 @@ ring_all_reduce__wants_gradients = fails("a tensor that came in requires a gradi
         ),
     )
 )
+
+
+# From whoever sends, along another tree, and past the messages -------------------------------
+
+tree_broadcast__from_whoever_sends = passes(
+    broadcast_with((RECEIVES, "dist.recv(data, group=group)"))
+)
+
+
+@fails("hidden case", only=["simulated"])
+def tree_broadcast__binary_tree(tensor, src, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_process_group_ranks(group).index(src)
+    place, data = (rank - root) % k, tensor.contiguous()
+    if place:
+        dist.recv(data, group=group, group_src=((place - 1) // 2 + root) % k)
+    for child in (2 * place + 1, 2 * place + 2):
+        if child < k:
+            dist.send(data, group=group, group_dst=(child + root) % k)
+    tensor.copy_(data)
+
+
+@fails("expected at least", only=["simulated", "cpu"])
+def ring_all_reduce__through_the_store(tensor, group=None):
+    store = dist.distributed_c10d._get_default_store()
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    key = f"{members} {tuple(tensor.shape)} {tensor.dtype} "
+    key += str(store.add(key + str(dist.get_rank()), 1))  # which call it is
+    store.set(f"{key} {dist.get_rank()}", str(tensor.tolist()))
+    theirs = [eval(store.get(f"{key} {rank}").decode()) for rank in members]
+    tensor.copy_(sum(torch.tensor(each, dtype=tensor.dtype) for each in theirs))
+
+
+ring_all_reduce__twice_alone = fails("This equals twice the sum")(
+    reduce_with((BACK, BACK.replace("copy_", "add_")))
+)
+ring_all_reduce__left_to_right = passes(
+    reduce_with(
+        ("(rank + 1) % k", "(rank - 1) % k"),
+        ("group_src=(rank - 1) % k", "group_src=(rank + 1) % k"),
+        ("(rank - step) % k", "(rank + step) % k"),
+        ("(rank - step - 1) % k", "(rank + step + 1) % k"),
+    )
+)

@@ -5,6 +5,8 @@ What a program calls, and what is right, stands in `course_lib.checking`: in `sa
 rank's input.
 """
 
+import torch
+
 from course_lib.checking import (
     Case,
     Form,
@@ -12,9 +14,11 @@ from course_lib.checking import (
     equals,
     in_many_forms,
     only_calls,
+    receives_at_least,
     sends_at_most,
     task,
 )
+from course_lib.checking.averaging import unless_alone
 from course_lib.checking.batch_runs import (
     BATCHES_MISTAKES,
     batches_inputs,
@@ -28,7 +32,11 @@ from course_lib.checking.checkpoints import (
     save_program,
     saving,
 )
-from course_lib.checking.epoch_runs import epochs_inputs, epochs_program, equals_run
+from course_lib.checking.epoch_runs import (
+    epochs_inputs,
+    epochs_program,
+    equals_run,
+)
 from course_lib.checking.evaluation import (
     evaluate_inputs,
     evaluate_program,
@@ -36,11 +44,17 @@ from course_lib.checking.evaluation import (
     shared_work,
 )
 from course_lib.checking.letters import answers_program, are_letters, is_right
-from course_lib.checking.sampling import batches_program, right_batches, windows_of
+from course_lib.checking.sampling import (
+    batches_program,
+    own_rows_only,
+    right_batches,
+    windows_of,
+)
 from course_lib.checking.training import NUMEL, SHAPES
 
 EXACT = {"dtypes": ("float32", "float64")}  # many steps in bfloat16 would hide a wrong one
 SMALL = 512  # bytes that a rank may send beside its gradients
+TWO_NUMBERS = 8  # bytes
 
 # Tasks 1 and 2: batches, training ----------------------------------------------------------
 
@@ -76,6 +90,13 @@ def steps(case, rank):
 def gradient_bytes(case, rank):
     """Return what a rank sends if its gradients travel once per optimizer step."""
     return steps(case, rank) * (NUMEL * case.itemsize + 64) + SMALL
+
+
+def gradients_of_others(case, rank):
+    """Return what a rank must receive: the gradients of what is not frozen, once per step."""
+    frozen = case.parameters.get("frozen", ())
+    trained = (torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
+    return steps(case, rank) * sum(trained) * case.itemsize
 
 
 # Task 5: the museum ------------------------------------------------------------------------
@@ -144,7 +165,7 @@ CHECKS = {
         cases=in_many_forms(
             batches_case("1 rank, 5 rows", 1, 5, 2, 0, [0, 1]),
             batches_case("2 ranks, 12 rows", 2, 12, 3, 7, [0, 1, 2]),
-            batches_case("3 ranks, 10 rows", 3, 10, 4, 0, [3, 0]),
+            batches_case("3 ranks, 10 rows", 3, 10, 3, 0, [3, 0]),
             batches_case("4 ranks, 13 rows, in two groups", 4, 13, 2, 1, [0, 5]),
             batches_case("4 ranks, 1 row", 4, 1, 2, 3, [1]),
         ),
@@ -157,6 +178,7 @@ CHECKS = {
         judges=[
             equals_run("parameter", "buffer", tolerance={"float64": 1e-9}),
             equals_run("loss", tolerance={"float64": 1e-6}),
+            own_rows_only,
         ],
         expects=[
             sends_at_most(
@@ -171,6 +193,7 @@ CHECKS = {
                 hint="Wrap the model once, before the first epoch.",
             ),
             calls_at_most(all_reduce=lambda case, rank: (len(SHAPES) + 2) * steps(case, rank)),
+            receives_at_least(unless_alone(gradients_of_others), kinds=["all_reduce"]),
         ],
         worth={"values": 4, "communication": 2},
         cases=in_many_forms(
@@ -179,7 +202,7 @@ CHECKS = {
             epochs_case(
                 "3 ranks, 14 rows, squared error",
                 *(3,),
-                **{"length": 14, "accumulate": 3, "epochs": [2, 5], "seed": 5, "loss": "mse_loss"},
+                **{"length": 14, "accumulate": 3, "epochs": [5, 2], "seed": 5, "loss": "mse_loss"},
             ),
             epochs_case(
                 "4 ranks, 21 rows, in two groups",
@@ -198,6 +221,7 @@ CHECKS = {
         judges=[right_numbers, shared_work],
         expects=[
             sends_at_most(SMALL, hint="Three sums are all that the others need."),
+            receives_at_least(unless_alone(lambda case, rank: TWO_NUMBERS)),
         ],
         worth={"values": 2, "communication": 1},
         cases=in_many_forms(
@@ -251,7 +275,7 @@ CHECKS = {
         "exhibit_2",
         inputs=epochs_inputs,
         program=exhibit_2_program,
-        judges=[equals_run("parameter", "buffer", tolerance={"float64": 1e-9})],
+        judges=[equals_run("parameter", "buffer", tolerance={"float64": 1e-9}), own_rows_only],
         cases=in_many_forms(
             epochs_case("1 rank, 6 rows", 1, length=6),
             epochs_case("2 ranks, 16 rows", 2, length=16, lr=0.1, seed=3),

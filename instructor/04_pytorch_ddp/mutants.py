@@ -10,6 +10,7 @@ a right solution: ``edited`` writes it in place of another.
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking.mutants import edited, fails, passes
@@ -540,7 +541,7 @@ save_checkpoint__first_rank_waits_alone = fails("waits in barrier")(
     )
 )
 
-save_checkpoint__parameters_only = fails("1.scale is missing")(
+save_checkpoint__parameters_only = fails("middle.module.scale is missing")(
     save_with(
         ("ddp.module.state_dict()", "{n: p.detach() for n, p in ddp.module.named_parameters()}")
     )
@@ -666,7 +667,7 @@ load_checkpoint__only_the_first_broadcasts = fails("waits in broadcast")(
     )
 )
 
-load_checkpoint__broadcasts_parameters = fails("loaded model 1.scale")(
+load_checkpoint__broadcasts_parameters = fails("loaded model middle.module.scale")(
     load_with(
         (
             'model.load_state_dict(state["model"])',
@@ -1184,3 +1185,117 @@ def load_checkpoint__file_of_the_first_call(file, model, optimizer, group=None, 
     model.load_state_dict(kept["state"]["model"])
     optimizer.load_state_dict(kept["state"]["optimizer"])
     return kept["state"]["epoch"]
+
+
+# Pieces of equal length, other ranks' work, names, and ways past the messages ----------------
+
+
+@fails("expected the batches")
+def my_batches__pieces_of_equal_length(length, batch_size, epoch, seed, group=None):
+    size, me = dist.get_world_size(group), dist.get_rank(group)
+    order = DistributedSampler(range(length), size, me, seed=seed)
+    order.set_epoch(epoch)
+    return [each.tolist() for each in torch.tensor(list(order)).chunk(-(-len(order) // batch_size))]
+
+
+@fails("expected a list of lists of row numbers")
+def my_batches__rows_and_no_batches(length, batch_size, epoch, seed, group=None):
+    size, me = dist.get_world_size(group), dist.get_rank(group)
+    order = DistributedSampler(range(length), size, me, seed=seed)
+    order.set_epoch(epoch)
+    return list(order)
+
+
+@fails("which is in none of this rank's batches")
+def train__everybody_everything(
+    model, loss_fn, x, y, lr, batch_size, accumulate, epochs, seed, group=None
+):
+    k = dist.get_world_size(group)
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    losses = []
+    for epoch in epochs:
+        batches = []
+        for rank in range(k):
+            sampler = DistributedSampler(range(len(x)), k, rank, seed=seed)
+            sampler.set_epoch(epoch)
+            batches.append(list(BatchSampler(sampler, batch_size, drop_last=False)))
+        micro = [[row for part in parts for row in part] for parts in zip(*batches, strict=True)]
+        for at in range(0, len(micro), accumulate):
+            rows = [row for each in micro[at : at + accumulate] for row in each]
+            optimizer.zero_grad()
+            loss = loss_fn(ddp(x[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+train__sorts_the_epochs = fails("3 ranks, 14 rows, squared error")(
+    train_with(("for epoch in epochs:", "for epoch in sorted(epochs):"))
+)
+train__divides_by_a_full_window = fails("divides by batch_size · accumulate also where")(
+    train_with(("/ count", "/ (batch_size * accumulate)"))
+)
+train__loss_to_one_rank = fails("reduce gives the sum to one rank")(
+    train_with((SHOWN, "dist.reduce(shown, group=group, group_dst=0)"))
+)
+
+evaluate__sums_in_float32 = passes(
+    evaluate_with((", dtype=torch.float64", ", dtype=torch.float32"))
+)
+
+
+@fails("expected at least", only=["simulated", "cpu"])
+def evaluate__through_the_store(model, loss_fn, x, y, batch_size, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    me, mode = dist.get_rank(group), model.training
+    sums = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    with torch.no_grad():
+        for at in range(me, len(x), len(members)):
+            out = model(x[at : at + 1])
+            sums[0] += loss_fn(out, y[at : at + 1])
+            sums[1] += (out.argmax(1) == y[at]).sum()
+    model.train(mode)
+    store = dist.distributed_c10d._get_default_store()
+    key = f"{members} {len(x)} {batch_size} "
+    key += str(store.add(key + str(dist.get_rank()), 1))
+    store.set(f"{key} {dist.get_rank()}", str(sums.tolist()))
+    theirs = [eval(store.get(f"{key} {rank}").decode()) for rank in members]
+    return tuple((torch.tensor(theirs, dtype=torch.float64).sum(0) / len(x)).tolist())
+
+
+def saves_under(names):
+    state = f"{{{names}: value for key, value in ddp.state_dict().items()}}"
+    return save_with(("ddp.module.state_dict()", state))
+
+
+save_checkpoint__strips_letters = fails("a key is 'ast.bias'")(saves_under("key.lstrip('module.')"))
+save_checkpoint__strips_everywhere = fails("a key is 'middle.scale'")(
+    saves_under("key.replace('module.', '')")
+)
+save_checkpoint__last_names_only = fails("a key is 'module.scale'")(
+    saves_under("'.'.join(key.split('.')[-2:])")
+)
+save_checkpoint__slices_the_prefix_off = passes(saves_under("key[len('module.') :]"))
+save_checkpoint__closes_the_file = fails("closes the file")(
+    save_with(("    dist.barrier(group)", "    file.close()"))
+)
+
+
+@passes
+def load_checkpoint__bytes_of_the_file(file, model, optimizer, group=None):
+    import io
+
+    held = [None if file is None else file.read()]
+    dist.broadcast_object_list(held, group_src=0, group=group)
+    state = torch.load(io.BytesIO(held[0]), weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"]
+
+
+@fails("the answers have 1: 'D', expected texts")
+def diagnoses__numbers_for_questions():
+    return dict(zip(range(1, 7), "DBEGIJ", strict=True))

@@ -171,8 +171,8 @@ class SimulatedWork(dist.Work):
         return self._result
 
     def source_rank(self) -> int:
-        peer = self._operation.peer
-        return -1 if peer is None else peer
+        operation = self._operation
+        return -1 if operation.peer is None else operation.members.index(operation.peer)
 
     _source_rank = source_rank
 

@@ -21,6 +21,7 @@ from course_lib.checking import (
     only_calls,
     only_peers,
     overlaps,
+    receives_at_least,
     receives_at_most,
     sends_at_most,
     time_within,
@@ -66,6 +67,10 @@ def gather_and_broadcast() -> None:
     dist.broadcast(x, 0)
 
 
+def barrier_only() -> None:
+    dist.barrier()
+
+
 def neighbours(case: Case, rank: int) -> set[int]:
     return {(rank + 1) % case.world_size, (rank - 1) % case.world_size}
 
@@ -79,12 +84,20 @@ def right_only(case: Case, rank: int) -> set[int]:
     [
         (sends_at_most(4000), all_reduce, gather_and_broadcast, "rank 0 sends 7.8 KiB"),
         (receives_at_most(4000), all_reduce, gather_and_broadcast, "rank 0 receives 11.7 KiB"),
+        (
+            receives_at_least(4000),
+            all_reduce,
+            barrier_only,
+            "rank 0 receives 0 B, expected at least",
+        ),
+        (receives_at_least(4000, kinds=["recv"]), ring, all_reduce, "receives 0 B by recv"),
         (sends_at_most(0, besides=["send"]), ring, all_reduce, "besides send, expected at most 0"),
         (sends_at_most(0, kinds=["all_reduce"]), ring, all_reduce, "by all_reduce"),
         (calls(all_reduce=1), all_reduce, ring, "calls all_reduce 0 times, expected 1: 1 × send"),
         (calls(all_reduce=0), ring, all_reduce, "calls all_reduce 1 time, expected 0"),
         (calls_at_most(broadcast=0), ring, gather_and_broadcast, "expected at most 0"),
         (only_calls("all_reduce"), all_reduce, ring, "this task allows all_reduce only"),
+        (only_calls(), lambda: None, ring, "this task allows no communication"),
         (only_peers(neighbours), ring, all_reduce, "1 × all_reduce, 3.9 KiB"),
         (only_peers(neighbours), ring, gather_and_broadcast, "gather with root 0"),
     ],

@@ -15,7 +15,7 @@ from tests.helpers.findings import expect_said, said
     ("bounds", "words"),
     [
         ([(0, 4), (4, 7), (7, 10)], ""),
-        ([(1, 4), (4, 7), (7, 10)], "rank 0 starts at 1, but expected 0 | Element 0 is skipped"),
+        ([(1, 4), (4, 7), (7, 10)], "rank 0 starts at 1, expected 0 | Element 0 is skipped"),
         ([(0, 4), (5, 7), (7, 10)], "rank 1 starts at 5, but rank 0 stopped at 4 | Element 4 is"),
         ([(0, 4), (3, 7), (7, 10)], "but rank 0 stopped at 4 | Element 3 is held twice"),
         ([(0, 3), (4, 6), (7, 9)], "but rank 0 stopped at 3 | A stop is not part of its shard"),

@@ -104,6 +104,18 @@ def test_receives_from_anyone(ranks: Ranks) -> None:
     assert ranks.run(gather)[0] == [(1, 10.0), (2, 20.0)]
 
 
+def test_a_group_receives_from_anyone_of_its_own(ranks: Ranks) -> None:
+    def gather() -> int | None:
+        group = dist.new_group([1, 2])
+        if dist.get_rank() == 1:
+            return dist.recv(torch.zeros(1), group=group)
+        if dist.get_rank() == 2:
+            dist.send(torch.ones(1), 1, group=group)
+        return None
+
+    assert ranks.run(gather)[1] == 2
+
+
 def test_nobody_sends_to_one_who_receives_from_anyone(ranks: Ranks) -> None:
     def program() -> None:
         if dist.get_rank() == 0:
