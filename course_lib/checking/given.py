@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from course_lib.checking.effects import Watch, tensors_in
 from course_lib.checking.held import HeldMemory
-from course_lib.checking.wire import NotPlainError, encode, leaves
+from course_lib.checking.wire import NotPlainError, encode, leaves, without_numbers
 from course_lib.ranks.explain.lines import OURS, is_installed
 
 
@@ -136,7 +136,7 @@ class RankProgram:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         try:
             for place, leaf in leaves(value):
-                encode(leaf, place or "what comes back")
+                encode(leaf, without_numbers(place) or "what comes back")
         except NotPlainError as error:
             return {"refused": str(error)}
         effects = given.watch.effects(value)

@@ -94,7 +94,9 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
     if isinstance(value, dict):
         for key in value:
             if type(key) is not str or not _is_unicode(key):
-                raise NotPlainError(f"{path} has a key {type(key)}; the keys of a dict are text")
+                raise NotPlainError(
+                    f"{path} has a key of type {_type(key)}; the keys of a dict are text"
+                )
         return {
             "dict": [
                 [k, _to_skeleton(v, f"{path}[{k!r}]", depth + 1, blobs)] for k, v in value.items()
@@ -104,8 +106,8 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
     if type(value).__module__ == "numpy":
         hint = "; torch.as_tensor(...) makes a tensor of it, .item() a number"
     raise NotPlainError(
-        f"{path} is a {type(value)}; return tensors, numbers, text, lists, tuples or dicts of them"
-        + hint
+        f"{path} is of type {_type(value)}; return tensors, numbers, text, lists, tuples or dicts "
+        f"of them{hint}"
     )
 
 
@@ -134,7 +136,9 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
             return bytes(flat.view(torch.uint8).numpy().data)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise NotPlainError(f"{path} is a {type(tensor)} without plain data: {reason}") from error
+        raise NotPlainError(
+            f"{path} is of type {_type(tensor)}, without plain data: {reason}"
+        ) from error
 
 
 def decode(data: bytes | bytearray | memoryview, max_bytes: int = MAX_BYTES) -> Plain:
@@ -243,3 +247,17 @@ def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, 
             yield from leaves(item, place, rows[i] if i < len(rows) else None)
     else:
         yield name, value
+
+
+def without_numbers(place: str) -> str:
+    """Return the place of what should be a list and is none: its items have no number.
+
+    ``weights of pull 0, parameter {}`` is what `leaves` calls what a pull gives, and is no list.
+    """
+    before, braces, _ = place.partition("{}")
+    return (before.rpartition(", ")[0] or before.strip()) if braces else place
+
+
+def _type(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else str(kind)[8:-2]

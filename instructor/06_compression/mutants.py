@@ -666,6 +666,12 @@ def all_reduce_with(*edits):
     return edited(compressed_all_reduce__messages, *edits)
 
 
+compressed_all_reduce__nothing_to_send = fails("which ended without taking part")(
+    all_reduce_with(
+        ("    shards = list(", "    if not x.any():\n        return\n    shards = list(")
+    )
+)
+
 compressed_all_reduce__sum_of_compressed = fails("the sums are sent as they are")(
     edited(
         compressed_all_reduce__in_turn,

@@ -129,7 +129,7 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
         (lambda x, group=None: (torch.set_grad_enabled(False), total(x, group))[1], "disabled"),
         (lambda x, group=None: (torch.set_default_dtype(torch.float64), total(x, group))[1],
          "changes torch's default dtype"),
-        (lambda x, group=None: object(), "the total is a <class 'object'>; return tensors"),
+        (lambda x, group=None: object(), "the total is of type object; return tensors"),
         (lambda x, group=None: None, "the total is None"),
         (lambda x, group=None: [total(x, group)], "expected a tensor"),
         (lambda x, group=None: (dist.all_reduce(x.clone(), async_op=True), total(x, group))[1],

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.checking import wire
-from course_lib.checking.wire import NotPlainError, WireError, decode, encode
+from course_lib.checking.wire import (
+    NotPlainError,
+    WireError,
+    decode,
+    encode,
+    leaves,
+    without_numbers,
+)
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -164,13 +171,13 @@ class Sly(float):
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ((0, {"loss": Foo()}), r"result\[1\]\['loss'\] is a <class '.*Foo'>; return tensors, num"),
-        ([Sly(1.0)], r"result\[0\] is a <class '.*Sly'>"),
-        (np.float64(2.0), r"result is a <class 'numpy.float64'>.*\.item\(\)"),
-        ([np.ones(2)], r"result\[0\] is a <class 'numpy.ndarray'>.*as_tensor"),
-        ({1: 2}, r"result has a key <class 'int'>"),
-        ({"a": print}, r"result\['a'\] is a"),
-        ([b"bytes"], r"result\[0\] is a <class 'bytes'>"),
+        ((0, {"loss": Foo()}), r"result\[1\]\['loss'\] is of type .*Foo; return tensors, num"),
+        ([Sly(1.0)], r"result\[0\] is of type .*Sly;"),
+        (np.float64(2.0), r"result is of type numpy.float64;.*\.item\(\)"),
+        ([np.ones(2)], r"result\[0\] is of type numpy.ndarray;.*as_tensor"),
+        ({1: 2}, r"result has a key of type int;"),
+        ({"a": print}, r"result\['a'\] is of type"),
+        ([b"bytes"], r"result\[0\] is of type bytes;"),
         (1j, "complex"),
         (["\ud800"], r"result\[0\] is text with half of a surrogate"),
         ({"\udfff": 1}, "result has a key"),
@@ -319,3 +326,10 @@ def test_truncations_and_bit_flips_only_ever_raise_wire_error() -> None:
 def test_the_largest_skeleton_is_read_in_seconds() -> None:
     inner = (wire.MAX_SKELETON - 3) // 3
     decode(message(b"[" + b"[]," * inner + b"1]"))
+
+
+def test_a_list_that_is_none_is_named_without_the_numbers_of_its_items() -> None:
+    pulled = {"weights of pull {}, parameter {}": [[1.0], print], "gradient of parameter {}": print}
+    places = [without_numbers(place) for place, leaf in leaves(pulled) if leaf is print]
+    assert places == ["weights of pull 1", "gradient of parameter"]
+    assert without_numbers("weights of pull 0, parameter 0") == "weights of pull 0, parameter 0"
