@@ -35,7 +35,7 @@ from machine import arguments, descendants, publish, sentence
 from notebook_start import compare_starts
 
 _REST = 5.0
-"""Seconds between the start and the calls: ours goes on loading modules, beside the first ones."""
+"""Seconds between the first step and the others: ours goes on loading modules beside the first."""
 
 
 def nothing() -> int:
@@ -209,8 +209,8 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
         expected = [sum(range(world_size))] * world_size
         assert pool.run(sum_of_ranks) == expected
     first_step = max(pool.run(ddp_step))
-    warm_step = statistics.median(max(pool.run(ddp_step)) for _ in range(5))
     time.sleep(_REST)
+    warm_step = statistics.median(max(pool.run(ddp_step)) for _ in range(5))
     calls: list[float] = []
     reductions: list[float] = []
     for _ in range(50):

@@ -154,8 +154,8 @@ class Team:
         self.start()
         if not self.board.untouched() and not self.board.pending():
             self.board.clear()  # a student counts the operations of the call
-        # Until a rank has picked up this call, it must not look as if it had finished it.
-        self.board.set_all(RankPhase.STARTING)
+        # Also before a rank has picked up this call, it must not look as if it had finished it.
+        self.board.set_all(RankPhase.RUNNING)
         for member in self.members:
             member.answer = member.value = member.asleep_since = None
         self._calls += 1

@@ -133,7 +133,6 @@ def _run_call(
     `call`: its number. `parts`: what unpickles it; emptied here, for arguments may be large.
     """
     board, rank = recorder.board, recorder.rank
-    board.set_state(rank, RankPhase.RUNNING)
     start = time.monotonic()
     reply = None
     try:

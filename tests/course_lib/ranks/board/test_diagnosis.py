@@ -152,9 +152,9 @@ def test_unfinished_needs_a_rank_that_ended(board: Board) -> None:
 
 
 def test_a_rank_that_has_yet_to_pick_up_the_call_has_not_ended(board: Board) -> None:
-    wait_in_collective(board, 0)
     board.set_state(1, RankPhase.FINISHED)
-    board.set_state(1, RankPhase.STARTING)  # as the parent does between calls
+    board.set_all(RankPhase.RUNNING)  # as the parent does between calls
+    wait_in_collective(board, 0)
     assert find_deadlock(board.views()) is None
 
 
