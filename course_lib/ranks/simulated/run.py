@@ -43,6 +43,8 @@ from course_lib.ranks.stopping import is_importing, raise_in_thread
 
 _PATIENCE = 1.0
 """Seconds that a rank has to end when it is told to."""
+_AGAIN = 0.2
+"""Seconds after which it is told once more: not sooner, for it may be cleaning up."""
 _LOOK_EVERY = 0.2
 """Seconds: an interrupt that arrives on another thread does not end a wait of this one."""
 
@@ -181,6 +183,7 @@ class Run:
         """Unwind the ranks from outside. One that never runs Python code again stays behind."""
         self.baton.abandon()
         until = time.monotonic() + _PATIENCE
+        raised: dict[threading.Thread, float] = {}
         while alive := [thread for thread in self.threads if thread.is_alive()]:
             importing = False
             for thread in alive:
@@ -188,8 +191,9 @@ class Run:
                 # Stopping it there would leave a module half imported: it may take its time.
                 if is_importing(thread.ident):
                     importing = True
-                else:
+                elif time.monotonic() - raised.get(thread, 0.0) > _AGAIN:
                     raise_in_thread(thread, Stopped)
+                    raised[thread] = time.monotonic()
             alive[0].join(0.02)
             if not importing and time.monotonic() > until:
                 return
