@@ -69,11 +69,11 @@ def pack_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     world_size: int,
-    pack: Callable[[Any], Bytes],
+    pack: Callable[[Any], Bytes] = cloudpickle.dumps,
 ) -> tuple[Bytes, list[Bytes]]:
     """Return the call as bytes: what all ranks share, and what each rank alone gets, if anything.
 
-    `pack` makes the bytes.
+    `pack` makes the bytes; without it, they are what ``pickle.loads`` reads.
 
     Raises:
         TypeError: something cannot be sent; names it.

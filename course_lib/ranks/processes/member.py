@@ -7,19 +7,34 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from course_lib.ranks.board.views import RankPhase, RankView
+from course_lib.ranks.explain.failure import Failure
 from course_lib.ranks.output.printer import RankOutput
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.messages import AnswerHead
-from course_lib.ranks.processes.object_pipe import ObjectPipe
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
 from course_lib.ranks.processes.stacks import cpu_state, stands_in_backward, wait_for_dump
+from course_lib.ranks.trace.event import Event
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""
 _DUMP_LIMIT = 3.0
 """Seconds for all stacks together; the fork server may be importing when it is to pass a signal."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank has answered to a call, unpickled as far as it is needed."""
+
+    head: AnswerHead
+    log: Read
+    value: Read
+    """Of the result, or of the `Failure`."""
+
+    def events(self) -> list[Event]:
+        """Return the log; it is unpickled only here, for nobody looks at most of them."""
+        return [Event(*event) for event in self.log()]
 
 
 @dataclass
@@ -34,10 +49,10 @@ class Member:
     dump_fd: int
     dump_at: int = 0
     """Where in the dump file the next dump begins."""
-    answer: AnswerHead | None = None
+    answer: Answer | None = None
     """To the call, once it is there."""
-    value: Any = None
-    """What came with it: the result, as a function that unpickles it, or the `Failure`."""
+    failure: Failure | None = None
+    """The exception that it answered with."""
     ticks: int = -1
     asleep_since: float | None = None
     seen_in_backward: bool = False

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing.connection import Connection
@@ -37,12 +36,8 @@ from course_lib.ranks.processes.messages import (
     READY,
     RESULT,
     AnswerHead,
-    CallHead,
-    pack_log,
 )
-from course_lib.ranks.processes.object_pipe import ObjectPipe
-from course_lib.ranks.processes.packing import pack, plain
-from course_lib.ranks.processes.short_calls import read
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, Read, pack
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -101,23 +96,20 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     labels: dict[str, str] = {}
     recorder = join(named["board"], config, labels)
     giving_up.listen(recorder)
-    send_displays_to(lambda bundle: pipe.send(pack(bundle), note=bytes([DISPLAY])))
+    send_displays_to(lambda bundle: pipe.send(pack(AnswerHead(DISPLAY)), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
-    ready = AnswerHead(READY, 0, True, False, recorder.rank, 0.0, 0.0)
-    pipe.send(pack(None), note=ready.to_bytes())
+    pipe.send(pack(AnswerHead(READY)), pack([]), pack(None))
     while True:
         try:
-            note, common = pipe.receive()
+            head_of, news_of, *parts = pipe.receive()
         except (EOFError, ConnectionResetError):
             return
-        head = CallHead.read(note)
-        if head.has_surroundings:
-            _enter(labels, *pipe.receive()[1]())
+        head = head_of()
+        if (news := news_of()) is not None:
+            _enter(labels, *news)
         recorder.begin(head.check_nan)
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
-        parts = [common, pipe.receive()[1] if head.has_own else list]
-        del common  # what it holds may be large: `_run_call` lets go of it
         _run_call(pipe, recorder, labels, head.call, parts)
 
 
@@ -126,11 +118,12 @@ def _run_call(
     recorder: Recorder,
     labels: dict[str, str],
     call: int,
-    parts: list[Callable[[], Any]],
+    parts: list[Read],
 ) -> None:
     """Run one call and send its answer: what came of it, the log, and the result.
 
-    `call`: its number. `parts`: what unpickles it; emptied here, for arguments may be large.
+    `call`: its number. `parts`: what all ranks share of it, and what this one alone gets; emptied
+    here, for arguments may be large.
     """
     board, rank = recorder.board, recorder.rank
     start = time.monotonic()
@@ -139,7 +132,7 @@ def _run_call(
         try:
             giving_up.begin(call)
             _reload(rank)
-            value = join_call(lambda: _unpacked(parts[0]()), parts[1]())()
+            value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = _pack_result(value)
         finally:
@@ -158,17 +151,12 @@ def _run_call(
         stream.flush()
     if kind == RESULT:
         recorder.settle()
-    messages = [reply]
-    if recorder.events or recorder.blocked:
-        messages.append(plain(pack_log([*recorder.events, *recorder.compute(start, end)])))
-    joined, has_log = dist.is_initialized(), len(messages) > 1
-    head = AnswerHead(kind, recorder.dropped, joined, has_log, rank, start, end)
-    pipe.send(*messages, note=head.to_bytes())
+    events = [*recorder.events, *recorder.compute(start, end)]
+    log = pack([tuple(event) for event in events])
+    head = AnswerHead(kind, recorder.dropped, dist.is_initialized())
+    pipe.send(pack(head), log, reply)
+    log.close()
     reply.close()
-
-
-def _unpacked(call: Any) -> Any:
-    return read(call) if type(call) is bytes else call
 
 
 def _reload(rank: int) -> None:
@@ -208,7 +196,7 @@ def redirect_output(fd: int) -> None:
     faulthandler.enable()
 
 
-def _pack_result(value: Any) -> Any:
+def _pack_result(value: Any) -> Packed:
     try:
         return pack(value)
     except Exception as error:
