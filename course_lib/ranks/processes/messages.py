@@ -1,4 +1,4 @@
-"""What the parent and a rank tell each other through their pipe.
+"""The messages between the parent and a rank, object by object; `object_pipe` carries them.
 
 To the rank, for each call: a `CallHead`; the surroundings, or None if they have not changed; what
 all ranks share of the call; and what this rank alone gets of it, a list.
@@ -17,7 +17,7 @@ READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
 
 
 class CallHead(NamedTuple):
-    """What a rank must know before a call."""
+    """Tells a rank, before a call, what is not the notebook's."""
 
     call: int
     generation: int
@@ -26,7 +26,7 @@ class CallHead(NamedTuple):
 
 
 class AnswerHead(NamedTuple):
-    """What came of a call, without its log and its result."""
+    """Tells the parent how a call ended; its log and its result follow."""
 
     kind: int
     dropped: int = 0

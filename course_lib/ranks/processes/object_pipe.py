@@ -66,9 +66,11 @@ class Packed:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
-            data = obj.detach().to("cpu").contiguous()
-            return _tensor, (pickle.PickleBuffer(_bytes_of(data)), obj.dtype, tuple(obj.shape),
-                             obj.requires_grad)  # fmt: skip
+            # A transposed tensor stays one, as one in `channels_last`; gaps are left out.
+            order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
+            data = obj.detach().to("cpu").permute(order).contiguous()
+            return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
+                             order, obj.requires_grad)  # fmt: skip
         return super().reducer_override(obj)
 
 
@@ -89,10 +91,11 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 
 
 def _tensor(
-    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int], requires_grad: bool
 ) -> torch.Tensor:
-    flat = torch.frombuffer(buffer, dtype=torch.uint8)
-    return flat.view(dtype).view(shape).requires_grad_(requires_grad)
+    data = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return data.permute(back).requires_grad_(requires_grad)
 
 
 class _Spool:
