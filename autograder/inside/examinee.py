@@ -31,13 +31,13 @@ import torch.distributed as dist
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from autograder.inside import cell, handover, huge_pages
+from autograder.inside import cell, handover
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.wire import decode, encode
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
-from course_lib.ranks.processes import fork_server
+from course_lib.ranks.processes import fork_server, huge_pages
 from course_lib.ranks.processes.launch import WIDE
 from course_lib.ranks.processes.worker import redirect_output
 

@@ -11,7 +11,7 @@ from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.processes.member import Answer
+from course_lib.ranks.processes.messages import Answer
 from course_lib.ranks.processes.object_pipe import pack
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.team import Team

@@ -10,7 +10,11 @@ kind, two more objects: the log, as tuples of what an `Event` has, and the resul
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from course_lib.ranks.processes.object_pipe import Read
+from course_lib.ranks.trace.event import Event
 
 READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
 """Kinds of answers."""
@@ -33,3 +37,17 @@ class AnswerHead(NamedTuple):
     """Events that found no room in the log."""
     joined: bool = True
     """Whether the rank still has its process groups."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a rank, as it has arrived: unpickled as far as it is needed."""
+
+    head: AnswerHead
+    log: Read
+    value: Read
+    """Of the result, or of the `Failure`."""
+
+    def events(self) -> list[Event]:
+        """Return the log; it is unpickled only here, for nobody looks at most of them."""
+        return [Event(*event) for event in self.log()]

@@ -27,9 +27,8 @@ from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.output.progress import Progress
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.interrupts import uninterrupted
-from course_lib.ranks.processes.member import Answer, Member, ask_for_stacks, find_asleep
-from course_lib.ranks.processes.messages import DISPLAY, FAILURE
-from course_lib.ranks.processes.stacks import read_dump
+from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, read_dump
+from course_lib.ranks.processes.messages import DISPLAY, FAILURE, Answer
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1

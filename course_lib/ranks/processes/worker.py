@@ -19,7 +19,7 @@ import torch.distributed as dist
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.memory import path_of
 from course_lib.ranks.board.views import RankPhase
-from course_lib.ranks.calls import Sources, install_sources, join_call
+from course_lib.ranks.calls import join_call
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.metered.emulated_link import EmulatedLink
@@ -38,6 +38,7 @@ from course_lib.ranks.processes.messages import (
     AnswerHead,
 )
 from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, Read, pack
+from course_lib.ranks.processes.surroundings import enter
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -106,7 +107,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
             return
         head = head_of()
         if (news := news_of()) is not None:
-            _enter(labels, *news)
+            labels.update(enter(*news))
         recorder.begin(head.check_nan)
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
@@ -163,22 +164,6 @@ def _reload(rank: int) -> None:
     changed = _modules.reload_changed()
     if changed and rank == 0:
         print(f"Changed since the last call, and imported anew: {', '.join(sorted(changed))}.")
-
-
-def _enter(
-    labels: dict[str, str],
-    sources: Sources,
-    folder: str,
-    path: list[str],
-    environment: dict[str, str],
-) -> None:
-    """Make this rank see the notebook's sources, folder, module path and environment."""
-    install_sources(sources)
-    labels.update(sources.labels)
-    if folder:
-        os.chdir(folder)
-    sys.path.extend(entry for entry in path if entry not in sys.path)
-    os.environ.update(environment)
 
 
 def redirect_output(fd: int) -> None:
