@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import torch
 
 from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks.explain.pickling import Pickler
 
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""
@@ -63,7 +63,7 @@ class Packed:
             self._free()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
             # A transposed tensor stays one, as one in `channels_last`; gaps are left out.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.memory import path_of
 from course_lib.ranks.board.views import RankPhase
-from course_lib.ranks.calls import join_call
+from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.metered.emulated_link import EmulatedLink
@@ -37,7 +37,7 @@ from course_lib.ranks.processes.messages import (
     RESULT,
     AnswerHead,
 )
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, Read, pack
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Read, pack
 from course_lib.ranks.processes.surroundings import enter
 
 _modules = OwnModules()
@@ -135,7 +135,7 @@ def _run_call(
             _reload(rank)
             value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
-            reply = _pack_result(value)
+            reply = pack_result(value, pack)
         finally:
             giving_up.current = 0
     except GivenUp:
@@ -179,13 +179,3 @@ def redirect_output(fd: int) -> None:
         for n in (1, 2)
     )
     faulthandler.enable()
-
-
-def _pack_result(value: Any) -> Packed:
-    try:
-        return pack(value)
-    except Exception as error:
-        raise TypeError(
-            f"the result ({type(value).__name__}) cannot be sent back: {error}. "
-            "Return tensors, numbers, text, or lists and dicts of them."
-        ) from None

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
 
 from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks.explain.pickling import Pickler
 
 
 class _View(NamedTuple):
@@ -60,7 +60,7 @@ class Parcel:
     """Called once for each unpacking; returns what gives the receiver's own for a tensor."""
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+class _Packer(Pickler):
     def __init__(self, file: io.BytesIO, known: frozenset[str]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._known = known

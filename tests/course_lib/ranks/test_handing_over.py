@@ -1,5 +1,6 @@
 """Values on their way to a rank and back: cloudpickle is the oracle."""
 
+import asyncio
 import copyreg
 import hashlib
 import math
@@ -8,6 +9,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 import types
 import xml.dom.minidom
 from collections.abc import Callable, Iterator
@@ -18,10 +20,11 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks import Ranks, per_rank
+from course_lib.ranks import RankError, Ranks, per_rank
 from course_lib.ranks.processes.object_pipe import pack
 
 pytestmark = pytest.mark.timeout(300)
@@ -391,6 +394,115 @@ def test_every_call_begins_with_what_the_cell_says(ranks: Ranks) -> None:
     assert [ranks.run(names["step"], 1) for _ in range(2)] == [[4] * K] * 2
     names["steps"] = 5
     assert ranks.run(names["step"], 1) == [6] * K
+
+
+# What goes wrong ------------------------------------------------------------------------------
+
+
+class MessageAlone(Exception):
+    """Its arguments are not those of its ``__init__``."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+        self.one = one
+
+
+class ByName(OSError):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code, "by name")
+        self.code = code
+
+
+class Anew(ValueError):
+    """Python would not even make its object."""
+
+    def __new__(cls, one: int, two: int) -> "Anew":
+        return super().__new__(cls, one)
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("anew")
+        self.one = one
+
+
+class TravelsWrongly(Exception):
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class Locked(Exception):
+    """Nothing can send what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("make", "message", "seen"),
+    [
+        (lambda: MessageAlone(1, 2), "1 and 2", {"one": 1}),
+        (lambda: ByName(code=7), "[Errno 7] by name", {"code": 7, "errno": 7}),
+        (lambda: Anew(1, 2), "anew", {"one": 1}),
+        (lambda: TwoArguments(3, "told"), "told (3)", {"code": 3, "text": "told"}),
+        (lambda: TravelsWrongly("told"), "told", None),
+        (Locked, "locked", None),
+    ],
+)
+def test_an_exception_with_arguments_of_its_own_is_told_whole(
+    ranks: Ranks, make: Callable[[], Exception], message: str, seen: dict[str, Any] | None
+) -> None:
+    def fails() -> None:
+        raise make()
+
+    with pytest.raises(RankError) as caught:
+        ranks.run(fails)
+    expected, error = make(), caught.value
+    assert f"raised {type(expected).__name__}: {message}" in error.summary
+    assert "test_handing_over.py, line" in error.summary
+    if seen is not None:
+        original: Any = error.original
+        assert type(original) is type(expected)
+        assert (str(original), original.args) == (str(expected), expected.args)
+        assert {name: getattr(original, name) for name in seen} == seen
+
+
+def test_exceptions_with_arguments_of_their_own_can_be_results(ranks: Ranks) -> None:
+    def returns(error: Exception) -> Exception:
+        return error
+
+    for error in ranks.run(returns, MessageAlone(1, 2)):
+        assert (type(error), str(error), error.one) == (MessageAlone, "1 and 2", 1)
+
+
+def test_a_handle_that_is_returned_is_refused_in_words(ranks: Ranks) -> None:
+    def starts() -> Any:
+        return {"handles": [dist.all_reduce(torch.ones(2), async_op=True)]}
+
+    with pytest.raises(RankError, match=r"stays on its rank: call its wait\(\) there"):
+        ranks.run(starts)
+
+
+def test_ranks_inside_ranks_are_refused_in_words(ranks: Ranks) -> None:
+    with pytest.raises(TypeError, match=r"the function .*: Ranks stay in the notebook"):
+        ranks.run(lambda: ranks.run(len, "a"))
+    with pytest.raises(TypeError, match=r"argument 1 .*: Ranks stay in the notebook"):
+        ranks.run(print, ranks)
+
+
+def test_an_async_function_is_refused_in_words(ranks: Ranks) -> None:
+    async def later() -> int:
+        return 1
+
+    with pytest.raises(TypeError, match=r"later is async.*lambda: asyncio\.run\(later\(\)\)"):
+        ranks.run(later)
+    assert ranks.run(lambda: asyncio.run(later())) == [1] * K
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("timeout", ["5", -1, 0, math.nan])
+def test_a_timeout_that_is_no_time_is_refused(on: Any, timeout: Any) -> None:
+    with pytest.raises(ValueError, match="timeout is in seconds, above 0, or None"):
+        Ranks(K, on=on, timeout=timeout)
 
 
 def test_modules_that_a_function_reaches_are_imported_where_it_arrives() -> None:
