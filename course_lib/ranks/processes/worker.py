@@ -1,4 +1,12 @@
-"""One rank: joins its process group, then runs the calls that its parent sends."""
+"""One rank: joins its process group, then runs the calls that its parent sends, or gives them up.
+
+On SIGUSR2 it gives up its call and stays, whatever it is doing. Python code, and waits for
+communication, are ended by an exception from the signal's handler. A rank that waits in compiled
+code, as PyTorch's DDP does for its last bucket, runs no handler. So a thread hears of the signal,
+too, and fails the futures that the rank may be waiting for. An import is not ended in the middle:
+PyTorch's own do not work a second time. So the signal comes several times, and may come late: the
+board says which call it is to end.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +15,12 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +37,6 @@ from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp
 from course_lib.ranks.metered.world import World, joined_world
 from course_lib.ranks.output.displays import send_displays_to
-from course_lib.ranks.processes import giving_up
 from course_lib.ranks.processes.main_module import OwnModules, become_main
 from course_lib.ranks.processes.messages import (
     DISPLAY,
@@ -39,6 +48,7 @@ from course_lib.ranks.processes.messages import (
 )
 from course_lib.ranks.processes.object_pipe import ObjectPipe, Read, pack
 from course_lib.ranks.processes.surroundings import enter
+from course_lib.ranks.stopping import in_import
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -96,7 +106,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     become_main()
     labels: dict[str, str] = {}
     recorder = join(named["board"], config, labels)
-    giving_up.listen(recorder)
+    _listen_for_giving_up(recorder)
     send_displays_to(lambda bundle: pipe.send(pack(AnswerHead(DISPLAY)), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
     pipe.send(pack(AnswerHead(READY)), pack([]), pack(None))
@@ -126,18 +136,21 @@ def _run_call(
     `call`: its number. `parts`: what all ranks share of it, and what this one alone gets; emptied
     here, for arguments may be large.
     """
+    global _current
     board, rank = recorder.board, recorder.rank
     start = time.monotonic()
     reply = None
     try:
         try:
-            giving_up.begin(call)
+            _begin(call)
             _reload(rank)
             value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = pack_result(value, pack)
         finally:
-            giving_up.current = 0
+            # Not in a function of its own: at its beginning or end, as at that of a ``with``, the
+            # signal's handler may run, and its exception would leave this as it is.
+            _current = 0
     except GivenUp:
         kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
@@ -158,6 +171,42 @@ def _run_call(
     pipe.send(pack(head), log, reply)
     log.close()
     reply.close()
+
+
+_current = 0
+"""The call that runs, by its number; 0 if there is none."""
+_failing = threading.Lock()
+
+
+def _begin(call: int) -> None:
+    """Note that a call begins; what is still failed for the one before it, is failed by then."""
+    global _current
+    with _failing:
+        _current = call
+
+
+def _listen_for_giving_up(recorder: Recorder) -> None:
+    """Prepare this rank to give up calls: in its main thread, once."""
+    heard, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+
+    def to_be_ended() -> bool:
+        return bool(_current) and recorder.board.given_up(recorder.rank) == _current
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if to_be_ended() and not in_import(frame):
+            raise GivenUp
+
+    def fail_futures() -> None:
+        while True:
+            came = os.read(heard, 64)
+            with _failing:
+                if signal.SIGUSR2 in came and to_be_ended():
+                    recorder.give_up()
+
+    signal.signal(signal.SIGUSR2, end)
+    threading.Thread(target=fail_futures, name="giving-up", daemon=True).start()
 
 
 def _reload(rank: int) -> None:

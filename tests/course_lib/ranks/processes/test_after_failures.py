@@ -151,17 +151,18 @@ def test_a_signal_that_is_heard_late_does_not_end_the_next_call(ranks: Ranks) ->
     """It is: the rank answers from its main thread, while the one that hears it has no turn."""
 
     def program() -> bool:
-        from course_lib.ranks.processes import giving_up
+        from course_lib.ranks.metered import world
+        from course_lib.ranks.processes import worker
 
         if dist.get_rank() == 0:
             time.sleep(0.5)
         waiting = dist.all_reduce(torch.ones(3), async_op=True).get_future()
-        call = giving_up.current
-        giving_up._recorder.board.give_up(call - 1)
+        call = worker._current
+        world._installed[0].board.give_up(call - 1)
         sys.setswitchinterval(10.0)
-        giving_up.current = 0  # the call before has ended, and its signal comes
+        worker._current = 0  # the call before has ended, and its signal comes
         os.kill(os.getpid(), signal.SIGUSR2)
-        giving_up.begin(call)
+        worker._begin(call)
         os.kill(os.getpid(), signal.SIGUSR2)  # and comes again
         sys.setswitchinterval(0.005)
         waiting.wait()
