@@ -36,9 +36,9 @@ from autograder.examination.verdict import (
     versions,
 )
 from autograder.passes import vet
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
-from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
+from autograder.sandbox.place import OVER_MEMORY, MachineFailure, SandboxedPlace
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.local import load_checks, load_module
@@ -86,13 +86,20 @@ class Examine(NbGraderPreprocessor):
         source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
         released = coursedir.format_path(coursedir.release_directory, ".", assignment)
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
-        verdict = blank_verdict(
-            *(nb, source, Path(released, f"{notebook}.ipynb"), data),
-            *(assignment, student, notebook),
-            Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
-            self.seed,
-        )
-        examine_notebook(nb, source, verdict, self.log)
+        for attempt in range(1, ATTEMPTS + 1):
+            verdict = blank_verdict(
+                *(nb, source, Path(released, f"{notebook}.ipynb"), data),
+                *(assignment, student, notebook),
+                Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
+                self.seed,
+            )
+            try:
+                examine_notebook(nb, source, verdict, self.log)
+                break
+            except MachineFailure as error:
+                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
+                if attempt == ATTEMPTS:
+                    raise
         path = verdict_path(data, assignment, student, notebook)
         verdict.write(path)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
@@ -156,8 +163,8 @@ def examine_notebook(
         runs: makes what runs the code.
 
     Raises:
-        ForkServerError: the sandbox cannot be started, or ended: nobody is graded.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, or our own code: there is no verdict.
+        SandboxUnavailable: there is no sandbox.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
 

@@ -37,7 +37,7 @@ class Frame(IntEnum):
     FAILURE = 7
     """From a rank: the exception that the program raised, as texts."""
     READY = 9
-    """From either: it stands; from here on, what happens is the student's code."""
+    """From either: it stands, with all that it was given; from here on the student's code runs."""
     PROGRAM = 8
     """To a rank: the check's program."""
 
