@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from autograder.course import CourseNotFound, SourcesMissing, find_course
+from autograder import gradebook
+from autograder.course import CourseNotFound, SourcesMissing, find_course, load_config
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
@@ -27,6 +28,13 @@ COMMANDS = {
 }
 """What `autograder --help` says of each command. The module of that name in `autograder.commands`
 has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
+
+
+_GRADEBOOK = {
+    **dict.fromkeys(("status", "export"), False),
+    **dict.fromkeys(("collect", "grade", "regrade", "release", "feedback"), True),
+}
+"""Commands that open the gradebook of the course: whether they write it."""
 
 
 class _Version(argparse.Action):
@@ -67,9 +75,20 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         assert module is not None  # argparse knows no other commands
-        return int(module.run(find_course(arguments.course), arguments))
-    except (CourseNotFound, SourcesMissing) as error:
+        root = find_course(arguments.course)
+        if arguments.command in _GRADEBOOK:
+            url = str(load_config(root).CourseDirectory.db_url)
+            gradebook.make_sure_of(url, writes=_GRADEBOOK[arguments.command])
+        return int(module.run(root, arguments))
+    except (CourseNotFound, SourcesMissing, gradebook.GradebookUnusable) as error:
         print(f"autograder: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if not type(error).__module__.startswith("sqlalchemy."):  # loaded by few commands
+            raise
+        said = getattr(error, "orig", None) or error
+        url = str(load_config(root).CourseDirectory.db_url)
+        print(f"autograder: {gradebook.told(said, url)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nautograder: interrupted; nothing is left running", file=sys.stderr)

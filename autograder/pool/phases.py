@@ -26,7 +26,8 @@ from autograder.pool.class_list import (
 from autograder.pool.local import grade_all
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.pool.progress import Progress
-from autograder.sandbox import bubblewrap as sandbox
+from autograder.sandbox.look import ready
+from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 
 TO_DO = """\
@@ -65,7 +66,8 @@ def grade_class(
     for line in without_notebook(folders, assignment, only):
         print(line)
     if cluster is None:
-        sandbox.probe()
+        with SandboxedPlace() as place:
+            ready(place)
         if settings.on == "gpu":
             gpu_mounts()
     with _alone(folders, assignment):
