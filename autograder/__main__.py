@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -47,6 +48,18 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _in_the_way() -> str:
+    """Return that a file is found in the place of a package, as a learner's torch.py may be."""
+    for name in ("torch", "numpy", "nbgrader", "nbformat"):
+        spec = PathFinder.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is None:
+            return (
+                f"{spec.origin} is in the way of the package {name}: rename that file, or take its "
+                "folder out of PYTHONPATH"
+            )
+    return ""
+
+
 def main() -> int:
     """Parse the command line and run the command; return the exit status."""
     parser = argparse.ArgumentParser(
@@ -69,6 +82,9 @@ def main() -> int:
     for name, told in COMMANDS.items():
         command = commands.add_parser(name, parents=[course], help=told)
         if name in sys.argv[1:2]:  # only now: nbgrader needs a second, and --help no nbgrader
+            if in_the_way := _in_the_way():
+                print(f"autograder: {in_the_way}", file=sys.stderr)
+                return 2
             module = importlib.import_module(f"autograder.commands.{name}")
             command.description = module.DESCRIPTION
             module.add_options(command)
