@@ -38,7 +38,9 @@ from autograder.examination.verdict import (
 from autograder.passes import vet
 from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
+from autograder.sandbox.look import ready
 from autograder.sandbox.place import OVER_MEMORY, MachineFailure, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.local import load_checks, load_module
@@ -104,6 +106,24 @@ class Examine(NbGraderPreprocessor):
         verdict.write(path)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
         return nb, resources
+
+
+def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """Vet a submission, and grade none where that cannot work: nbgrader's hook, see `vet.vet`.
+
+    Raises:
+        SystemExit: nothing can be graded here. nbgrader would go on after any other error, and
+            say for each student in a hundred lines what holds for all of them.
+
+    """
+    vet.vet(assignment, student, notebooks)
+    if _warm:
+        return
+    try:
+        with SandboxedPlace() as place:
+            ready(place)
+    except SandboxUnavailable as error:
+        raise SystemExit(f"nbgrader autograde: {error}") from None
 
 
 def blank_verdict(
@@ -177,7 +197,7 @@ def examine_notebook(
         case=settings.case_seconds,
         submission=settings.submission_seconds,
     )
-    place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+    place = sandbox_of(source, settings)
     place.warm()  # on our time, not on the submission's
     with runs(place, limits) as submission:
         examine_cells(nb, checks, hidden.HIDDEN, submission, verdict, log)
@@ -259,18 +279,31 @@ def _examine(
     return examined
 
 
+def sandbox_of(source: Path, settings: Settings) -> SandboxedPlace:
+    """Return the sandbox for the assignment in the folder `source`, as `warm_place` does."""
+    masked = load_module(source / "hidden.py").MASKED
+    return warm_place(masked, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+
+
 _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
 def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
-    """Return the sandbox of an assignment: the one that graded the last submission, if any did."""
+    """Return the sandbox of an assignment: the one that graded the last submission, if any did.
+
+    Raises:
+        SandboxUnavailable: it is a new one, and nothing can be graded in it.
+
+    """
     key = masked_from(masked), memory, gpus
     if key not in _warm:
         more = gpu_mounts() if gpus else ()
         for place in _warm.values():  # one assignment at a time
             place.close()
         _warm.clear()
-        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        place = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        ready(place)
+        _warm[key] = place
     return _warm[key]
 
 
