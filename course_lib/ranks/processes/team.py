@@ -158,8 +158,9 @@ class Team:
         for member in self.members:
             member.answer = member.failure = member.asleep_since = None
         self._calls += 1
-        self._send(surroundings, common, each, check_nan)
         try:
+            with uninterrupted():  # a rank without its call could not end it
+                self._send(surroundings, common, each, check_nan)
             self.watch.collect("call", timeout)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
