@@ -11,7 +11,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class CaseRanks:
         program: the check's, packed.
         function: the student's, as the notebook process handed it over.
         network: what messages cost.
+        computes: of each rank, seconds → how often its program says that it computes so long.
 
     """
 
@@ -72,6 +73,7 @@ class CaseRanks:
         program: bytes,
         function: bytes,
         network: Network,
+        computes: Sequence[Mapping[float, int]] = (),
     ) -> None:
         self._place = place
         self._k = case.world_size
@@ -97,7 +99,8 @@ class CaseRanks:
             self._ranks.append(_Rank(channel, cell))
             channel.queue(Frame.PROGRAM, program)
             channel.queue(Frame.FUNCTION, function)
-        self._server = FabricServer(ends, self._k, network)
+        nothing: Sequence[Mapping[float, int]] = [{}] * self._k
+        self._server = FabricServer(ends, self._k, network, computes=computes or nothing)
 
     def __enter__(self) -> CaseRanks:
         return self

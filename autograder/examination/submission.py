@@ -188,7 +188,10 @@ class Submission:
                     k = case.world_size
                     with NodeRanks(self._place, k, program, function, on) as real, self.budget:
                         return Observed(real.run(inputs, deadline))
-                with CaseRanks(self._place, case, program, function, case.network) as ranks:
+                computes = [check.computes(mine) for mine in inputs] if check.computes else ()
+                with CaseRanks(
+                    self._place, case, program, function, case.network, computes
+                ) as ranks:
                     try:
                         with self.budget:
                             outputs = ranks.run(inputs, deadline)

@@ -157,6 +157,10 @@ class Check:
         expects: what the communication of every case must be like.
         worth: part → its share of the points, for example ``{"values": 3, "communication": 1}``.
             By default there is one part: all or nothing.
+        computes: ``computes(mine)``: of the program with this input, seconds → how often it says
+            that it computes so long (`course_lib.ranks.compute`). Nothing else that a rank says of
+            its time counts in the grader, and a case in which some of it is missing has failed. By
+            default a check has no use for that time.
 
     """
 
@@ -168,6 +172,7 @@ class Check:
     seconds: float = 20.0
     expects: tuple[Expectation, ...] = ()
     worth: Mapping[str, float] = field(default_factory=dict)
+    computes: Callable[[Any], Mapping[float, int]] | None = None
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from course_lib.checking.traffic import after_the_barrier, told
 from course_lib.checking.wire import NotPlainError, Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
+from course_lib.ranks.trace.timeline import unit_of
 
 Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
 """Runs a case's program on its ranks: returns what was observed, or only one output per rank, or
@@ -32,6 +33,7 @@ raises `RanksError`, whose `trace` attribute may hold what was recorded until th
 MAX_REASON = 2000
 """Characters of a reason: what a student returns may be in it."""
 _KEPT = "Was it right in the other cases? Then something is kept from the call before."
+_PROGRAMS_OWN = "The program that calls the function does, and nobody may make that shorter."
 MAX_TIMEOUTS = 2
 """After so many cases that outran their time, the rest of a check is not run."""
 
@@ -152,6 +154,10 @@ class _Examination:
             torch.set_num_threads(threads)
         findings = []
         failed = set()
+        if self._check.computes is not None and observed.network and self.trace is not None:
+            missing = _computed_too_little(self._check.computes, self._inputs(), self.trace)
+            if missing:
+                raise Wrong(missing, _PROGRAMS_OWN)
         trace = self.trace
         if trace is not None and self._case.after is not None:
             trace = after_the_barrier(trace)
@@ -174,6 +180,22 @@ class _Examination:
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
         if findings:
             raise findings[0]
+
+
+def _computed_too_little(
+    computes: Callable[[Any], Mapping[float, int]], inputs: Sequence[Plain], trace: Trace
+) -> str:
+    """Return what is wrong if a rank has not computed what the check's program lets it compute."""
+    for rank, mine in enumerate(inputs):
+        expected = sum(seconds * times for seconds, times in computes(mine).items())
+        events = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+        if (spent := sum(e.end - e.start for e in events)) < expected * (1 - 1e-6):
+            unit, scale = unit_of(expected)
+            return (
+                f"rank {rank} computes for {scale * spent:.4g} of the {scale * expected:.4g} "
+                f"{unit} that this check's program computes"
+            )
+    return ""
 
 
 def _outside_the_group(case: Case, trace: Trace | None) -> str:

@@ -17,7 +17,6 @@ from course_lib.ranks.fabric_socket.frames import (
     Type,
     frame,
     from_bytes,
-    read_seconds,
     to_bytes,
     unpack,
 )
@@ -43,7 +42,7 @@ DTYPES = [
 _META = 1
 """Flag: the tensors have no values."""
 
-_POST = struct.Struct("<QBBBBiqIdHHH")
+_POST = struct.Struct("<QBBBBiqIHHH")
 _MAX_NUMEL = 1 << 48
 
 
@@ -58,7 +57,6 @@ class _Fields(NamedTuple):
     peer: int
     tag: int
     group: int
-    advance: float
     inputs: int
     outputs: int
     where: int
@@ -69,12 +67,11 @@ class Post:
     """A post as it was read."""
 
     number: int
-    advance: float
     operation: Operation
 
 
-def post(number: int, operation: Operation, group_number: int, advance: float) -> bytes:
-    """Return the frame that posts an operation, `advance` seconds of computation after the last."""
+def post(number: int, operation: Operation, group_number: int) -> bytes:
+    """Return the frame that posts an operation."""
     tensors = [*operation.inputs, *operation.outputs]
     meta = any(tensor.is_meta for tensor in tensors)
     dtype = tensors[0].dtype if tensors else torch.uint8
@@ -90,7 +87,6 @@ def post(number: int, operation: Operation, group_number: int, advance: float) -
         peer=-1 if operation.peer is None else operation.peer,
         tag=operation.tag,
         group=group_number,
-        advance=advance,
         inputs=len(operation.inputs),
         outputs=len(operation.outputs),
         where=len(where),
@@ -144,7 +140,7 @@ def read_post(
         check_tensors(operation)
     except ValueError as error:
         raise FrameError(str(error)) from None
-    return Post(fields.number, read_seconds(fields.advance), operation)
+    return Post(fields.number, operation)
 
 
 def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:

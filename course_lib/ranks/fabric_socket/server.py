@@ -12,7 +12,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from course_lib.ranks.costs.network import Network
@@ -38,7 +38,8 @@ class FabricServer:
         network: what messages cost.
         max_frame: bytes of the largest frame that a rank may send.
         max_held: bytes that one rank may have in operations that are not over.
-        trust_clocks: whether the ranks' own word counts for what they compute.
+        computes: for each rank, seconds → how often it may say that it computes so long; what else
+            it says of its time is not counted, and it is told no time. ``None``: its word counts.
 
     Attributes:
         secrets: per rank, 16 bytes that it must show.
@@ -54,7 +55,7 @@ class FabricServer:
         *,
         max_frame: int = frames.MAX_BODY,
         max_held: int = 1 << 30,
-        trust_clocks: bool = True,
+        computes: Sequence[Mapping[float, int]] | None = None,
     ) -> None:
         self._session = Session(
             world_size,
@@ -62,7 +63,7 @@ class FabricServer:
             self._send,
             max_frame=max_frame,
             max_held=max_held,
-            trust_clocks=trust_clocks,
+            computes=computes,
         )
         self._selector = selectors.DefaultSelector()
         self._path = path if isinstance(path, str) else None

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RankState
@@ -35,7 +36,8 @@ class Session:
         send: sends a rank a frame.
         max_frame: bytes of the largest frame that a rank may send.
         max_held: bytes that one rank may have in operations that are not over.
-        trust_clocks: whether the ranks' own word counts for what they compute.
+        computes: what each rank may say that it computes; ``None``: whatever it likes. See
+            `FabricServer`.
 
     Attributes:
         fabric: its clocks and events.
@@ -52,7 +54,7 @@ class Session:
         *,
         max_frame: int,
         max_held: int,
-        trust_clocks: bool,
+        computes: Sequence[Mapping[float, int]] | None,
     ) -> None:
         self.world_size = world_size
         self.fabric = Fabric(world_size, network)
@@ -61,7 +63,7 @@ class Session:
         self.max_frame = max_frame
         self._send = send
         self._max_held = max_held
-        self._trust = trust_clocks
+        self._computes = None if computes is None else [Counter(each) for each in computes]
         self._ranks: dict[int, Connection] = {}
 
     @property
@@ -91,10 +93,10 @@ class Session:
             self._post(connection, rank, body)
         elif kind in (Type.WAIT, Type.TEST):
             self._ask(connection, rank, kind, body)
+        elif kind is Type.COMPUTE:
+            self._compute(rank, frames.read_compute(body))
         elif kind is Type.FINISH:
-            raised, seconds = frames.read_finish(body)
-            self._advance(rank, seconds)
-            self.end(rank, "it raised an exception" if raised else "")
+            self.end(rank, "it raised an exception" if frames.read_finish(body) else "")
         else:
             raise FrameError(f"{kind.name} is for the fabric to say")
 
@@ -132,21 +134,23 @@ class Session:
         if posted.number in connection.open:
             raise FrameError("a number that is in use")
         connection.open[posted.number] = operation
-        self._advance(rank, posted.advance)
         self.fabric.post(operation)
 
     def _ask(self, connection: Connection, rank: int, kind: Type, body: bytearray) -> None:
-        number, seconds = frames.read_wait(body)
+        number = frames.read_wait(body)
         if number not in connection.open:
             raise FrameError("an operation that was never posted, or is over")
-        self._advance(rank, seconds)
         connection.waits_for = kind, number
         if kind is Type.WAIT and not self.fabric.wait(connection.open[number]):
             self._answer(connection)
 
-    def _advance(self, rank: int, seconds: float) -> None:
-        if self._trust:
-            self.fabric.advance(rank, seconds)
+    def _compute(self, rank: int, seconds: float) -> None:
+        if self._computes is not None:
+            # Any number would be a message to all who see this rank's time pass.
+            if not self._computes[rank][seconds]:
+                return
+            self._computes[rank][seconds] -= 1
+        self.fabric.advance(rank, seconds)
 
     def _answer(self, connection: Connection) -> None:
         """Tell a rank that what it waits for is over; for TEST, whether it is."""
@@ -155,7 +159,8 @@ class Session:
         operation = connection.open[number]
         connection.waits_for = None
         over = kind is Type.WAIT or self.fabric.is_done(operation)
-        clock = self.fabric.clock[connection.rank]
+        # The clock says when others have sent what: a rank that is not trusted is not told.
+        clock = self.fabric.clock[connection.rank] if self._computes is None else 0.0
         if not over:
             return self._send(connection, frames.done(Type.LATER, number, clock))
         del connection.open[number]
