@@ -41,6 +41,7 @@ from autograder.sandbox.bubblewrap import Limits as BoxLimits
 from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
 
@@ -52,7 +53,8 @@ class Examine(NbGraderPreprocessor):
         Settings.cell_seconds, help="Time limit of one code cell, in seconds."
     ).tag(config=True)
     case_seconds = Float(
-        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
+        Settings.case_seconds,
+        help="Time limit of one case of a check that asks for no other, in seconds.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
@@ -167,7 +169,7 @@ def examine_notebook(
     checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
     limits = Limits(
         cell=settings.cell_seconds,
-        case=settings.case_seconds,
+        case=settings.case_seconds or CASE_SECONDS,
         submission=settings.submission_seconds,
     )
     place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")

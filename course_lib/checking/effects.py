@@ -10,7 +10,6 @@ that he took beforehand could have worked on copies.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ class Watch:
         self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
         self._parameters: dict[str, tuple[Sequence[Tensor], bool, dict[str, Any]]] = {}
         self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
-        self._states = {name: _digest(take()) for name, take in GENERATORS.items()}
+        self._states = {name: _state_of(name) for name in GENERATORS}
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what is not for a training step to change: mode, structure, hooks."""
@@ -64,7 +63,7 @@ class Watch:
                 for name, (module, before) in self._modules.items()
             },
             "generators": {
-                name: [before, _digest(GENERATORS[name]())] for name, before in self._states.items()
+                name: [before, _state_of(name)] for name, before in self._states.items()
             },
             "gradients": torch.is_grad_enabled(),
             "dtype": str(torch.get_default_dtype()),
@@ -136,13 +135,18 @@ def _beyond_autograd(parameter: Tensor) -> bool:
     return parameter.is_inference() or (gradient is not None and gradient.is_inference())
 
 
-GENERATORS: dict[str, Callable[[], Any]] = {
+def _numpy_state() -> bytes:
+    kind, words, *rest = np.random.get_state()
+    return repr((kind, *rest)).encode() + np.asarray(words).tobytes()
+
+
+GENERATORS: dict[str, Callable[[], bytes]] = {
     "torch": lambda: torch.get_rng_state().numpy().tobytes(),
-    "Python": random.getstate,
-    "NumPy": np.random.get_state,
+    "Python": lambda: repr(random.getstate()).encode(),
+    "NumPy": _numpy_state,
 }
-"""Name → what its state is taken with; `_digest` makes a text of it."""
+"""Name → what gives its state."""
 
 
-def _digest(state: Any) -> str:
-    return hashlib.sha256(pickle.dumps(state)).hexdigest()
+def _state_of(name: str) -> str:
+    return hashlib.sha256(GENERATORS[name]()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
+from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.checking.traffic import after_the_barrier, told
 from course_lib.checking.wire import NotPlainError, Plain
@@ -34,8 +36,6 @@ MAX_REASON = 2000
 """Characters of a reason: what a student returns may be in it."""
 _KEPT = "Was it right in the other cases? Then something is kept from the call before."
 _PROGRAMS_OWN = "The program that calls the function does, and nobody may make that shorter."
-MAX_TIMEOUTS = 2
-"""After so many cases that outran their time, the rest of a check is not run."""
 
 
 def run_check(
@@ -66,7 +66,7 @@ def run_check(
     for case, is_hidden in cases:
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run: {timeouts} cases before it took longer than their limit"
-            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden)
+            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, ran=False)
         else:
             examination = _Examination(name, check, case, run, seed)
             result = examination.result(is_hidden)
@@ -114,11 +114,11 @@ class _Examination:
             self._case.name,
             not reason,
             reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …",
-            detail,
+            detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]} …",
             time.monotonic() - start,
             hidden,
             parts,
-            self._trouble,
+            trouble=self._trouble,
         )
 
     def _judge(self, observed: Observed) -> None:
@@ -158,6 +158,8 @@ class _Examination:
             missing = _computed_too_little(self._check.computes, self._inputs(), self.trace)
             if missing:
                 raise Wrong(missing, _PROGRAMS_OWN)
+        if self.trace is not None:
+            _expect_few_empty(self.trace)
         trace = self.trace
         if trace is not None and self._case.after is not None:
             trace = after_the_barrier(trace)
@@ -180,6 +182,17 @@ class _Examination:
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
         if findings:
             raise findings[0]
+
+
+def _expect_few_empty(trace: Trace) -> None:
+    empty = Counter(event.rank for event in trace.operations if event.bytes == 0)
+    for rank, number in sorted(empty.items()):
+        if number > MAX_EMPTY:
+            raise Wrong(
+                f"rank {rank} takes part in {number} operations that carry nothing; in one case it "
+                f"may in {MAX_EMPTY}",
+                "Empty messages and barriers carry no number, and still tell something.",
+            )
 
 
 def _computed_too_little(

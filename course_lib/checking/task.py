@@ -41,7 +41,7 @@ def task(
     expects: Sequence[Expectation] = (),
     may_change: Sequence[str] = (),
     worth: Mapping[str, float] | None = None,
-    seconds: float = 20.0,
+    seconds: float | None = None,
     in_turn: Sequence[tuple[int, int]] = (),
     computes: Callable[[Any], Mapping[float, int]] | None = None,
 ) -> Check:
@@ -59,7 +59,7 @@ def task(
         may_change: keys of the input that the function may change or return. All others must be
             what they were.
         worth: part → share of the points; see `Check`.
-        seconds: time limit of one case.
+        seconds: time limit of one case; by default `limits.CASE_SECONDS`.
         in_turn: pairs (i, j) of places in `cases`: one more case, case j on ranks that have just
             gone through case i. The two should differ in all arguments, or in nothing but what is
             drawn: who keeps something from the first call is found out.

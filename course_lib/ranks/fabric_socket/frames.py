@@ -20,8 +20,6 @@ from course_lib.ranks.fabric.operation import Operation
 
 HEADER = struct.Struct("<4sHHQ")
 _MAGIC = b"FAB1"
-MAX_BODY = 1 << 28
-"""Bytes of the largest frame that is accepted, unless the server says otherwise."""
 MAX_MEMBERS = 1024
 MAX_TEXT = 4096
 

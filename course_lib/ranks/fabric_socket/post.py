@@ -97,7 +97,11 @@ def post(number: int, operation: Operation, group_number: int) -> bytes:
 
 
 def read_post(
-    body: bytearray, rank: int, groups: dict[int, tuple[str, tuple[int, ...]]], limit: int
+    body: bytearray,
+    rank: int,
+    groups: dict[int, tuple[str, tuple[int, ...]]],
+    limit: int,
+    max_text: int = MAX_TEXT,
 ) -> Post:
     """Return the operation that `rank` posts, with tensors over the body's own bytes.
 
@@ -106,6 +110,7 @@ def read_post(
         rank: whose it is.
         groups: what the rank has introduced: number → name and members.
         limit: bytes of the largest result.
+        max_text: characters that are kept of the line of code: the last ones.
 
     Raises:
         FrameError: nobody who follows the protocol would post this; says why.
@@ -116,7 +121,7 @@ def read_post(
         raise FrameError("a group that was never introduced")
     name, members = groups[fields.group]
     _check_sense(fields, rank, members)
-    sizes, where, data = _cut(fields, body, limit)
+    sizes, where, data = _cut(fields, body, limit, max_text)
     tensors = _read_tensors(fields, sizes, data)
     inputs, outputs = tensors[: fields.inputs], tensors[fields.inputs :]
     if KINDS[_NAMES[fields.kind]].in_place:
@@ -164,7 +169,9 @@ def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
         raise FrameError("an operation that makes no sense")
 
 
-def _cut(fields: _Fields, body: bytearray, limit: int) -> tuple[tuple[int, ...], str, memoryview]:
+def _cut(
+    fields: _Fields, body: bytearray, limit: int, max_text: int
+) -> tuple[tuple[int, ...], str, memoryview]:
     """Return the tensors' numbers of elements, the line of code, and the bytes of the inputs."""
     count = fields.inputs + fields.outputs
     start = _POST.size + 8 * count
@@ -181,7 +188,7 @@ def _cut(fields: _Fields, body: bytearray, limit: int) -> tuple[tuple[int, ...],
         raise FrameError("an operation whose sizes do not add up")
     if sum(sizes[fields.inputs :]) * item > limit:
         raise FrameError(f"a result of more than {limit} bytes")
-    text = bytes(body[start:end]).decode("utf-8", "replace")
+    text = bytes(body[start:end]).decode("utf-8", "replace")[-max_text:]
     return sizes, "".join(c if c.isprintable() else "�" for c in text), memoryview(body)[end:]
 
 

@@ -19,7 +19,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.fabric.fabric import Fabric
-from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.bounds import LOOSE, Bounds, OverBoundError
 from course_lib.ranks.fabric_socket.connection import CHUNK, Connection
 from course_lib.ranks.fabric_socket.frames import FrameError
 from course_lib.ranks.fabric_socket.session import Session
@@ -36,8 +36,7 @@ class FabricServer:
             one connection per rank, in rank order: then no rank need say who it is.
         world_size: K.
         network: what messages cost.
-        max_frame: bytes of the largest frame that a rank may send.
-        max_held: bytes that one rank may have in operations that are not over.
+        bounds: how much the ranks may ask for.
         computes: for each rank, seconds → how often it may say that it computes so long; what else
             it says of its time is not counted, and it is told no time. ``None``: its word counts.
 
@@ -53,16 +52,14 @@ class FabricServer:
         world_size: int,
         network: Network,
         *,
-        max_frame: int = frames.MAX_BODY,
-        max_held: int = 1 << 30,
+        bounds: Bounds = LOOSE,
         computes: Sequence[Mapping[float, int]] | None = None,
     ) -> None:
         self._session = Session(
             world_size,
             network,
             self._send,
-            max_frame=max_frame,
-            max_held=max_held,
+            bounds=bounds,
             computes=computes,
         )
         self._selector = selectors.DefaultSelector()
@@ -188,15 +185,18 @@ class FabricServer:
         budget = CHUNK
         try:
             while budget > 0:
-                size, kind = connection.receive(self._session.max_frame)
+                size, kind = connection.receive(self._session.bounds.frame)
                 if size == 0:
                     return self._hang_up(connection, "it hung up")
+                self._session.expect_within_bounds(connection)
                 if kind is not None:
                     self._session.handle(connection, kind, connection.body)
                     size = max(size, 1024)  # a frame costs more than its bytes
                 budget -= size
         except BlockingIOError:
             return
+        except OverBoundError as error:
+            self._hang_up(connection, str(error))
         except FrameError as error:
             self._hang_up(connection, f"it broke the protocol: {error}")
         except OSError as error:

@@ -18,12 +18,11 @@ from course_lib.ranks.fabric.diagnosis import (
 )
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.bounds import Bounds
 from course_lib.ranks.fabric_socket.connection import Connection
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import read_post
 
-_MAX_GROUPS = 1024
-_MAX_OPEN = 10_000
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
 
@@ -34,8 +33,7 @@ class Session:
         world_size: K.
         network: what messages cost.
         send: sends a rank a frame.
-        max_frame: bytes of the largest frame that a rank may send.
-        max_held: bytes that one rank may have in operations that are not over.
+        bounds: how much the ranks may ask for.
         computes: what each rank may say that it computes; ``None``: whatever it likes. See
             `FabricServer`.
 
@@ -43,6 +41,7 @@ class Session:
         fabric: its clocks and events.
         secrets: per rank, 16 bytes that it must show.
         failures: rank → why it ended other than well.
+        bounds: how much each rank may ask for.
 
     """
 
@@ -52,17 +51,15 @@ class Session:
         network: Network,
         send: Callable[[Connection, bytes], None],
         *,
-        max_frame: int,
-        max_held: int,
+        bounds: Bounds,
         computes: Sequence[Mapping[float, int]] | None,
     ) -> None:
         self.world_size = world_size
         self.fabric = Fabric(world_size, network)
         self.secrets = [secrets.token_bytes(16) for _ in range(world_size)]
         self.failures: dict[int, str] = {}
-        self.max_frame = max_frame
+        self.bounds = bounds.shared_by(world_size)
         self._send = send
-        self._max_held = max_held
         self._computes = None if computes is None else [Counter(each) for each in computes]
         self._ranks: dict[int, Connection] = {}
 
@@ -117,20 +114,26 @@ class Session:
         self._ranks[rank] = connection
         return connection
 
+    def expect_within_bounds(self, connection: Connection) -> None:
+        """Raise `OverBoundError` if a rank holds, or has asked for, more than it may."""
+        self.bounds.expect("held", connection.holds)
+        self.bounds.expect("frames", connection.frames)
+
     def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
         number, name, members = frames.read_group(body, self.world_size)
-        unfit = number in connection.groups or rank not in members
-        if unfit or len(connection.groups) >= _MAX_GROUPS:
+        if number in connection.groups or rank not in members or len(name) > self.bounds.text:
             raise FrameError("a group that cannot be")
+        self.bounds.expect("groups", 1 + len(connection.groups))
         connection.groups[number] = name, members
 
     def _post(self, connection: Connection, rank: int, body: bytearray) -> None:
-        posted = read_post(body, rank, connection.groups, self.max_frame)
+        connection.operations += 1
+        self.bounds.expect("operations", connection.operations)
+        self.bounds.expect("open", 1 + len(connection.open))
+        posted = read_post(body, rank, connection.groups, self.bounds.frame, self.bounds.text)
         operation = posted.operation
         size = sum(t.numel() * t.element_size() for t in operation.outputs if not t.is_meta)
         connection.held += size + len(body)
-        if len(connection.open) >= _MAX_OPEN or connection.held > self._max_held:
-            raise FrameError("too much that is not over")
         if posted.number in connection.open:
             raise FrameError("a number that is in use")
         connection.open[posted.number] = operation

@@ -20,6 +20,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RankTimeout
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.bounds import Bounds
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post, read_post
 from course_lib.ranks.fabric_socket.server import FabricServer
@@ -136,7 +137,7 @@ BAD_FRAMES = {
 
 @pytest.mark.parametrize("data", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
 def test_a_bad_frame_ends_its_rank_only(data: bytes) -> None:
-    served = Served(max_frame=1 << 20)
+    served = Served(bounds=Bounds(frame=1 << 20))
     bad = served.rank(2)
     bad.sendall(data)
     assert hung_up(bad)
@@ -246,7 +247,7 @@ def test_a_million_tiny_frames_hurt_nobody(flood: list[bytes]) -> None:
 
 
 def test_what_is_not_over_has_a_limit() -> None:
-    served = Served(max_held=10_000)
+    served = Served(bounds=Bounds(held=30_000))
     bad = served.rank(2)
     try:
         for number in range(1000):
@@ -256,7 +257,9 @@ def test_what_is_not_over_has_a_limit() -> None:
     assert hung_up(bad)
     talk(served)
     served.join()
-    assert isinstance(served.error, RankError) and "too much" in str(served.error)
+    assert isinstance(served.error, RankError) and "here a rank may have 10,000" in str(
+        served.error
+    )
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
