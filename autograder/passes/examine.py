@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     case_seconds = Float(
         Settings.case_seconds,
-        help="Time limit of one case of a check that asks for no other, in seconds.",
+        help="Time limit of one case of a check that asks for no other, in seconds. Default: that "
+        f"of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
@@ -126,6 +127,7 @@ def blank_verdict(
         seed: of the inputs; default: the one that belongs to this code of this student.
 
     """
+    settings = replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
     if not seed:
         seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
@@ -169,7 +171,7 @@ def examine_notebook(
     checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
     limits = Limits(
         cell=settings.cell_seconds,
-        case=settings.case_seconds or CASE_SECONDS,
+        case=settings.case_seconds,
         submission=settings.submission_seconds,
     )
     place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")

@@ -37,7 +37,7 @@ CARRIED = Bounds(
     groups=256,
     text=256,
 )
-"""What the examiner carries in one case. (1.8 MB at once; one rank has 601 operations, 28 of them
+"""What the examiner carries in one case. (8.3 MB at once; one rank has 601 operations, 28 of them
 at once, asks 1212 things, and makes 3 groups.)"""
 
 
