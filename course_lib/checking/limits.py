@@ -33,7 +33,7 @@ CARRIED = Bounds(
     held=256 * 2**20,
     open=4096,
     operations=20_000,
-    frames=200_000,
+    frames=100_000,
     groups=256,
     text=256,
 )

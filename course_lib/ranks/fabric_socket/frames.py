@@ -17,6 +17,7 @@ from enum import IntEnum
 import torch
 
 from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric_socket.bounds import OverBoundError
 
 HEADER = struct.Struct("<4sHHQ")
 _MAGIC = b"FAB1"
@@ -62,7 +63,7 @@ def read_header(header: bytes, limit: int) -> tuple[Type, int]:
     if magic != _MAGIC or zero or kind not in list(Type):
         raise FrameError("this is not a frame")
     if length > limit:
-        raise FrameError(f"a frame of {length} bytes; the limit is {limit}")
+        raise OverBoundError(f"its next message has {length:,} bytes; here one may have {limit:,}")
     return Type(kind), length
 
 
