@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from autograder.examination.budget import Limits
 from autograder.examination.check import examine
 from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking import Case, CheckReport, equals, run_check, task
-from course_lib.checking.limits import CASE_SECONDS, MAX_TIMEOUTS
+from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Mutant
 from course_lib.checking.runners import LocalRunner
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
