@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from autograder.sandbox.place import OVER_MEMORY, MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
 
@@ -54,7 +55,9 @@ class Examine(NbGraderPreprocessor):
         Settings.cell_seconds, help="Time limit of one code cell, in seconds."
     ).tag(config=True)
     case_seconds = Float(
-        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
+        Settings.case_seconds,
+        help="Time limit of one case of a check that asks for no other, in seconds. Default: that "
+        f"of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
@@ -151,6 +154,7 @@ def blank_verdict(
         seed: of the inputs; default: the one that belongs to this code of this student.
 
     """
+    settings = replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
     if not seed:
         seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
