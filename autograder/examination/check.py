@@ -1,4 +1,8 @@
-"""One check of one submission: run it, and let nothing that comes back lose anything else."""
+"""One check of one submission: run it, and let nothing that comes back lose anything else.
+
+A student loses points through a judge's finding, or through what `CaseRanks.blame` has confirmed.
+Whatever else goes wrong here is not the student's fault: `MachineFailure`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from autograder.examination.budget import OutOfTime
 from autograder.examination.case import SubmissionError
 from autograder.examination.node import On
 from autograder.examination.submission import Submission
-from autograder.sandbox.place import OVER_MEMORY
+from autograder.sandbox.place import OVER_MEMORY, MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
@@ -24,12 +28,10 @@ from course_lib.ranks.explain.errors import (
     RanksError,
     RankTimeout,
 )
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 CARRIED = "the grader's network"
 TIME, MEMORY = "time", "memory"
 """With which word a limit that was met begins."""
-_UNEXPECTED = "The answer does not have the form that this check asks for."
 
 _OF_HIDDEN = (
     ((OutOfTime, SubmissionError), ""),
@@ -77,26 +79,20 @@ def examine(
     real ones: the verdict is theirs then, of the values.
 
     Raises:
-        ForkServerError: the sandbox cannot be started: nobody is graded.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, or our own code: there is no verdict.
+        SandboxUnavailable: there is no sandbox.
+        AuthorError: the check is broken.
 
     """
     hidden = tuple(hidden)
     guard = _Guard(name, check, submission, hidden)
-    try:
-        report = guard.report(seed, hidden, progress)
-        if report.passed and on is not None:
-            places = CARRIED, WORDS[on]
-            report = replace(guard.report(seed, hidden, progress, on), places=places)
-            # What passes where messages are carried and fails on real ranks failed there.
-            report = report if report.passed else replace(report, places=places[1:])
-    except _NOT_THE_STUDENTS:
-        raise
-    except Exception:
-        guard.note("the check", traceback.format_exc())
-        cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
-        results = (CaseResult(c.name, False, _UNEXPECTED, "", 0.0, is_) for c, is_ in cases)
-        report = CheckReport(name, tuple(results))
+    report = guard.report(seed, hidden, progress)
+    if report.passed and on is not None:
+        places = CARRIED, WORDS[on]
+        report = replace(guard.report(seed, hidden, progress, on), places=places)
+        # What passes where messages are carried and fails on real ranks failed there.
+        report = report if report.passed else replace(report, places=places[1:])
+    submission.check_alive()
     for result in report.results:
         if result.trouble:
             guard.note(f"case {result.name!r}", result.trouble)
@@ -152,20 +148,17 @@ class _Guard:
                 which = "a hidden case" if case.name in self._hidden else case.name
                 self.limits.append(f"{limit}: {self._name}, {which}")
             raise
-        except _NOT_THE_STUDENTS:
+        except (MachineFailure, SandboxUnavailable, AuthorError):
             raise
-        except Exception:  # ours: it costs this case only, and somebody must know
-            self.note(f"case {case.name!r}", traceback.format_exc())
-            raise RanksError(_UNEXPECTED) from None
+        except Exception as error:
+            trace = traceback.format_exc()[-3500:]
+            raise MachineFailure(f"The grader failed in {self._name}: {trace}") from error
 
     def _inputs(self, case: Case, generator: Any) -> Sequence[Plain]:
         try:
             return self._check.inputs(case, generator)
         except Exception as error:
             raise AuthorError(f"{self._name}: the inputs of {case.name!r} failed") from error
-
-
-_NOT_THE_STUDENTS = (ForkServerError, SandboxUnavailable, AuthorError)
 
 
 def _limit(error: RanksError) -> str:

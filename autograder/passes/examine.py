@@ -36,9 +36,11 @@ from autograder.examination.verdict import (
     versions,
 )
 from autograder.passes import vet
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
-from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
+from autograder.sandbox.look import ready
+from autograder.sandbox.place import OVER_MEMORY, MachineFailure, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.limits import CASE_SECONDS
@@ -89,17 +91,42 @@ class Examine(NbGraderPreprocessor):
         source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
         released = coursedir.format_path(coursedir.release_directory, ".", assignment)
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
-        verdict = blank_verdict(
-            *(nb, source, Path(released, f"{notebook}.ipynb"), data),
-            *(assignment, student, notebook),
-            Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
-            self.seed,
-        )
-        examine_notebook(nb, source, verdict, self.log)
+        for attempt in range(1, ATTEMPTS + 1):
+            verdict = blank_verdict(
+                *(nb, source, Path(released, f"{notebook}.ipynb"), data),
+                *(assignment, student, notebook),
+                Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
+                self.seed,
+            )
+            try:
+                examine_notebook(nb, source, verdict, self.log)
+                break
+            except MachineFailure as error:
+                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
+                if attempt == ATTEMPTS:
+                    raise
         path = verdict_path(data, assignment, student, notebook)
         verdict.write(path)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
         return nb, resources
+
+
+def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """Vet a submission, and grade none where that cannot work: nbgrader's hook, see `vet.vet`.
+
+    Raises:
+        SystemExit: nothing can be graded here. nbgrader would go on after any other error, and
+            say for each student in a hundred lines what holds for all of them.
+
+    """
+    vet.vet(assignment, student, notebooks)
+    if _warm:
+        return
+    try:
+        with SandboxedPlace() as place:
+            ready(place)
+    except SandboxUnavailable as error:
+        raise SystemExit(f"nbgrader autograde: {error}") from None
 
 
 def blank_verdict(
@@ -160,8 +187,8 @@ def examine_notebook(
         runs: makes what runs the code.
 
     Raises:
-        ForkServerError: the sandbox cannot be started, or ended: nobody is graded.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, or our own code: there is no verdict.
+        SandboxUnavailable: there is no sandbox.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
 
@@ -174,7 +201,7 @@ def examine_notebook(
         case=settings.case_seconds,
         submission=settings.submission_seconds,
     )
-    place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+    place = sandbox_of(source, settings)
     place.warm()  # on our time, not on the submission's
     with runs(place, limits) as submission:
         examine_cells(nb, checks, hidden.HIDDEN, submission, verdict, log)
@@ -256,18 +283,31 @@ def _examine(
     return examined
 
 
+def sandbox_of(source: Path, settings: Settings) -> SandboxedPlace:
+    """Return the sandbox for the assignment in the folder `source`, as `warm_place` does."""
+    masked = load_module(source / "hidden.py").MASKED
+    return warm_place(masked, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+
+
 _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
 def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
-    """Return the sandbox of an assignment: the one that graded the last submission, if any did."""
+    """Return the sandbox of an assignment: the one that graded the last submission, if any did.
+
+    Raises:
+        SandboxUnavailable: it is a new one, and nothing can be graded in it.
+
+    """
     key = masked_from(masked), memory, gpus
     if key not in _warm:
         more = gpu_mounts() if gpus else ()
         for place in _warm.values():  # one assignment at a time
             place.close()
         _warm.clear()
-        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        place = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        ready(place)
+        _warm[key] = place
     return _warm[key]
 
 

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 
 from traitlets.config import Config
 
+ATTEMPTS = 3
+"""A submission that the machine failed is tried so many times."""
+
 
 @dataclass(frozen=True)
 class Settings:

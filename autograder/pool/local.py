@@ -19,13 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
 from course_lib.ranks.explain.failure import exit_reason
 
-ATTEMPTS = 3
-"""A submission that the machine failed is tried so many times."""
 IN_A_ROW = 3
 """After so many failures of the machine for each worker, and nothing graded, the rest waits."""
 
@@ -41,17 +39,21 @@ class Worker:
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        answers, theirs = os.pipe()
+        self.answers = os.fdopen(answers, "rb")
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve"),
+                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve", str(theirs)),
                 *("--course", str(root), "--settings", json.dumps(asdict(settings))),
             ],
             env=_environment(),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self._said,  # a sitecustomize may print before any of our lines is run
             stderr=self._said,
+            pass_fds=[theirs],
             start_new_session=True,  # Ctrl-C is ours to handle
         )
+        os.close(theirs)
         self._patience = 300 + 3 * settings.submission_seconds
         self._deadline = 0.0
         self.path: str | None = None
@@ -72,8 +74,8 @@ class Worker:
 
     def answer(self) -> Outcome:
         """Return its answer, which is there; or why there is none."""
-        assert self.process.stdout is not None and self.path is not None
-        line = self.process.stdout.readline()
+        assert self.path is not None
+        line = self.answers.readline()
         try:
             return Outcome(**json.loads(line))
         except (ValueError, TypeError):
@@ -97,7 +99,7 @@ class Worker:
     def close(self) -> None:
         """End it, and with it its sandbox."""
         self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
+        for stream in (self.process.stdin, self.answers):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
@@ -145,7 +147,7 @@ class _Pool:
     def _start(self) -> None:
         worker = Worker(self._root, self._settings)
         self._workers.append(worker)
-        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        self._selector.register(worker.answers, selectors.EVENT_READ, worker)
         worker.give(self._waiting.popleft(), self._again)
 
     def _take(self, worker: Worker, outcome: Outcome, tell: Callable[[Outcome], None]) -> None:

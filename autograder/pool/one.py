@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 import nbformat
 
@@ -30,11 +31,10 @@ from autograder.examination.verdict import Verdict
 from autograder.passes.examine import blank_verdict, examine_notebook
 from autograder.passes.rebuild import rebuild
 from autograder.passes.settings import Settings
-from autograder.passes.vet import vet
+from autograder.passes.vet import damage, vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
-from autograder.pool.witness import InfrastructureFailure, Witness
+from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -77,9 +77,8 @@ def grade(
         again: examine it also if there is a verdict on the same content.
 
     Raises:
-        InfrastructureFailure: the machine failed, and not the submission.
-        ForkServerError: likewise: the sandbox.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, and not the submission.
+        SandboxUnavailable: there is no sandbox.
         OSError: likewise: a disk, for example.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
@@ -95,9 +94,7 @@ def grade(
             return Verdict.read(target), target, True
     target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
     source = folders.source / assignment
-    with Witness() as witness:
-        examine_notebook(nb, source, verdict, _LOG)
-    witness.testify(verdict)
+    examine_notebook(nb, source, verdict, _LOG)
     draft = target.with_suffix(f".{os.getpid()}.part")
     nbformat.write(nb, draft)
     draft.replace(target.with_suffix(".ipynb"))
@@ -118,12 +115,11 @@ def outcome_of(folders: Folders, path: Path, settings: Settings, again: bool = F
     return Outcome(
         *(str(path), str(target), verdict.score, verdict.max_score),
         *(verdict.seconds, unchanged),
+        notes=damage(path.parent.name, path.parents[1].name),
     )
 
 
-_OF_THE_MACHINE = (
-    *(InfrastructureFailure, ForkServerError, SandboxUnavailable, OSError, MemoryError),
-)
+_OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
 def _words(*errors: BaseException | None) -> str:
@@ -133,16 +129,15 @@ def _words(*errors: BaseException | None) -> str:
 # As a program -----------------------------------------------------------------------------------
 
 
-def serve(folders: Folders, settings: Settings, requests: Iterable[str]) -> bool:
+def serve(folders: Folders, settings: Settings, requests: Iterable[str], answers: TextIO) -> bool:
     """Answer each line of JSON with another; return whether all were graded."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a check prints is no answer
     well = True
     for line in requests:
         request = json.loads(line)
         outcome = outcome_of(folders, Path(request["path"]), settings, request["again"])
         well &= not outcome.failed
         answers.write(json.dumps(asdict(outcome)) + "\n")
+        answers.flush()
     return well
 
 
@@ -163,7 +158,10 @@ def main() -> int:
     parser.add_argument("--settings", help="JSON: the options of Examine that differ")
     parser.add_argument("--again", action="store_true", help="also where there is a verdict")
     parser.add_argument(
-        "--serve", action="store_true", help='read {"path": …, "again": …} from the input, by line'
+        *("--serve",),
+        type=int,
+        metavar="FD",
+        help='read {"path": …, "again": …} from the input, by line, and answer to this descriptor',
     )
     arguments = parser.parse_args()
     root = find_course(arguments.course)
@@ -171,12 +169,17 @@ def main() -> int:
     settings = Settings.of(config)
     if arguments.settings:
         settings = Settings(**{**asdict(settings), **json.loads(arguments.settings)})
-    if arguments.serve:
+    if arguments.serve is not None:
         end_with_parent()
     paths = [str(Path(path).resolve()) for path in arguments.paths]
     requests = (json.dumps({"path": path, "again": arguments.again}) for path in paths)
-    lines = sys.stdin if arguments.serve else requests
-    return 0 if serve(Folders.of(root, config), settings, lines) else 1
+    lines: Iterable[str] = requests
+    answers = os.dup(1)
+    if arguments.serve is not None:
+        lines, answers = sys.stdin, arguments.serve
+    os.dup2(2, 1)  # what a check prints is no answer
+    with os.fdopen(answers, "w") as file:
+        return 0 if serve(Folders.of(root, config), settings, lines, file) else 1
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Frame(IntEnum):
     """From a rank, before its output: which buffers it used before their ``wait()``; see
     `Observed.touched`."""
     READY = 9
-    """From either: it stands; from here on, what happens is the student's code."""
+    """From either: it stands, with all that it was given; from here on the student's code runs."""
     PROGRAM = 8
     """To a rank: the check's program."""
 

@@ -147,6 +147,8 @@ class _Examination:
             else:
                 hint = hint or _outside_the_group(self._case, self.trace)
             raise Wrong(wrong.message, hint, wrong.detail) from None
+        except (OSError, MemoryError):  # no answer's doing
+            raise
         except Exception:
             self._trouble = traceback.format_exc()
             raise Wrong("the answer has a form that this check does not expect") from None

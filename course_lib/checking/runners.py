@@ -34,7 +34,6 @@ from course_lib.ranks.calls import cell_labels, pack_call
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
 from course_lib.ranks.processes.fork_client import end_soon, preload
-from course_lib.ranks.processes.packing import to_bytes
 
 Place = Literal["simulated", "cpu", "gpu"]
 _GRACE = 5.0
@@ -164,7 +163,7 @@ class _Sealed:
     @classmethod
     def of(cls, check: Check, function: Callable[..., Any], quiet: bool) -> _Sealed:
         """Return them sealed; raise TypeError if they cannot be sent."""
-        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1, to_bytes)[0])
+        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1)[0])
 
     def __reduce__(self) -> Any:
         return _opened, (self.data,)

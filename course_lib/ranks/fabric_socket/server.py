@@ -43,6 +43,7 @@ class FabricServer:
     Attributes:
         secrets: per rank, 16 bytes that it must show.
         fabric: its clocks and events.
+        hung_up: the ranks that hung up before they said that they end.
 
     """
 
@@ -62,6 +63,7 @@ class FabricServer:
             bounds=bounds,
             computes=computes,
         )
+        self.hung_up: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._path = path if isinstance(path, str) else None
         if isinstance(path, str):
@@ -187,7 +189,7 @@ class FabricServer:
             while budget > 0:
                 size, kind = connection.receive(self._session.bounds.frame)
                 if size == 0:
-                    return self._hang_up(connection, "it hung up")
+                    return self._disconnect(connection, "it hung up")
                 self._session.expect_within_bounds(connection)
                 if kind is not None:
                     self._session.handle(connection, kind, connection.body)
@@ -196,11 +198,11 @@ class FabricServer:
         except BlockingIOError:
             return
         except OverBoundError as error:
-            self._hang_up(connection, str(error))
+            self._disconnect(connection, str(error), by_us=True)
         except FrameError as error:
-            self._hang_up(connection, f"it broke the protocol: {error}")
+            self._disconnect(connection, f"it broke the protocol: {error}", by_us=True)
         except OSError as error:
-            self._hang_up(connection, f"its connection failed: {error}")
+            self._disconnect(connection, f"its connection failed: {error}")
 
     def _write(self, connection: Connection) -> None:
         try:
@@ -209,7 +211,7 @@ class FabricServer:
         except BlockingIOError:
             return
         except OSError as error:
-            return self._hang_up(connection, f"its connection failed: {error}")
+            return self._disconnect(connection, f"its connection failed: {error}")
         if not connection.outgoing:
             self._selector.modify(connection.channel, selectors.EVENT_READ, connection)
 
@@ -220,10 +222,13 @@ class FabricServer:
         )
         self._write(connection)
 
-    def _hang_up(self, connection: Connection, reason: str) -> None:
+    def _disconnect(self, connection: Connection, reason: str, by_us: bool = False) -> None:
         if connection.channel.fileno() < 0:
             return
         self._selector.unregister(connection.channel)
         connection.channel.close()
-        if connection.rank is not None:
-            self._session.end(connection.rank, reason)
+        if connection.rank is None:
+            return
+        if not by_us and not self._session.has_ended(connection.rank):
+            self.hung_up.add(connection.rank)
+        self._session.end(connection.rank, reason)

@@ -223,6 +223,10 @@ class Session:
             if reason:
                 self.failures[rank] = reason
 
+    def has_ended(self, rank: int) -> bool:
+        """Return whether this rank's part is over."""
+        return self.fabric.phase[rank] in _ENDED
+
     def end_absent(self) -> None:
         """Let the part of every rank be over that never came."""
         for rank in set(range(self.world_size)) - self._ranks.keys():
