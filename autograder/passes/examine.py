@@ -1,4 +1,4 @@
-"""The pass of ``nbgrader autograde`` that decides the points, in place of nbgrader's Execute.
+"""One rebuilt notebook examined: its cells are run, and each test cell gets its points.
 
 Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run: its grade id
 names a check, the examiner runs that check's public and hidden cases on ranks in the sandbox,
@@ -11,16 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
-from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
-from traitlets import Enum, Float, Unicode
 
 from autograder.examination.budget import Limits
 from autograder.examination.check import MEMORY, TIME, Examined, examine
@@ -32,7 +29,6 @@ from autograder.examination.verdict import (
     Verdict,
     checks_digest,
     source_digest,
-    verdict_path,
     versions,
 )
 from autograder.passes import vet
@@ -43,60 +39,6 @@ from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
-
-
-class Examine(NbGraderPreprocessor):
-    """Grades one notebook, each process of its student's in a cell of the sandbox."""
-
-    cell_seconds = Float(
-        Settings.cell_seconds, help="Time limit of one code cell, in seconds."
-    ).tag(config=True)
-    case_seconds = Float(
-        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
-    ).tag(config=True)
-    submission_seconds = Float(
-        Settings.submission_seconds,
-        help="Time limit of all that one submission's code does, in seconds. For every limit: what "
-        "it waits for a core does not count, and a tenth of the time on the wall does in any case.",
-    ).tag(config=True)
-    memory_gib = Float(
-        Settings.memory_gib,
-        help="Memory that a submission's processes may hold together, in GiB.",
-    ).tag(config=True)
-    on = Enum(
-        ("", "cpu", "gpu"),
-        Settings.on,
-        help="Run what is right on the grader's network once more on real ranks: 'cpu' (gloo) or "
-        "'gpu'. The verdict is the same unless they fail. Default: do not.",
-    ).tag(config=True)
-    seed = Unicode(
-        "",
-        help="Draw the cases' inputs from this seed. Default: a secret one, kept in the verdict.",
-    ).tag(config=True)
-
-    def preprocess(
-        self, nb: NotebookNode, resources: ResourcesDict
-    ) -> tuple[NotebookNode, ResourcesDict]:
-        """Run the notebook's cells and checks; write outputs into it and a verdict beside it."""
-        coursedir = self.parent.parent.coursedir
-        names = resources["nbgrader"]
-        assignment, student, notebook = (
-            names[key] for key in ("assignment", "student", "notebook")
-        )
-        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
-        released = coursedir.format_path(coursedir.release_directory, ".", assignment)
-        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
-        verdict = blank_verdict(
-            *(nb, source, Path(released, f"{notebook}.ipynb"), data),
-            *(assignment, student, notebook),
-            Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
-            self.seed,
-        )
-        examine_notebook(nb, source, verdict, self.log)
-        path = verdict_path(data, assignment, student, notebook)
-        verdict.write(path)
-        self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
-        return nb, resources
 
 
 def blank_verdict(
@@ -136,12 +78,38 @@ def blank_verdict(
     )
 
 
+@dataclass(frozen=True)
+class Exam:
+    """What the submissions of an assignment are examined by.
+
+    Attributes:
+        checks: grade id of a test cell → its check.
+        hidden: the same → cases that are not handed out.
+        masked: modules that hold the answers.
+
+    """
+
+    checks: dict[str, Check]
+    hidden: dict[str, Any]
+    masked: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Path) -> Exam:
+        """Return that of the assignment in the folder `source`, under ``instructor/``."""
+        checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+        return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
+
+    def place(self, settings: Settings) -> SandboxedPlace:
+        """Return the sandbox in which submissions are examined, which stays warm."""
+        return warm_place(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
+
+
 Runs = Callable[[SandboxedPlace, Limits], Submission]
 
 
 def examine_notebook(
     nb: NotebookNode,
-    source: Path,
+    exam: Exam,
     verdict: Verdict,
     log: logging.Logger | logging.LoggerAdapter[Any],
     runs: Runs = Submission,
@@ -150,7 +118,7 @@ def examine_notebook(
 
     Args:
         nb: the rebuilt notebook.
-        source: the assignment's folder under ``instructor/``.
+        exam: of its assignment.
         verdict: a blank one, whose seed and settings are used.
         log: is told what happens.
         runs: makes what runs the code.
@@ -164,16 +132,15 @@ def examine_notebook(
     """
     start = time.monotonic()
     settings = Settings(**verdict.settings)
-    checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
     limits = Limits(
         cell=settings.cell_seconds,
         case=settings.case_seconds,
         submission=settings.submission_seconds,
     )
-    place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+    place = exam.place(settings)
     place.warm()  # on our time, not on the submission's
     with runs(place, limits) as submission:
-        examine_cells(nb, checks, hidden.HIDDEN, submission, verdict, log)
+        examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
     if (told := submission.budget.told_when_over()) is not None:
         verdict.notes.append(told)
     verdict.seconds = time.monotonic() - start

@@ -81,6 +81,9 @@ class SandboxedPlace:
             together; default: those of `Limits`.
         more: what its cells see besides, such as GPUs.
 
+    Attributes:
+        generation: how often its sandbox was started: another number is another sandbox.
+
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class SandboxedPlace:
         self._ours = 0
         self._kills = 0
         self._most_free = 0
+        self.generation = 0
 
     def cell(
         self, run: str, config: dict[str, Any], fds: Sequence[int], *, gpu: bool = False
@@ -178,6 +182,7 @@ class SandboxedPlace:
             self._group.add([self._sandbox.pid, *below])
             self._kept.callback(self._group.close)
             self._kills = 0
+        self.generation += 1
 
     def broken(self, what: str) -> ForkServerError:
         """Return the error for a sandbox that failed, with its own words; the next is a new one."""
