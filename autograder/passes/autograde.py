@@ -3,10 +3,10 @@
 It examines one notebook, writes the test cells' outputs itself, and a verdict beside them.
 nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 
-Before the first submission of a process, and after each new sandbox, the assignment's canaries are
-graded (`canary`). nbgrader tells a pass of no last submission: what a machine does that breaks in
-between, and keeps its sandbox, is found by ``autograder grade`` alone, which grades them at the
-end as well.
+The assignment's canaries (`canary`) are graded before the first submission of a process, and in
+each new sandbox. nbgrader does not tell a pass which submission is the last, so they are not graded
+at the end. ``autograder grade`` does that: it alone finds a machine that breaks half way and keeps
+its sandbox.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Examine(NbGraderPreprocessor):
         key = source, released.resolve(), settings
         if key not in _canaries:
             _canaries[key] = Canaries(*key)
-        if not _canaries[key].vouch:
+        if not _canaries[key].vouch():
             _canaries[key].sing()
         examine_notebook(nb, Exam.of(source), verdict, self.log)
-        if not _canaries[key].vouch:  # another sandbox, from somewhere in the middle on
+        if not _canaries[key].vouch():  # another sandbox, from somewhere in the middle on
             _canaries[key].sing()
         path = verdict_path(data, assignment, student, notebook)
         verdict.write(path)

@@ -8,8 +8,8 @@ sandbox that grades the class, and its function runs on ranks there. The first m
 the second less, and the third none, because its process ended. All of this follows from how they
 are made; no number is written down.
 
-All three stand in one notebook, before one task: its cells need to run only once. Of the task's
-check, one public and one hidden case are enough. This takes about a second.
+All three stand in one notebook and solve the same task, so that its cells run only once. The task's
+check keeps one public and one hidden case. This takes about a second.
 
     python -m autograder.passes.canary --course .
 
@@ -197,30 +197,26 @@ class Canaries:
 
     Attributes:
         seconds: that they took the last time.
-        sandbox: the one that they vouch for; None: they did not sing yet.
+        sandbox: the one that they vouch for, by its place and generation; None: there is none.
 
     """
 
     def __init__(self, source: Path, released: Path, settings: Settings) -> None:
-        self._exam = Exam.of(source)
-        self._canary = Canary.of(self._exam, source, released)
-        self._name, self._settings = source.name, settings
+        self._source, self._released, self._settings = source, released, settings
+        self._exam: Exam | None = None
         self.seconds = 0.0
         self.sandbox: tuple[SandboxedPlace, int] | None = None
 
-    @property
-    def ranks(self) -> int:
-        """How many ranks run their function; 0 if no task gives points."""
-        return self._canary.ranks if self._canary else 0
-
-    @property
     def vouch(self) -> bool:
-        """Whether the sandbox in which submissions are examined now has graded them well."""
+        """Return whether the sandbox that runs now has graded them well. Starts it if none does."""
+        if self.sandbox is None or self._exam is None:
+            return False
         place = self._exam.place(self._settings)
+        place.warm()
         return self.sandbox == (place, place.generation)
 
     def sing(self) -> None:
-        """Be graded.
+        """Be graded, by the checks as they are now.
 
         Raises:
             CanaryError: they got other points than they must.
@@ -230,18 +226,21 @@ class Canaries:
 
         """
         self.sandbox = None
-        place = self._exam.place(self._settings)
+        exam = self._exam = Exam.of(self._source)
+        canary = Canary.of(exam, self._source, self._released)
+        place = exam.place(self._settings)
         place.warm()
-        start, sandbox = time.monotonic(), (place, place.generation)
-        if self._canary is not None:
-            self._examine(self._canary)
-        if place.generation != sandbox[1]:
+        start, generation = time.monotonic(), place.generation
+        if canary is not None:
+            self._examine(canary)
+        if place.generation != generation:
             raise CanaryError("the sandbox ended while it graded solutions whose points are known")
-        self.seconds, self.sandbox = time.monotonic() - start, sandbox
+        self.seconds, self.sandbox = time.monotonic() - start, (place, generation)
 
     def _examine(self, canary: Canary) -> None:
         verdict = Verdict(
-            *(self._name, "canary", canary.notebook, "canary", ""), settings=asdict(self._settings)
+            *(self._source.name, "canary", canary.notebook, "canary", ""),
+            settings=asdict(self._settings),
         )
         examine_notebook(copy.deepcopy(canary.nb), canary.exam, verdict, _LOG)
         if wrong := canary.wrong(verdict.checks):
@@ -249,15 +248,14 @@ class Canaries:
                 f"{wrong}. This machine, or the check, is broken, and nothing counts that was "
                 "graded here since this was last tried. Look at the machine with: course doctor "
                 "--grading; and at the check with: make test-all "
-                f'ARGS="tests/test_assignments.py -k {self._name}"'
+                f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )
 
 
 def main() -> int:
     """Let the canaries of one assignment sing; print what came of it as a line of JSON.
 
-    ``told`` says what was tried, and ``wrong`` what is not as it must be; one that is empty is as
-    it should be. The assignment is the first whose canaries send messages, as it was handed out.
+    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment is the first whose canaries send messages, as it was handed out.
     """
     parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
     parser.add_argument("--course", type=Path, required=True, help="the course folder")
@@ -281,8 +279,9 @@ def try_out(root: Path) -> str:
     """
     for source in sorted((root / "instructor").glob("*/checks.py")):
         released = root / "assignments" / source.parent.name
-        canaries = Canaries(source.parent, released, Settings())
-        if canaries.ranks > 1:
+        canary = Canary.of(Exam.of(source.parent), source.parent, released)
+        if canary is not None and canary.ranks > 1:
+            canaries = Canaries(source.parent, released, Settings())
             canaries.sing()
             return (
                 f"{source.parent.name}: a right, a wrong and a crashing solution "

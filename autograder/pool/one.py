@@ -72,7 +72,7 @@ def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Set
 
 SHARE = 20
 """Canaries are graded again once the submissions since have taken so many times as long as they:
-they cost a twentieth of the time, and who kills the pool loses as little of its work."""
+they cost a twentieth of the time, and a kill loses little work."""
 
 
 @dataclass(frozen=True)
@@ -187,25 +187,24 @@ class Bench:
         verdict = blank(self._folders, path, nb, self._settings)
         target = self._folders.graded(assignment, student) / f"{verdict.key}.json"
         if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
-            with contextlib.suppress(
-                ValueError
-            ):  # damaged, by a disk or an editor: as if not there
+            # One that is damaged, by a disk or an editor, is as if it were not there.
+            with contextlib.suppress(ValueError):
                 self._tell(_graded(path, Verdict.read(target), target, unchanged=True))
                 return
         target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
         canaries = self._canaries_of(assignment)
-        if not canaries.vouch:
+        if not canaries.vouch():
             self.vouch()  # what another sandbox has graded
-            if not canaries.vouch:
+            if not canaries.vouch():
                 self._sing()
         self._tell(None)
         with Witness() as witness:
             examine_notebook(nb, Exam.of(source), verdict, _LOG)
         witness.testify(verdict)
-        if not canaries.vouch:
+        if not canaries.vouch():
             if not alone:
                 raise InfrastructureFailure("the sandbox ended while this was graded")
-            # It did so twice, and canaries were graded well before: so it is what was graded.
+            # It happened once more, between good canaries: the submission itself ends its sandbox.
             self._sing()
         draft = Draft(path, verdict, target)
         draft.write(nb)
