@@ -255,7 +255,8 @@ class Canaries:
 def main() -> int:
     """Let the canaries of one assignment sing; print what came of it as a line of JSON.
 
-    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment is the first whose canaries send messages, as it was handed out.
+    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment is
+    the first whose canaries send messages, as it was handed out.
     """
     parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
     parser.add_argument("--course", type=Path, required=True, help="the course folder")

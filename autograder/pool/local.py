@@ -1,8 +1,8 @@
 """The pool of this machine: worker processes, each with a warm sandbox, and nothing lost with one.
 
 A worker is ``python -m autograder.pool.one --serve``. All that counts is on disk, so the pool keeps
-no books. A worker that dies, or that grades its canaries wrongly, is replaced. Its submissions since
-the last good canaries are tried again, later, each between canaries of its own.
+no books. A worker that dies, or that grades its canaries wrongly, is replaced. What it graded since
+the last good canaries is tried again, later, each submission between canaries of its own.
 """
 
 from __future__ import annotations
