@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -27,7 +27,9 @@ from autograder.course import find_sources, load_config
 from autograder.examination.gpus import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.canary import solved
-from autograder.sandbox import bubblewrap as sandbox
+from autograder.passes.examine import Exam
+from autograder.passes.settings import Settings
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
@@ -93,14 +95,14 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
 
     Raises:
         SourcesMissing: this copy of the course lacks the sources of the assignments.
-        SandboxUnavailable: nothing is graded without a sandbox.
+        SandboxUnavailable: nothing is graded without a sandbox that has all it needs.
         DemoError: a step failed.
 
     """
     source = find_sources(root) / ASSIGNMENT
-    sandbox.probe()
     if on == "gpu":
         gpu_mounts()
+    Exam.of(source).place(replace(Settings.of(load_config(root)), on=on))
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -233,7 +235,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", module="nbgrader.api")
     try:
         results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
-    except (DemoError, sandbox.SandboxUnavailable) as error:
+    except (DemoError, SandboxUnavailable) as error:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")

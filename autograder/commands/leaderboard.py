@@ -9,6 +9,7 @@ if it is given more.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
 import sys
 import time
@@ -31,9 +32,11 @@ from autograder.leaderboard.timing import (
     time_submission,
 )
 from autograder.passes.examine import masked_from
+from autograder.passes.settings import ATTEMPTS
 from autograder.pool.progress import in_words
-from autograder.sandbox import bubblewrap as sandbox
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.look import ready
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.local import load_checks, load_module
 
 ASSIGNMENT = "10_capstone"
@@ -99,16 +102,16 @@ def leaderboard(
         raise BoardError(
             f"nobody has handed in {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
         )
-    sandbox.probe()
     title = f"The race, {'the final' if final else 'so far'}"
-    try:
-        with SandboxedPlace(masked_from(hidden.MASKED)) as place:
+    with SandboxedPlace(masked_from(hidden.MASKED)) as place:
+        ready(place)
+        try:
             _time_all(names, submitted, meeting, place, store, say)
-    finally:  # also when it is interrupted: what is known is shown
-        entries = ranked(store.entries[name] for name in names if name in store.entries)
-        shown = page(entries, meeting.race, title, plays)
-        write_whole(target / f"{stem}.html", shown, errors="replace")
-        write_whole(target / f"{stem}.csv", table(entries), errors="replace")
+        finally:  # also when it is interrupted: what is known is shown
+            entries = ranked(store.entries[name] for name in names if name in store.entries)
+            shown = page(entries, meeting.race, title, plays)
+            write_whole(target / f"{stem}.html", shown, errors="replace")
+            write_whole(target / f"{stem}.csv", table(entries), errors="replace")
     return entries
 
 
@@ -133,13 +136,29 @@ def _time_all(
         if known is not None:
             say(f"{number} of {len(names)}: {_shown(name)}: {_told(known)} (known)")
             continue
-        entry = time_submission(name, sources, meeting, place)
+        try:
+            entry = _timed(name, sources, meeting, place)
+        except MachineFailure as error:
+            told = f"the machine failed {ATTEMPTS} times, so there is no entry: {error}"
+            say(f"{number} of {len(names)}: {_shown(name)}: {_shown(told)}")
+            continue
         store.keep(entry)
         timed += 1
         each = (time.monotonic() - began) / timed
         left = each * (len(names) - number)
         wait = f"; about {in_words(left)} left" if left else ""
         say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait}")
+
+
+def _timed(
+    name: str, sources: list[tuple[int, str]], meeting: Meeting, place: SandboxedPlace
+) -> Entry:
+    for _ in range(ATTEMPTS - 1):
+        place.warm()
+        with contextlib.suppress(MachineFailure):
+            return time_submission(name, sources, meeting, place)
+    place.warm()
+    return time_submission(name, sources, meeting, place)
 
 
 def _told(entry: Entry) -> str:
@@ -199,7 +218,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             again=arguments.again,
             say=lambda line: print(line, flush=True),
         )
-    except (BoardError, sandbox.SandboxUnavailable) as error:
+    except (BoardError, SandboxUnavailable) as error:
         print(f"autograder leaderboard: {error}", file=sys.stderr)
         return 1
     timed = sum(entry.status == "timed" for entry in entries)

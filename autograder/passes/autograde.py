@@ -22,7 +22,9 @@ from traitlets import Enum, Float, Unicode
 from autograder.examination.verdict import verdict_path
 from autograder.passes.canary import Canaries
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
+from autograder.sandbox.place import MachineFailure
+from course_lib.checking.limits import CASE_SECONDS
 
 
 class Examine(NbGraderPreprocessor):
@@ -32,7 +34,9 @@ class Examine(NbGraderPreprocessor):
         Settings.cell_seconds, help="Time limit of one code cell, in seconds."
     ).tag(config=True)
     case_seconds = Float(
-        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
+        Settings.case_seconds,
+        help="Time limit of one case of a check that asks for no other, in seconds. Default: that "
+        f"of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
@@ -60,7 +64,8 @@ class Examine(NbGraderPreprocessor):
         """Run the notebook's cells and checks; write outputs into it and a verdict beside it.
 
         Raises:
-            CanaryError: this machine does not grade as it must: the submission gets no mark.
+            MachineFailure: this machine failed, or does not grade as it must. nbgrader goes on; the
+                submission gets no mark.
 
         """
         coursedir = self.parent.parent.coursedir
@@ -72,20 +77,24 @@ class Examine(NbGraderPreprocessor):
         released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
-        verdict = blank_verdict(
-            *(nb, source, released / f"{notebook}.ipynb", data),
-            *(assignment, student, notebook),
-            settings,
-            self.seed,
-        )
         key = source, released.resolve(), settings
-        if key not in _canaries:
-            _canaries[key] = Canaries(*key)
-        if not _canaries[key].vouch():
-            _canaries[key].sing()
-        examine_notebook(nb, Exam.of(source), verdict, self.log)
-        if not _canaries[key].vouch():  # another sandbox, from somewhere in the middle on
-            _canaries[key].sing()
+        canaries = _canaries.setdefault(key, Canaries(*key))
+        for attempt in range(1, ATTEMPTS + 1):
+            verdict = blank_verdict(
+                *(nb, source, released / f"{notebook}.ipynb", data),
+                *(assignment, student, notebook),
+                settings,
+                self.seed,
+            )
+            try:
+                if not canaries.vouch():
+                    canaries.sing()
+                examine_notebook(nb, Exam.of(source), verdict, self.log)
+                break
+            except MachineFailure as error:
+                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
+                if attempt == ATTEMPTS:
+                    raise
         path = verdict_path(data, assignment, student, notebook)
         verdict.write(path)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)

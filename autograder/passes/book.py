@@ -16,6 +16,7 @@ from traitlets import Dict, Unicode
 
 EXAMINE = "autograder.passes.autograde.Examine"
 BOOK = "autograder.passes.book.Book"
+VET = "autograder.passes.vet.vet"
 
 
 class NotAsGraded(ValueError):

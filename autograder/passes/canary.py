@@ -36,10 +36,10 @@ from nbgrader.utils import is_grade, is_solution
 
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import CheckVerdict, Verdict
-from autograder.passes.examine import Exam, examine_notebook
+from autograder.passes.examine import Exam, all_filled_in, examine_notebook
 from autograder.passes.rebuild import rebuild
 from autograder.passes.settings import Settings
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from course_lib.checking import Case
 from course_lib.ranks.explain.failure import exit_reason
 
@@ -49,7 +49,7 @@ _CRASHING = f"import os\n\n\ndef {{name}}(*args, **kwargs):\n    os._exit({_STAT
 _LOG = logging.getLogger(__name__)
 
 
-class CanaryError(RuntimeError):
+class CanaryError(MachineFailure):
     """A canary got other points than it must: nobody is graded here. Says what to do."""
 
 
@@ -219,8 +219,8 @@ class Canaries:
         """Be graded, by the checks as they are now.
 
         Raises:
-            CanaryError: they got other points than they must.
-            ForkServerError: the sandbox cannot be started.
+            CanaryError: they got other points than they must. The next sandbox is a new one.
+            MachineFailure: the sandbox cannot be started, or has ended.
             SandboxUnavailable: there is none.
             AuthorError: the check is broken.
 
@@ -230,17 +230,19 @@ class Canaries:
         canary = Canary.of(exam, self._source, self._released)
         place = exam.place(self._settings)
         place.warm()
-        start, generation = time.monotonic(), place.generation
+        start, sandbox = time.monotonic(), (place, place.generation)
         if canary is not None:
-            self._examine(canary)
-        if place.generation != generation:
-            raise CanaryError("the sandbox ended while it graded solutions whose points are known")
-        self.seconds, self.sandbox = time.monotonic() - start, (place, generation)
+            try:
+                self._examine(canary)
+            except CanaryError:
+                place.close()
+                raise
+        self.seconds, self.sandbox = time.monotonic() - start, sandbox
 
     def _examine(self, canary: Canary) -> None:
         verdict = Verdict(
             *(self._source.name, "canary", canary.notebook, "canary", ""),
-            settings=asdict(self._settings),
+            settings=asdict(all_filled_in(self._settings)),
         )
         examine_notebook(copy.deepcopy(canary.nb), canary.exam, verdict, _LOG)
         if wrong := canary.wrong(verdict.checks):
@@ -255,8 +257,8 @@ class Canaries:
 def main() -> int:
     """Let the canaries of one assignment sing; print what came of it as a line of JSON.
 
-    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment is
-    the first whose canaries send messages, as it was handed out.
+    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment
+    is the first whose canaries send messages, as it was handed out.
     """
     parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
     parser.add_argument("--course", type=Path, required=True, help="the course folder")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,32 @@ from autograder.examination.verdict import (
 from autograder.passes import vet
 from autograder.passes.settings import Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
+from autograder.sandbox.look import ready
 from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
+
+
+def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """Vet a submission, and grade none where that cannot work: nbgrader's hook, see `vet.vet`.
+
+    Raises:
+        SystemExit: nothing can be graded here. nbgrader would go on after any other error, and
+            say for each student in a hundred lines what holds for all of them.
+
+    """
+    vet.vet(assignment, student, notebooks)
+    if _warm:
+        return
+    try:
+        with SandboxedPlace() as place:
+            ready(place)
+    except SandboxUnavailable as error:
+        raise SystemExit(f"nbgrader autograde: {error}") from None
 
 
 def blank_verdict(
@@ -66,6 +87,7 @@ def blank_verdict(
         seed: of the inputs; default: the one that belongs to this code of this student.
 
     """
+    settings = all_filled_in(settings)
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
     if not seed:
         seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
@@ -104,6 +126,11 @@ class Exam:
         return warm_place(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
 
 
+def all_filled_in(settings: Settings) -> Settings:
+    """Return the settings with the table's limits for those that are left open."""
+    return replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
+
+
 Runs = Callable[[SandboxedPlace, Limits], Submission]
 
 
@@ -124,8 +151,8 @@ def examine_notebook(
         runs: makes what runs the code.
 
     Raises:
-        ForkServerError: the sandbox cannot be started, or ended: nobody is graded.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, or our own code: there is no verdict.
+        SandboxUnavailable: there is no sandbox.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
 
@@ -223,14 +250,21 @@ _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
 def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
-    """Return the sandbox of an assignment: the one that graded the last submission, if any did."""
+    """Return the sandbox of an assignment: the one that graded the last submission, if any did.
+
+    Raises:
+        SandboxUnavailable: it is a new one, and nothing can be graded in it.
+
+    """
     key = masked_from(masked), memory, gpus
     if key not in _warm:
         more = gpu_mounts() if gpus else ()
         for place in _warm.values():  # one assignment at a time
             place.close()
         _warm.clear()
-        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        place = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        ready(place)
+        _warm[key] = place
     return _warm[key]
 
 

@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from autograder.examination.budget import PATIENCE
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
 from course_lib.ranks.explain.failure import exit_reason
 
-ATTEMPTS = 3
-"""A submission that the machine failed is tried so many times."""
 IN_A_ROW = 3
 """After so many failures of the machine for each worker, and nothing graded, the rest waits."""
 START_SECONDS = 300.0
@@ -51,18 +49,23 @@ class Worker:
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        answers, theirs = os.pipe()
+        # A line that lay in a buffer of ours would not wake the pool.
+        self.answers = os.fdopen(answers, "rb", buffering=0)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve"),
+                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve", str(theirs)),
                 *("--course", str(root), "--settings", json.dumps(asdict(settings))),
             ],
             env=_environment(),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self._said,  # a sitecustomize may print before any of our lines is run
             stderr=self._said,
-            bufsize=0,  # a line that lies in a buffer of ours would not wake the pool
+            bufsize=0,
+            pass_fds=[theirs],
             start_new_session=True,  # Ctrl-C is ours to handle
         )
+        os.close(theirs)
         # As long as a submission may last by its own limit, and no less.
         self._patience = START_SECONDS + PATIENCE * settings.submission_seconds
         self._deadline = 0.0
@@ -91,10 +94,9 @@ class Worker:
 
     def answer(self) -> dict[str, Any] | None:
         """Return what it says now, `one.serve` has the forms; None if it says nothing any more."""
-        assert self.process.stdout is not None
         self._deadline = time.monotonic() + self._patience
         try:
-            said = json.loads(self.process.stdout.readline())
+            said = json.loads(self.answers.readline())
         except ValueError:
             return None
         return said if isinstance(said, dict) else None
@@ -116,7 +118,7 @@ class Worker:
     def close(self) -> None:
         """End it, and with it its sandbox."""
         self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
+        for stream in (self.process.stdin, self.answers):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
@@ -165,7 +167,7 @@ class _Pool:
     def _start(self) -> None:
         worker = Worker(self._root, self._settings)
         self._workers.append(worker)
-        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        self._selector.register(worker.answers, selectors.EVENT_READ, worker)
         self._give(worker)
 
     def _give(self, worker: Worker) -> None:

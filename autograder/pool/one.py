@@ -22,9 +22,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import nbformat
 
@@ -35,11 +36,10 @@ from autograder.passes.canary import Canaries, CanaryError
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
 from autograder.passes.rebuild import rebuild
 from autograder.passes.settings import Settings
-from autograder.passes.vet import vet
+from autograder.passes.vet import damage, vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
-from autograder.pool.witness import InfrastructureFailure, Witness
+from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -83,12 +83,14 @@ class Draft:
         path: the submitted notebook.
         verdict: on it.
         target: where the verdict will lie, and beside it the graded notebook.
+        notes: on damage of the submitted notebook.
 
     """
 
     path: Path
     verdict: Verdict
     target: Path
+    notes: Sequence[str]
 
     @property
     def _files(self) -> list[tuple[Path, Path]]:
@@ -106,7 +108,7 @@ class Draft:
         """Let it count."""
         for draft, name in self._files:
             draft.replace(name)
-        return _graded(self.path, self.verdict, self.target)
+        return _graded(self.path, self.verdict, self.target, self.notes)
 
     def drop(self, why: str) -> Outcome:
         """Remove it: the machine's fault."""
@@ -172,9 +174,8 @@ class Bench:
 
         Raises:
             CanaryError: the canaries got other points than they must.
-            InfrastructureFailure: the machine failed, and not the submission.
-            ForkServerError: likewise: the sandbox.
-            SandboxUnavailable: there is none.
+            MachineFailure: the machine failed, and not the submission.
+            SandboxUnavailable: there is no sandbox.
             OSError: likewise: a disk, for example.
             AuthorError: a check is broken.
             LookupError: a test cell has no check.
@@ -189,7 +190,9 @@ class Bench:
         if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
             # One that is damaged, by a disk or an editor, is as if it were not there.
             with contextlib.suppress(ValueError):
-                self._tell(_graded(path, Verdict.read(target), target, unchanged=True))
+                old = Verdict.read(target)
+                notes = damage(assignment, student)
+                self._tell(_graded(path, old, target, notes, unchanged=True))
                 return
         target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
         canaries = self._canaries_of(assignment)
@@ -198,15 +201,10 @@ class Bench:
             if not canaries.vouch():
                 self._sing()
         self._tell(None)
-        with Witness() as witness:
-            examine_notebook(nb, Exam.of(source), verdict, _LOG)
-        witness.testify(verdict)
+        examine_notebook(nb, Exam.of(source), verdict, _LOG)
         if not canaries.vouch():
-            if not alone:
-                raise InfrastructureFailure("the sandbox ended while this was graded")
-            # It happened once more, between good canaries: the submission itself ends its sandbox.
-            self._sing()
-        draft = Draft(path, verdict, target)
+            raise MachineFailure("The sandbox ended while this was graded")
+        draft = Draft(path, verdict, target, damage(assignment, student))
         draft.write(nb)
         self._drafts.append(draft)
         self._seconds += verdict.seconds
@@ -257,17 +255,17 @@ class Bench:
                 self._tell(Outcome(str(draft.path), failed=_told(error), fault=MACHINE))
 
 
-def _graded(path: Path, verdict: Verdict, target: Path, unchanged: bool = False) -> Outcome:
+def _graded(
+    path: Path, verdict: Verdict, target: Path, notes: Sequence[str], unchanged: bool = False
+) -> Outcome:
     return Outcome(
         *(str(path), str(target), verdict.score, verdict.max_score),
         *(verdict.seconds, unchanged),
+        notes=notes,
     )
 
 
-_OF_THE_MACHINE = (
-    *(InfrastructureFailure, ForkServerError, SandboxUnavailable, OSError, MemoryError),
-    CanaryError,
-)
+_OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
 def _told(error: Exception) -> str:
@@ -284,7 +282,9 @@ def _words(*errors: BaseException | None) -> str:
 # As a program -----------------------------------------------------------------------------------
 
 
-def serve(folders: Folders, settings: Settings, requests: Iterable[str], ask: bool) -> bool:
+def serve(
+    folders: Folders, settings: Settings, requests: Iterable[str], answers: TextIO, ask: bool
+) -> bool:
     """Grade what each line of JSON names, until this process is not trusted any more.
 
     Each answer is a line of JSON: an `Outcome`. It comes when it is known, and for many at a time.
@@ -293,6 +293,7 @@ def serve(folders: Folders, settings: Settings, requests: Iterable[str], ask: bo
         folders: of the course.
         settings: how it examines.
         requests: the lines.
+        answers: where to.
         ask: say ``{}`` when a part of the work is over, which has its own limit of time, and
             ``{"next": true}`` when another line may come.
 
@@ -300,15 +301,17 @@ def serve(folders: Folders, settings: Settings, requests: Iterable[str], ask: bo
         Whether all were graded.
 
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a check prints is no answer
     well = True
+
+    def say(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
 
     def tell(outcome: Outcome | None) -> None:
         nonlocal well
         well &= outcome is None or not outcome.failed
         if outcome is not None or ask:
-            answers.write(json.dumps(asdict(outcome) if outcome else {}) + "\n")
+            say(asdict(outcome) if outcome else {})
 
     bench = Bench(folders, settings, tell)
     for line in requests:
@@ -317,7 +320,7 @@ def serve(folders: Folders, settings: Settings, requests: Iterable[str], ask: bo
         if bench.distrust:
             return False
         if ask:
-            answers.write(json.dumps({"next": True}) + "\n")
+            say({"next": True})
     bench.vouch()
     return well
 
@@ -340,8 +343,10 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also where there is a verdict")
     parser.add_argument(
         "--serve",
-        action="store_true",
-        help='read {"path": …, "again": …, "alone": …} from the input, by line',
+        type=int,
+        metavar="FD",
+        help='read {"path": …, "again": …, "alone": …} from the input, by line, and answer to this '
+        "descriptor",
     )
     arguments = parser.parse_args()
     root = find_course(arguments.course)
@@ -349,14 +354,20 @@ def main() -> int:
     settings = Settings.of(config)
     if arguments.settings:
         settings = Settings(**{**asdict(settings), **json.loads(arguments.settings)})
-    if arguments.serve:
+    if arguments.serve is not None:
         end_with_parent()
     paths = [str(Path(path).resolve()) for path in arguments.paths]
     requests = (
         json.dumps({"path": path, "again": arguments.again, "alone": False}) for path in paths
     )
-    lines = sys.stdin if arguments.serve else requests
-    return 0 if serve(Folders.of(root, config), settings, lines, arguments.serve) else 1
+    lines: Iterable[str] = requests
+    answers = os.dup(1)
+    if arguments.serve is not None:
+        lines, answers = sys.stdin, arguments.serve
+    os.dup2(2, 1)  # what a check prints is no answer
+    with os.fdopen(answers, "w") as file:
+        ask = arguments.serve is not None
+        return 0 if serve(Folders.of(root, config), settings, lines, file, ask) else 1
 
 
 if __name__ == "__main__":

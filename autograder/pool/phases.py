@@ -26,7 +26,8 @@ from autograder.pool.class_list import (
 from autograder.pool.local import grade_all
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.pool.progress import Progress
-from autograder.sandbox import bubblewrap as sandbox
+from autograder.sandbox.look import ready
+from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 
 TO_DO = """\
@@ -66,7 +67,8 @@ def grade_class(
     for line in without_notebook(folders, assignment, only):
         print(line)
     if cluster is None:
-        sandbox.probe()
+        with SandboxedPlace() as place:
+            ready(place)
         if settings.on == "gpu":
             gpu_mounts()
     with _alone(folders, assignment):
@@ -146,6 +148,12 @@ def _name(outcome: Outcome) -> str:
     return Path(outcome.path).parents[1].name
 
 
+def _set_aside(outcome: Outcome) -> Path:
+    """Return where a damaged notebook lies now; `passes.vet` puts it there."""
+    *_, assignment, notebook = Path(outcome.path).parts
+    return Path(outcome.path).parents[3] / "set_aside" / _name(outcome) / assignment / notebook
+
+
 def _remember(folders: Folders, outcome: Outcome) -> None:
     path = Path(outcome.path)
     note = folders.graded(path.parent.name, _name(outcome)) / "failed.txt"
@@ -163,6 +171,9 @@ def report(outcomes: Sequence[Outcome]) -> int:
     graded = [outcome for outcome in outcomes if not outcome.failed]
     kept = sum(outcome.unchanged for outcome in graded)
     print(f"graded: {len(graded)}, of which unchanged: {kept}; failed: {len(failed)}")
+    for outcome in graded:
+        for note in outcome.notes:
+            print(f"  {_name(outcome)}: {note}; as it was handed in: {_set_aside(outcome)}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):

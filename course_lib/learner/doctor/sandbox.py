@@ -41,15 +41,20 @@ def namespaces() -> Finding:
 
 
 def bubblewrap() -> Finding:
-    """Start a sandbox, as the autograder does."""
+    """Start a sandbox, as the autograder does, and look whether it has what grading needs."""
     if sys.platform != "linux":
         return Finding("sandbox", "only on Linux", "see namespaces", "grading")
     try:
         from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
+        from autograder.sandbox.look import ready
+        from autograder.sandbox.place import SandboxedPlace
     except ImportError as error:
         return Finding("sandbox", f"{error.name} is missing", "see packages", "grading")
     try:
-        return Finding("sandbox", f"starts, with {probe()}")
+        started = f"starts, with {probe()}"
+        with SandboxedPlace() as place:
+            ready(place)
+        return Finding("sandbox", started)
     except SandboxUnavailable as error:
         advice = "`autograder --version` lists what can be done, by system; only grading needs it"
         return Finding("sandbox", " ".join(error.reason.split()), advice, "grading")
