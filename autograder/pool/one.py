@@ -119,7 +119,7 @@ def outcome_of(folders: Folders, path: Path, settings: Settings, again: bool = F
     return Outcome(
         *(str(path), str(target), verdict.score, verdict.max_score),
         *(verdict.seconds, unchanged),
-        notes=damage(path.parent.name, path.parents[1].name),
+        notes=damage(verdict.notes),
     )
 
 
