@@ -9,6 +9,7 @@ if it is given more.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
 import sys
 import time
@@ -31,9 +32,10 @@ from autograder.leaderboard.timing import (
     time_submission,
 )
 from autograder.passes.examine import masked_from
+from autograder.passes.settings import ATTEMPTS
 from autograder.pool.progress import in_words
 from autograder.sandbox.look import ready
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.local import load_checks, load_module
 
@@ -134,13 +136,29 @@ def _time_all(
         if known is not None:
             say(f"{number} of {len(names)}: {_shown(name)}: {_told(known)} (known)")
             continue
-        entry = time_submission(name, sources, meeting, place)
+        try:
+            entry = _timed(name, sources, meeting, place)
+        except MachineFailure as error:
+            told = f"the machine failed {ATTEMPTS} times, so there is no entry: {error}"
+            say(f"{number} of {len(names)}: {_shown(name)}: {_shown(told)}")
+            continue
         store.keep(entry)
         timed += 1
         each = (time.monotonic() - began) / timed
         left = each * (len(names) - number)
         wait = f"; about {in_words(left)} left" if left else ""
         say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait}")
+
+
+def _timed(
+    name: str, sources: list[tuple[int, str]], meeting: Meeting, place: SandboxedPlace
+) -> Entry:
+    for _ in range(ATTEMPTS - 1):
+        place.warm()
+        with contextlib.suppress(MachineFailure):
+            return time_submission(name, sources, meeting, place)
+    place.warm()
+    return time_submission(name, sources, meeting, place)
 
 
 def _told(entry: Entry) -> str:

@@ -20,13 +20,13 @@ from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import examine_notebook
 from autograder.passes.settings import Settings
 from autograder.pool.one import rebuilt
+from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, Observed
 from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 DESCRIPTION = (
     "Examine a submission again with the inputs that its verdict was made from. Prints every case, "
@@ -196,7 +196,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         else:
             print("No case communicated: there is no timeline to draw.")
     except (
-        *(ReplayError, ValueError, OSError, SandboxUnavailable, ForkServerError, AuthorError),
+        *(ReplayError, ValueError, OSError, SandboxUnavailable, MachineFailure, AuthorError),
     ) as error:
         print(f"autograder replay: {error}", file=sys.stderr)
         return 2

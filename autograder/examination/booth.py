@@ -18,7 +18,6 @@ from course_lib.capstone.referee import SECONDS, played_by
 from course_lib.capstone.tape import TapeError
 from course_lib.checking.frames import Frame
 from course_lib.checking.wire import WireError, decode, encode
-from course_lib.ranks.explain.failure import exit_reason
 
 _NUMBERS = {"seconds": float, "computed": float, "light": float, "flops": int, "gradients": int}
 _LISTS = {"losses": float, "sent": int, "received": int, "claimed": int}
@@ -43,17 +42,20 @@ def _play(
         with cell:
             given = {"parameters": parameters, "tapes": tapes, "seeds": seeds}
             channel.queue(Frame.INPUT, encode(given))
+            if not channel.wait_until_ready():
+                raise place.broken("The process that plays tapes did not start")
             try:
                 with budget:
                     _, payload = channel.ask(budget.of(SECONDS), lambda: None)
                 return _checked(decode(payload))
             except TimeoutError:
+                place.make_sure()
                 raise TapeError(f"to do it again takes more than {SECONDS:g} s") from None
-            except (EOFError, WireError):
-                if not channel.ready:
-                    raise place.broken("a cell of the sandbox did not start") from None
-                why = place.over_memory() or f"it ended: {exit_reason(cell.status(wait=2.0))}"
-                raise TapeError(f"it cannot be done again: {why}") from None
+            except WireError:
+                raise TapeError("it cannot be done again: it breaks the process") from None
+            except EOFError:
+                why = place.why_ended(cell)
+                raise TapeError(f"it cannot be done again: it ended: {why}") from None
 
 
 def _checked(told: Any) -> dict[str, Any]:

@@ -9,6 +9,10 @@ Nobody can hide in the queue: what all processes of the submission run on cores 
 so filling the queue oneself gains nothing; and a tenth of the wall counts whatever happens, so that
 nothing lasts longer than ten times its limit, by the wall. A submission that gets that far has its
 numbers in the verdict's notes.
+
+Time in which the machine stood still does not count at all: a process of the submission was stopped
+from outside, or this process was not run. After `STANDSTILL` seconds of it the examination is given
+up, as the machine's failure.
 """
 
 from __future__ import annotations
@@ -18,12 +22,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autograder.sandbox.cores import Cores
+from autograder.sandbox.place import MachineFailure
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
 PATIENCE = 10
 """A second that counts lasts at most so many on the wall."""
 LOOK_EVERY = 0.2
 """Seconds between two looks at what can be seen from outside only."""
+UNSEEN = 3.0
+"""After so many seconds without a look this process was not run, unless it computed or queued."""
+STANDSTILL = 60.0
+"""Seconds that the machine may stand still in one examination."""
 
 
 class OutOfTime(RanksError):
@@ -36,15 +46,13 @@ class Limits:
 
     Attributes:
         cell: of one cell of the notebook.
-        case: of one case; a check may ask for less.
-        timeouts: after so many cases that took too long, a check's others are not run.
+        case: of one case whose check does not ask for others.
         submission: of everything that student code does.
 
     """
 
     cell: float = 30.0
-    case: float = 10.0
-    timeouts: int = 2
+    case: float = CASE_SECONDS
     submission: float = 60.0
 
 
@@ -58,11 +66,13 @@ class Budget:
         cores: what the submission's processes have had of the cores so far, and those of ours that
             they wait for, by their pids.
         wall: the clock on the wall.
+        busy: seconds that this process has computed so far.
 
     Attributes:
         limits: the limits.
         used: seconds that have counted so far, at the last look.
-        waited: seconds on the wall that have not.
+        waited: seconds on the wall that have not, because the submission waited for a core.
+        still: seconds on the wall that have not, because the machine stood still.
 
     """
 
@@ -71,21 +81,28 @@ class Budget:
         limits: Limits,
         cores: Callable[[], Mapping[int, Cores]] = dict,
         wall: Callable[[], float] = time.monotonic,
+        busy: Callable[[], float] = time.process_time,
     ) -> None:
         self.limits = limits
-        self.used = self.waited = 0.0
-        self._cores, self._wall = cores, wall
+        self.used = self.waited = self.still = 0.0
+        self._cores, self._wall, self._busy = cores, wall, busy
         self._looked: float | None = None
+        self._was_busy = 0.0
         self._seen: Mapping[int, Cores] = {}
 
     def __enter__(self) -> Budget:
         """Let the clock run."""
-        self._looked, self._seen = self._wall(), self._cores()
+        self._looked, self._seen, self._was_busy = self._wall(), self._cores(), self._busy()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._look()
-        self._looked = None
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self._look()
+        except MachineFailure:
+            if kind is None:  # else what is raised already says more
+                raise
+        finally:
+            self._looked = None
 
     @property
     def left(self) -> float:
@@ -136,19 +153,31 @@ class Budget:
         return Deadline(self, min(seconds, left))
 
     def _look(self) -> None:
-        """Count the time since the last look."""
+        """Count the time since the last look.
+
+        Raises:
+            MachineFailure: the machine has stood still for too long.
+
+        """
         assert self._looked is not None
-        now, seen = self._wall(), self._cores()
+        now, seen, busy = self._wall(), self._cores(), self._busy()
         ran = waited = 0.0
         for pid, cores in seen.items():
             before = self._seen.get(pid, Cores(0.0, 0.0))
             ran += max(0.0, cores.ran - before.ran)
             waited += max(0.0, cores.waited - before.waited)
         passed = now - self._looked
+        did = busy - self._was_busy + waited
+        unseen = passed > UNSEEN and did < passed / 2
+        self._looked, self._seen, self._was_busy = now, seen, busy
+        if unseen or any(cores.stopped for cores in seen.values()):
+            self.still += passed
+            if self.still > STANDSTILL:
+                raise MachineFailure(f"This machine stood still for {self.still:.0f} s")
+            return
         counts = min(passed, max(passed - waited, ran, passed / PATIENCE))
         self.used += counts
         self.waited += passed - counts
-        self._looked, self._seen = now, seen
 
 
 class Deadline:

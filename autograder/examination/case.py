@@ -11,15 +11,16 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.channel import Channel, wait_at_most
-from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
+from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case
 from course_lib.checking.frames import Frame
+from course_lib.checking.limits import CARRIED, MAX_ANSWERS, MAX_TEXT
 from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import (
@@ -29,7 +30,9 @@ from course_lib.ranks.explain.errors import (
     RankState,
     RankTimeout,
 )
-from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
+from course_lib.ranks.explain.failure import Failure, rank_error, timed_out
+from course_lib.ranks.fabric.diagnosis import explain_misuse
+from course_lib.ranks.fabric.handles import MAX_MISUSES, Misuse
 from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.trace.trace import Trace
 
@@ -48,6 +51,7 @@ class SubmissionError(RanksError):
 class _Rank:
     channel: Channel
     cell: Cell
+    touched: list[Misuse] = field(default_factory=list)
     answer: Any = None
     answered: bool = False
     failure: Failure | None = None
@@ -62,6 +66,7 @@ class CaseRanks:
         program: the check's, packed.
         function: the student's, as the notebook process handed it over.
         network: what messages cost.
+        computes: of each rank, seconds → how often its program says that it computes so long.
 
     """
 
@@ -72,6 +77,7 @@ class CaseRanks:
         program: bytes,
         function: bytes,
         network: Network,
+        computes: Sequence[Mapping[float, int]] = (),
     ) -> None:
         self._place = place
         self._k = case.world_size
@@ -92,12 +98,15 @@ class CaseRanks:
                         end.close()
                     self._kept.close()
                     raise
-            channel = Channel(ours)
+            channel = Channel(ours, MAX_ANSWERS // self._k)
             self._kept.callback(channel.close)
             self._ranks.append(_Rank(channel, cell))
             channel.queue(Frame.PROGRAM, program)
             channel.queue(Frame.FUNCTION, function)
-        self._server = FabricServer(ends, self._k, network)
+        nothing: Sequence[Mapping[float, int]] = [{}] * self._k
+        self._server = FabricServer(
+            ends, self._k, network, computes=computes or nothing, bounds=CARRIED
+        )
 
     def __enter__(self) -> CaseRanks:
         return self
@@ -112,20 +121,38 @@ class CaseRanks:
         """What the ranks sent and when, as it was carried here."""
         return Trace(self._server.fabric.events, self._k)
 
-    def run(self, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
-        """Give every rank its input; return their outputs in rank order.
+    @property
+    def touched(self) -> list[str]:
+        """Which buffers the ranks used too early, by their own word, in sentences."""
+        return explain_misuse([each for rank in self._ranks for each in rank.touched]).splitlines()
+
+    def start(self, inputs: Sequence[Plain]) -> None:
+        """Give every rank its input, and wait until it is about to run the student's code.
 
         Raises:
-            RanksError: they did not all answer; says why.
+            MachineFailure: a rank did not get so far.
 
         """
         for rank, value in zip(self._ranks, inputs, strict=True):
             rank.channel.queue(Frame.INPUT, encode(value))
+            rank.channel.serve()
+        for number, rank in enumerate(self._ranks):
+            if not rank.channel.wait_until_ready():
+                raise self._place.broken(f"Rank {number} did not start")
+
+    def run(self, deadline: Deadline) -> list[Any]:
+        """Return the ranks' outputs in rank order; they have started.
+
+        Raises:
+            RanksError: they did not all answer; says why. Ask `blame` before you believe it.
+
+        """
         stuck: RanksError | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ, None)
             for number, rank in enumerate(self._ranks):
                 selector.register(rank.channel.socket, rank.channel.events, number)
+                self._serve(selector, number)  # what came with the sign that it stands
             looked = time.monotonic()
             while not all(rank.answered or rank.failure for rank in self._ranks):
                 if (left := deadline.left) <= 0:
@@ -187,7 +214,9 @@ class CaseRanks:
             for kind, payload in rank.channel.frames:
                 if rank.answered or rank.failure:
                     continue
-                if kind == Frame.OUTPUT:
+                if kind == Frame.TOUCHED:
+                    rank.touched = touched_told(number, decode(payload))
+                elif kind == Frame.OUTPUT:
                     rank.answer, rank.answered = decode(payload), True
                 elif kind == Frame.FAILURE:
                     rank.failure = failure_told(decode(payload))
@@ -196,39 +225,65 @@ class CaseRanks:
             raise RankError(f"Rank {number} answered nonsense: {error}", rank=number) from None
         if rank.channel.ended or rank.answered or rank.failure:
             selector.unregister(rank.channel.socket)
-            if not rank.channel.ready:
-                raise self._place.broken("a cell of the sandbox did not start")
             if not (rank.answered or rank.failure):
-                raise self._death(number)
+                mismatch = self._turn(None)  # what it sent last may explain its end
+                if isinstance(mismatch, MismatchError):
+                    raise mismatch
+                raise _HungUp(f"Rank {number} ended.", rank=number)
         else:
             selector.modify(rank.channel.socket, rank.channel.events, number)
 
     def _states(self) -> list[RankState]:
         return self._server.states()
 
-    def _death(self, number: int) -> RanksError:
-        status = self._ranks[number].cell.status(wait=2)
-        mismatch = self._turn(None)  # what it sent last may explain its end
-        if isinstance(mismatch, MismatchError):
-            return mismatch
-        reason = exit_reason(status)
-        if status == STOPPED:
-            reason = "it killed or stopped itself"
-        elif over := self._place.over_memory():
-            reason = over
+    def blame(self, error: RanksError) -> RanksError:
+        """Return what `run` has raised, once it is certain that the student's code is the cause.
+
+        Takes a while where a rank has hung up and has not ended; the student's time does not run.
+
+        Raises:
+            MachineFailure: it is not.
+
+        """
+        self._place.make_sure()
+        why = {
+            number: self._place.why_ended(rank.cell)
+            for number, rank in enumerate(self._ranks)
+            if number in self._server.hung_up
+            or (rank.channel.ended and not (rank.answered or rank.failure))
+        }
+        if not isinstance(error, _HungUp):
+            return error
+        number = error.rank
         states = [
             RankState(state.rank, "process ended", state.where) if state.rank == number else state
             for state in self._states()
         ]
         detail = "The other ranks were stopped." if self._k > 1 else ""
-        return RankError(f"Rank {number}'s process ended: {reason}.", states, detail, rank=number)
+        told = f"Rank {number}'s process ended: {why[number]}."
+        return RankError(told, states, detail, rank=number)
+
+
+class _HungUp(RankError):
+    """A rank has hung up without an answer; `CaseRanks.blame` finds out why."""
 
 
 def failure_told(told: Any) -> Failure:
     """Return what a rank told of its exception: texts, and never an object."""
     told = told if isinstance(told, dict) else {}
     kind, message, where, trace = (
-        value if isinstance(value := told.get(key), str) else ""
+        value[:MAX_TEXT] if isinstance(value := told.get(key), str) else ""
         for key in ("kind", "message", "where", "trace")
     )
     return Failure(kind, message, where, trace, told.get("mismatch") is True, pickled=None)
+
+
+def touched_told(rank: int, told: Any) -> list[Misuse]:
+    """Return which buffers a rank says that it used too early: lines of texts."""
+    found = []
+    for each in told[:MAX_MISUSES] if isinstance(told, list) else []:
+        match each:
+            case [str(what), "read" | "wrote to" as did, str(launched), str(where)]:
+                texts = (" ".join(text[: CARRIED.text].split()) for text in (launched, where))
+                found.append(Misuse(rank, what[:100], did, *texts))
+    return found

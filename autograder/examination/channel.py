@@ -11,6 +11,8 @@ from autograder.examination.budget import LOOK_EVERY, Deadline
 from course_lib.checking.frames import Frame, FrameReader, header
 
 MAX_ANSWER = 64 * 2**20
+START_SECONDS = 60.0
+"""For so long a process of ours may take to stand. No student pays for it."""
 SHORTEST_WAIT = 0.01
 """Seconds: a deadline may move away while it is looked at, so nobody waits for it any shorter."""
 _PIECE = 1 << 20
@@ -81,6 +83,22 @@ class Channel:
                 self.ready = bool(self.frames.pop(0))
         else:
             self.ended = True
+
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
+        """Send what is queued until the process stands; return whether it does in so many seconds.
+
+        The frames that follow stay for whoever asks next.
+        """
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, self.events)
+            while not (self.ready or self.ended):
+                if (left := until - time.monotonic()) <= 0:
+                    return False
+                if selector.select(left):
+                    self.serve()
+                selector.modify(self.socket, self.events)
+        return self.ready
 
     def ask(self, deadline: Deadline, look: Callable[[], object]) -> tuple[int, bytes]:
         """Send what is queued and return the next frame that comes; `look` now and then.

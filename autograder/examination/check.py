@@ -1,4 +1,8 @@
-"""One check of one submission: run it, and let nothing that comes back lose anything else."""
+"""One check of one submission: run it, and let nothing that comes back lose anything else.
+
+A student loses points through a judge's finding, or through what `CaseRanks.blame` has confirmed.
+Whatever else goes wrong here is not the student's fault: `MachineFailure`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from autograder.examination.budget import OutOfTime
 from autograder.examination.case import SubmissionError
 from autograder.examination.node import On
 from autograder.examination.submission import Submission
-from autograder.sandbox.place import OVER_MEMORY
+from autograder.sandbox.place import OVER_MEMORY, MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
@@ -24,12 +28,10 @@ from course_lib.ranks.explain.errors import (
     RanksError,
     RankTimeout,
 )
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 CARRIED = "the grader's network"
 TIME, MEMORY = "time", "memory"
 """With which word a limit that was met begins."""
-_UNEXPECTED = "The answer does not have the form that this check asks for."
 
 _OF_HIDDEN = (
     ((OutOfTime, SubmissionError), ""),
@@ -77,26 +79,20 @@ def examine(
     real ones: the verdict is theirs then, of the values.
 
     Raises:
-        ForkServerError: the sandbox cannot be started: nobody is graded.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, or our own code: there is no verdict.
+        SandboxUnavailable: there is no sandbox.
+        AuthorError: the check is broken.
 
     """
     hidden = tuple(hidden)
-    guard = _Guard(name, check, submission)
-    try:
-        report = guard.report(seed, hidden, progress)
-        if report.passed and on is not None:
-            places = CARRIED, WORDS[on]
-            report = replace(guard.report(seed, hidden, progress, on), places=places)
-            # What passes where messages are carried and fails on real ranks failed there.
-            report = report if report.passed else replace(report, places=places[1:])
-    except _NOT_THE_STUDENTS:
-        raise
-    except Exception:
-        guard.note("the check", traceback.format_exc())
-        cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
-        results = (CaseResult(c.name, False, _UNEXPECTED, "", 0.0, is_) for c, is_ in cases)
-        report = CheckReport(name, tuple(results))
+    guard = _Guard(name, check, submission, hidden)
+    report = guard.report(seed, hidden, progress)
+    if report.passed and on is not None:
+        places = CARRIED, WORDS[on]
+        report = replace(guard.report(seed, hidden, progress, on), places=places)
+        # What passes where messages are carried and fails on real ranks failed there.
+        report = report if report.passed else replace(report, places=places[1:])
+    submission.check_alive()
     for result in report.results:
         if result.trouble:
             guard.note(f"case {result.name!r}", result.trouble)
@@ -111,11 +107,14 @@ class AuthorError(RuntimeError):
 class _Guard:
     """Stands between a check and what comes from outside."""
 
-    def __init__(self, name: str, check: Check, submission: Submission) -> None:
+    def __init__(
+        self, name: str, check: Check, submission: Submission, hidden: Sequence[Case]
+    ) -> None:
         self.notes: list[str] = []
         self.kinds: dict[str, str] = {}
         self.limits: list[str] = []
         self._name = name
+        self._hidden = {case.name for case in hidden}
         self._check = check
         self._submission = submission
         self._run: Runner = submission.runner()
@@ -145,23 +144,21 @@ class _Guard:
         except RanksError as error:
             words = next(words for kinds, words in _OF_HIDDEN if isinstance(error, kinds))
             self.kinds[case.name] = words or error.summary
-            if limit := _limit(error):
-                self.limits.append(f"{limit}: {self._name}, {case.name}")
+            if limit := _limit(error):  # a student reads it
+                which = "a hidden case" if case.name in self._hidden else case.name
+                self.limits.append(f"{limit}: {self._name}, {which}")
             raise
-        except _NOT_THE_STUDENTS:
+        except (MachineFailure, SandboxUnavailable, AuthorError):
             raise
-        except Exception:  # ours: it costs this case only, and somebody must know
-            self.note(f"case {case.name!r}", traceback.format_exc())
-            raise RanksError(_UNEXPECTED) from None
+        except Exception as error:
+            trace = traceback.format_exc()[-3500:]
+            raise MachineFailure(f"The grader failed in {self._name}: {trace}") from error
 
     def _inputs(self, case: Case, generator: Any) -> Sequence[Plain]:
         try:
             return self._check.inputs(case, generator)
         except Exception as error:
             raise AuthorError(f"{self._name}: the inputs of {case.name!r} failed") from error
-
-
-_NOT_THE_STUDENTS = (ForkServerError, SandboxUnavailable, AuthorError)
 
 
 def _limit(error: RanksError) -> str:
@@ -173,7 +170,7 @@ def _limit(error: RanksError) -> str:
 def _for_the_student(report: CheckReport, kinds: dict[str, str]) -> CheckReport:
     results = (
         replace(result, reason=kinds.get(result.name, _WRONG), detail="")
-        if result.hidden and not result.passed
+        if result.hidden and not result.passed and result.ran
         else result
         for result in report.results
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -68,6 +69,7 @@ class NodeRanks:
                 self._kept.close()
                 raise
             self._kept.callback(cell.close)
+            self._cell = cell
 
     def __enter__(self) -> NodeRanks:
         return self
@@ -75,19 +77,33 @@ class NodeRanks:
     def __exit__(self, *_: object) -> None:
         self._kept.close()
 
-    def run(self, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
-        """Give every rank its input; return their outputs in rank order.
+    def start(self, inputs: Sequence[Plain]) -> None:
+        """Wait until all ranks know one another; then give every rank its input.
+
+        Before that none may run: one that ends keeps the others from starting.
 
         Raises:
-            RanksError: they did not all answer; says why.
+            MachineFailure: a rank did not get so far.
 
         """
+        for channel in self._channels:
+            if not channel.wait_until_ready():
+                raise self._place.broken(f"{self._words} ranks did not start")
         for channel, value in zip(self._channels, inputs, strict=True):
             channel.queue(Frame.INPUT, encode(value))
+
+    def run(self, deadline: Deadline) -> list[Any]:
+        """Return the ranks' outputs in rank order; they have started.
+
+        Raises:
+            RanksError: they did not all answer; says why. Ask `blame` before you believe it.
+
+        """
         looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             for rank, channel in enumerate(self._channels):
                 selector.register(channel.socket, channel.events, rank)
+                self._serve(selector, rank)  # what came with the sign that it stands
             while len(self._answers) + len(self._failures) < len(self._channels):
                 if (left := deadline.left) <= 0:
                     break
@@ -106,9 +122,30 @@ class NodeRanks:
             raise timed_out(f"case on {self._words} ranks", deadline.seconds, self._states())
         return [self._answers[rank] for rank in range(len(self._channels))]
 
+    def blame(self, error: RanksError) -> RanksError:
+        """Return what `run` has raised, once it is certain that the student's code is the cause.
+
+        Raises:
+            MachineFailure: it is not.
+
+        """
+        self._place.make_sure()
+        if isinstance(error, _Ended):
+            if error.status is None:
+                reason = self._place.why_ended(self._cell)
+            elif over := self._place.over_memory():
+                reason = over
+            elif error.status == -signal.SIGKILL:
+                raise self._place.broken("A rank was killed from outside, by signal SIGKILL")
+            else:
+                reason = exit_reason(error.status)
+            told = f"Rank {error.rank}'s process ended: {reason}."
+            return RankError(told, error.states, rank=error.rank)
+        return error
+
     def _serve(self, selector: selectors.BaseSelector, rank: int) -> None:
         channel = self._channels[rank]
-        ended: RankError | None = None
+        ended: _Ended | None = None
         try:
             channel.serve()
             for kind, payload in channel.frames:
@@ -126,18 +163,15 @@ class NodeRanks:
         if rank in self._answers or rank in self._failures:
             selector.unregister(channel.socket)
         elif ended or channel.ended:
-            if not channel.ready:
-                raise self._place.broken(f"{self._words} ranks did not start")
             raise ended or self._death(rank, None)
         else:
             selector.modify(channel.socket, channel.events, rank)
 
-    def _death(self, rank: int, told: Any) -> RankError:
+    def _death(self, rank: int, told: Any) -> _Ended:
         status = told.get("status") if isinstance(told, dict) else None
-        reason = self._place.over_memory() or exit_reason(status if type(status) is int else None)
         states = self._states()
         states[rank] = RankState(rank, "process ended", "")
-        return RankError(f"Rank {rank}'s process ended: {reason}.", states, rank=rank)
+        return _Ended(rank, status if type(status) is int else None, states)
 
     def _states(self) -> list[RankState]:
         done = {
@@ -148,3 +182,16 @@ class NodeRanks:
             RankState(rank, done.get(rank, "has not answered"), "")
             for rank in range(len(self._channels))
         ]
+
+
+class _Ended(RankError):
+    """A rank's process has ended; `NodeRanks.blame` finds out why.
+
+    Attributes:
+        status: its exit status, as the node's first process has told it; ``None`` if it told none.
+
+    """
+
+    def __init__(self, rank: int, status: int | None, states: Sequence[RankState]) -> None:
+        super().__init__(f"Rank {rank} ended.", states, rank=rank)
+        self.status = status

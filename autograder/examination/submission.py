@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograder.examination.booth import tapes_played_in
-from autograder.examination.budget import Budget, Limits, OutOfTime
+from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, SubmissionError
 from autograder.examination.channel import Channel
 from autograder.examination.node import NodeRanks, On
-from autograder.sandbox.place import STOPPED, Cell, SandboxedPlace
+from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.frames import Frame
+from course_lib.checking.limits import MAX_TEXT, seconds_of
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain, WireError, decode, encode
-from course_lib.ranks.explain.errors import RanksError, RankTimeout
-from course_lib.ranks.explain.failure import exit_reason
+from course_lib.ranks.explain.errors import RanksError
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Submission:
         self._cells.append((number, source))
         error, trace = "", ""
         if isinstance(told := answer.get("error"), dict):
+            self._place.make_sure()
             error = f"{_text(told.get('kind'))}: {_text(told.get('message'))}"
             trace = _text(told.get("trace"))
         return CellOutcome(_text(answer.get("stdout")), _text(answer.get("stderr")), error, trace)
@@ -100,6 +101,7 @@ class Submission:
     def _ask(self, kind: Frame, request: dict[str, Plain]) -> tuple[int, bytes]:
         channel, cell = self._notebook or self._start_notebook()
         deadline = self.budget.of(self.budget.limits.cell)
+        self._place.watch_memory()
         channel.queue(kind, encode(request))
         try:
             with self.budget:
@@ -108,18 +110,15 @@ class Submission:
             self._end_notebook()
             raise
         except TimeoutError:
+            self._place.make_sure()
             self._end_notebook()
             raise _NotebookEnded(f"the cell took longer than {deadline.seconds:.3g} s") from None
-        except (EOFError, WireError):
-            if not channel.ready:
-                self._end_notebook()
-                raise self._place.broken("a cell of the sandbox did not start") from None
-            status = cell.status(wait=2.0)
-            over = self._place.over_memory()
+        except WireError:
             self._end_notebook()
-            why = over or (
-                "it killed or stopped itself" if status == STOPPED else exit_reason(status)
-            )
+            raise _NotebookEnded("the cell wrote into the grader's connection") from None
+        except EOFError:
+            why = self._place.why_ended(cell)
+            self._end_notebook()
             raise _NotebookEnded(f"the cell ended the Python process that ran it: {why}") from None
         except BaseException:
             self._end_notebook()
@@ -139,7 +138,10 @@ class Submission:
             except BaseException:
                 ours.close()
                 raise
-        self._notebook = Channel(ours), cell
+        channel = Channel(ours)
+        self._notebook = channel, cell
+        if not channel.wait_until_ready():
+            raise self._place.broken("The notebook's process did not start")
         for number, source in self._cells:
             self._ask(Frame.CELL, {"source": source, "number": number})
         return self._notebook
@@ -172,35 +174,48 @@ class Submission:
             on: on which real ranks; by default on those whose messages are carried from here.
 
         """
-        timeouts = 0
         program: bytes | None = None
 
         def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
-            nonlocal timeouts, program
-            limits = self.budget.limits
-            if timeouts >= limits.timeouts:
-                raise OutOfTime(f"{timeouts} cases took too long: this one was not run.")
+            nonlocal program
             program = program or pack_program(check.program)
             function = self._take(check.function)
-            deadline = self.budget.of(min(check.seconds, limits.case))
-            try:
-                if on is not None:
-                    k = case.world_size
-                    with NodeRanks(self._place, k, program, function, on) as real, self.budget:
-                        return Observed(real.run(inputs, deadline))
-                with CaseRanks(self._place, case, program, function, case.network) as ranks:
-                    try:
-                        with self.budget:
-                            outputs = ranks.run(inputs, deadline)
-                    except RanksError as error:
-                        error.trace = ranks.trace  # type: ignore[attr-defined]
-                        raise
-                    return Observed(outputs, ranks.trace, case.network)
-            except RankTimeout:
-                timeouts += 1
-                raise
+            deadline = self.budget.of(seconds_of(check, self.budget.limits.case))
+            self._place.watch_memory()
+            if on is not None:
+                k = case.world_size
+                with NodeRanks(self._place, k, program, function, on) as real:
+                    return Observed(self._outputs(real, inputs, deadline))
+            computes = [check.computes(mine) for mine in inputs] if check.computes else ()
+            with CaseRanks(self._place, case, program, function, case.network, computes) as ranks:
+                try:
+                    outputs = self._outputs(ranks, inputs, deadline)
+                except RanksError as error:
+                    error.trace = ranks.trace  # type: ignore[attr-defined]
+                    raise
+                return Observed(outputs, ranks.trace, case.network, ranks.touched)
 
         return run
+
+    def _outputs(
+        self, ranks: CaseRanks | NodeRanks, inputs: Sequence[Plain], deadline: Deadline
+    ) -> list[Any]:
+        """Run a case; only what the student's code does takes the student's time."""
+        ranks.start(inputs)
+        try:
+            with self.budget:
+                return ranks.run(deadline)
+        except RanksError as error:
+            raise ranks.blame(error) from None
+
+    def check_alive(self) -> None:
+        """Make sure that the sandbox has not failed, whoever may have overlooked it.
+
+        Raises:
+            MachineFailure: it has.
+
+        """
+        self._place.check_alive()
 
     def _take(self, function: str) -> bytes:
         """Return the function as the notebook process hands it over, after the cells so far.
@@ -212,6 +227,7 @@ class Submission:
         cells = len(self._cells)
         taken = self._taken.get(function)
         if taken is None or taken[0] != cells:
+            self._taken.clear()  # it may be large, and the checks take one after the other
             taken = self._taken[function] = cells, self._asked_for(function)
         if isinstance(taken[1], SubmissionError):
             raise taken[1]
@@ -233,4 +249,4 @@ class Submission:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return value[: 2 * MAX_TEXT] if isinstance(value, str) else ""

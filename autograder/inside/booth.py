@@ -19,8 +19,9 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Play the tapes of one race; answer with the score, or with what is wrong with them."""
     silence()
     channel = socket.socket(fileno=fds[0])
-    send_frame(channel, Frame.READY, b"")
     _, payload = recv_frame(channel)
-    told = play(**decode(payload))  # type: ignore[arg-type]
+    given = decode(payload)
+    send_frame(channel, Frame.READY, b"")
+    told = play(**given)  # type: ignore[arg-type]
     told.pop("events", None)  # of which a board shows nothing
     send_frame(channel, Frame.DONE, encode(told))

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -31,13 +31,13 @@ import torch.distributed as dist
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from autograder.inside import cell, handover, huge_pages, scratch
+from autograder.inside import cell, handover, scratch
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.wire import decode, encode
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
-from course_lib.ranks.processes import fork_server
+from course_lib.ranks.fabric_socket.client import FabricClient, FabricStopped, fabric_rank
+from course_lib.ranks.processes import fork_server, huge_pages
 from course_lib.ranks.processes.launch import WIDE
 from course_lib.ranks.processes.worker import redirect_output
 
@@ -69,10 +69,10 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
     """Run cells and hand over functions until the examiner closes the channel."""
     silence()
     channel = socket.socket(fileno=fds[0])
-    send_frame(channel, Frame.READY, b"")
     shell = _shell()
     sys.path.insert(0, "")  # as in a kernel: modules beside the notebook
     usual_path = list(sys.path)
+    send_frame(channel, Frame.READY, b"")
     while True:
         try:
             kind, payload = recv_frame(channel)
@@ -145,15 +145,16 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     """Run one case's program as one rank. `fds`: channel, network."""
     silence()
     channel = socket.socket(fileno=fds[0])
-    send_frame(channel, Frame.READY, b"")
     torch.set_num_threads(1)
-    packed = receive_work(channel)
+    work = receive_work(channel)
     labels: dict[str, str] = {}
     network = socket.socket(fileno=fds[1])
     rank, world_size = config["rank"], config["world_size"]
-    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels):
-        reply = do_work(packed, labels)
+    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels) as client:
+        send_frame(channel, Frame.READY, b"")
+        reply = do_work(work, labels)
         with suppress(OSError):
+            send_frame(channel, Frame.TOUCHED, encode(_touched(client)))
             send_frame(channel, *reply)
         if reply[0] == Frame.FAILURE:
             raise FabricStopped
@@ -161,30 +162,45 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         channel.recv(1)  # stay: the examiner ends the case
 
 
-def receive_work(channel: socket.socket) -> dict[int, bytes]:
-    """Return what the examiner sends a rank: program, function and input, by kind of frame."""
+def _touched(client: FabricClient) -> list[list[str]]:
+    """Return which buffers were used too early, as texts."""
+    assert client.context is not None
+    found = [each for each in client.context.handles.found if each.did]
+    return [list(map(_clean, (e.what, e.did, e.launched, e.where))) for e in found]
+
+
+class Work(NamedTuple):
+    """What a rank is to do: ours is unpacked, the student's function is not."""
+
+    program: Callable[..., Any]
+    mine: Any
+    function: bytes
+
+
+def receive_work(channel: socket.socket) -> Work:
+    """Return what the examiner sends a rank. Nothing of a student's has run then."""
     packed: dict[int, bytes] = {}
     while Frame.INPUT not in packed:
         kind, packed[kind] = recv_frame(channel)
-    return packed
+    program = cloudpickle.loads(packed[Frame.PROGRAM])
+    return Work(program, decode(packed[Frame.INPUT]), packed[Frame.FUNCTION])
 
 
-def do_work(packed: dict[int, bytes], labels: dict[str, str]) -> tuple[Frame, bytes]:
+def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
     """Run the program; return the frame that says what came of it.
 
     Args:
-        packed: what `receive_work` returned.
+        work: what `receive_work` returned.
         labels: gets what the cells' files are called by a person.
 
     """
     try:
-        function, sources = handover.unpack(packed[Frame.FUNCTION])
+        function, sources = handover.unpack(work.function)
         install_sources(sources)
         labels.update(sources.labels)
-        program = cloudpickle.loads(packed[Frame.PROGRAM])
         printed = CappedText()
         with redirect_stdout(printed), redirect_stderr(printed):
-            output = _run(program, function, decode(packed[Frame.INPUT]))
+            output = _run(work.program, function, work.mine)
         return Frame.OUTPUT, encode(output)
     except FabricStopped:
         raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ from autograder.examination.verdict import (
     versions,
 )
 from autograder.passes import vet
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
 from autograder.sandbox.look import ready
-from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
+from autograder.sandbox.place import OVER_MEMORY, MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
 
@@ -54,7 +55,9 @@ class Examine(NbGraderPreprocessor):
         Settings.cell_seconds, help="Time limit of one code cell, in seconds."
     ).tag(config=True)
     case_seconds = Float(
-        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
+        Settings.case_seconds,
+        help="Time limit of one case of a check that asks for no other, in seconds. Default: that "
+        f"of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
@@ -88,13 +91,20 @@ class Examine(NbGraderPreprocessor):
         source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
         released = coursedir.format_path(coursedir.release_directory, ".", assignment)
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
-        verdict = blank_verdict(
-            *(nb, source, Path(released, f"{notebook}.ipynb"), data),
-            *(assignment, student, notebook),
-            Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
-            self.seed,
-        )
-        examine_notebook(nb, source, verdict, self.log)
+        for attempt in range(1, ATTEMPTS + 1):
+            verdict = blank_verdict(
+                *(nb, source, Path(released, f"{notebook}.ipynb"), data),
+                *(assignment, student, notebook),
+                Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
+                self.seed,
+            )
+            try:
+                examine_notebook(nb, source, verdict, self.log)
+                break
+            except MachineFailure as error:
+                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
+                if attempt == ATTEMPTS:
+                    raise
         path = verdict_path(data, assignment, student, notebook)
         verdict.write(path)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
@@ -144,6 +154,7 @@ def blank_verdict(
         seed: of the inputs; default: the one that belongs to this code of this student.
 
     """
+    settings = replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
     if not seed:
         seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
@@ -176,8 +187,8 @@ def examine_notebook(
         runs: makes what runs the code.
 
     Raises:
-        ForkServerError: the sandbox cannot be started, or ended: nobody is graded.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, or our own code: there is no verdict.
+        SandboxUnavailable: there is no sandbox.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
 

@@ -19,13 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
 from course_lib.ranks.explain.failure import exit_reason
 
-ATTEMPTS = 3
-"""A submission that the machine failed is tried so many times."""
 IN_A_ROW = 3
 """After so many failures of the machine for each worker, and nothing graded, the rest waits."""
 

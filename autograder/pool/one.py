@@ -33,9 +33,8 @@ from autograder.passes.rebuild import rebuild
 from autograder.passes.settings import Settings
 from autograder.passes.vet import damage, vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
-from autograder.pool.witness import InfrastructureFailure, Witness
+from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -78,9 +77,8 @@ def grade(
         again: examine it also if there is a verdict on the same content.
 
     Raises:
-        InfrastructureFailure: the machine failed, and not the submission.
-        ForkServerError: likewise: the sandbox.
-        SandboxUnavailable: there is none.
+        MachineFailure: the machine failed, and not the submission.
+        SandboxUnavailable: there is no sandbox.
         OSError: likewise: a disk, for example.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
@@ -96,9 +94,7 @@ def grade(
             return Verdict.read(target), target, True
     target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
     source = folders.source / assignment
-    with Witness() as witness:
-        examine_notebook(nb, source, verdict, _LOG)
-    witness.testify(verdict)
+    examine_notebook(nb, source, verdict, _LOG)
     draft = target.with_suffix(f".{os.getpid()}.part")
     nbformat.write(nb, draft)
     draft.replace(target.with_suffix(".ipynb"))
@@ -123,9 +119,7 @@ def outcome_of(folders: Folders, path: Path, settings: Settings, again: bool = F
     )
 
 
-_OF_THE_MACHINE = (
-    *(InfrastructureFailure, ForkServerError, SandboxUnavailable, OSError, MemoryError),
-)
+_OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
 def _words(*errors: BaseException | None) -> str:

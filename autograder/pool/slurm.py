@@ -18,11 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autograder.passes.settings import Settings
+from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
 
-ATTEMPTS = 3
-"""A submission that the machine, or its node, failed is sent so many times."""
 LOOK_EVERY = 3.0
 """Seconds between two questions to Slurm."""
 

@@ -20,11 +20,14 @@ class Cores(NamedTuple):
     Attributes:
         ran: on a core, all its threads together; those that have ended, too.
         waited: that its main thread wanted a core and had none.
+        stopped: whether it stands still now, by a signal from outside: it is process 1 of a pid
+            namespace, which no signal from inside can stop.
 
     """
 
     ran: float
     waited: float
+    stopped: bool = False
 
 
 def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
@@ -34,12 +37,22 @@ def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
             waited = _waited(f"/proc/{pid}/schedstat")
+            # The command's name, in parentheses, may itself hold spaces and parentheses.
+            state, *fields = stat.rpartition(")")[2].split()
+            user, system = fields[10:12]
+            stopped = state == "T" and _is_first(pid)
         except (OSError, ValueError, IndexError):
             continue
-        # The command's name, in parentheses, may itself hold spaces and parentheses.
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        found[pid] = Cores((int(user) + int(system)) * _TICK, waited)
+        found[pid] = Cores((int(user) + int(system)) * _TICK, waited, stopped)
     return found
+
+
+def _is_first(pid: int) -> bool:
+    """Return whether this process is number 1 of its pid namespace, and not of ours."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("NSpid:"):
+            return len(line.split()) > 2 and line.split()[-1] == "1"
+    return False
 
 
 def own_wait() -> float:

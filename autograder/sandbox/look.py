@@ -10,9 +10,8 @@ import json
 import socket
 from typing import Any
 
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 _SECONDS = 120.0
 
@@ -27,7 +26,7 @@ def ready(place: SandboxedPlace) -> None:
     try:
         place.warm()
         told = _look_from_a_cell(place)
-    except (ForkServerError, OSError) as error:
+    except (MachineFailure, OSError) as error:
         raise SandboxUnavailable(_short(str(error)), advice="") from None
     if hidden := told.get("hidden"):
         raise SandboxUnavailable(
@@ -50,7 +49,7 @@ def _look_from_a_cell(place: SandboxedPlace) -> dict[str, Any]:
                 said = b"".join(iter(lambda: ours.recv(65536), b""))
                 return dict(json.loads(said))  # no student's code has run here: this is ours
             except (OSError, ValueError):
-                raise place.broken("a cell of the sandbox did not start") from None
+                raise place.broken("A cell of the sandbox did not start") from None
 
 
 def _short(text: str) -> str:

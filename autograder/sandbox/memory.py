@@ -69,13 +69,15 @@ class MemoryGroup:
             with contextlib.suppress(ProcessLookupError):
                 (self.path / "cgroup.procs").write_text(str(pid))
 
-    def kills(self) -> int:
-        """Return how many processes the kernel has killed over the limit."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in (self.path / "memory.events").read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+    def times_over(self) -> int:
+        """Return how often memory ran out at this very limit, and not at one above it.
+
+        The counter ``oom_kill`` would not do: it also counts those processes of the group that were
+        killed because the whole machine, or a container around it, had no memory left.
+        """
+        for name in ("memory.events.local", "memory.events"):  # the former: Linux 5.2
+            with contextlib.suppress(OSError, ValueError):
+                return _counter(self.path / name, "oom")
         return 0
 
     def close(self) -> None:
@@ -126,6 +128,21 @@ def _all_children() -> dict[int, list[int]]:
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     return children
+
+
+def killed_for_memory() -> int:
+    """Return how many processes of this machine the kernel has killed because memory ran out."""
+    with contextlib.suppress(OSError, ValueError):
+        return _counter(Path("/proc/vmstat"), "oom_kill")
+    return 0
+
+
+def _counter(path: Path, wanted: str) -> int:
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == wanted:
+            return int(value)
+    return 0
 
 
 def available_memory() -> int:

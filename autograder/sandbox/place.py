@@ -4,6 +4,12 @@ The sandbox holds one process of ours, a fork server with torch loaded. It runs 
 so it serves one submission after the other, and is warm for all but the first. Each process of a
 student's is forked from it into a cell of its own (`inside.cell`): what happens in one touches no
 other, and a new cell is a fresh sandbox.
+
+Here it is decided whose doing the end of a process was. **A student's code is blamed for an end
+that it can cause, and for no other.** It can exit with any status, and it can crash. It cannot send
+itself SIGKILL: its process is number 1 of its pid namespace, so the kernel ignores that signal from
+inside. A process that was killed from outside is the machine's doing, and so is one whose end
+nobody saw because the sandbox was gone by then: `MachineFailure`.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +32,13 @@ from autograder.sandbox.memory import (
     MemoryGroup,
     available_memory,
     descendants,
+    killed_for_memory,
     private_memory,
 )
 from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import is_root, own_uid
+from course_lib.ranks.explain.failure import exit_reason
 from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
 
 _EXAM = "/exam"
@@ -43,9 +52,27 @@ _ENVIRONMENT = {
 }
 _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
+_END_SECONDS = 10.0
+"""For so long a process that has hung up may take to end, and the fork server to answer."""
 OVER_MEMORY = "submission's processes took more than"
 STOPPED = -signal.SIGSYS
 """Exit status of a process that killed or stopped itself, or called the kernel in another ABI."""
+_CRASHES = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGABRT,
+        signal.SIGSYS,
+    }
+)
+"""Signals with which a program's own fault ends it, also as process 1 of its pid namespace."""
+
+
+class MachineFailure(RuntimeError):
+    """The machine failed, or our own code: no student loses points, and it is tried again."""
 
 
 @dataclass
@@ -103,8 +130,10 @@ class SandboxedPlace:
         self._group: MemoryGroup | None = None
         self._log: IO[bytes] | None = None
         self._ours = 0
-        self._kills = 0
         self._most_free = 0
+        self._failure: MachineFailure | None = None
+        self._over = ""
+        self._times_over = self._killed = 0
 
     def cell(
         self, run: str, config: dict[str, Any], fds: Sequence[int], *, gpu: bool = False
@@ -114,25 +143,22 @@ class SandboxedPlace:
         `gpu`: it uses CUDA, which reserves more addresses than any limit on them leaves.
 
         Raises:
-            ForkServerError: the sandbox could not be started, twice in a row.
+            MachineFailure: there is no sandbox to start it in.
 
         """
-        for attempt in (1, 2):
-            server = self._running()
-            with contextlib.ExitStack() as kept:
-                uid = kept.enter_context(own_uid())
-                cell = {"run": run, "uid": uid, **self._given, **config}
-                if gpu:
-                    cell["limits"] = {k: v for k, v in cell["limits"].items() if k != "as"}
-                try:
-                    pid = server.fork("autograder.inside.cell:serve", cell, fds)
-                except ForkServerError:
-                    error = self.broken("the sandbox has ended")
-                    if attempt == 2:
-                        raise error from None
-                    continue
-                return Cell(server, pid, kept.pop_all())
-        raise AssertionError  # the second attempt has returned or raised
+        if self._server is None:
+            self._start()
+        assert self._server is not None
+        with contextlib.ExitStack() as kept:
+            uid = kept.enter_context(own_uid())
+            cell = {"run": run, "uid": uid, **self._given, **config}
+            if gpu:
+                cell["limits"] = {k: v for k, v in cell["limits"].items() if k != "as"}
+            try:
+                pid = self._server.fork("autograder.inside.cell:serve", cell, fds)
+            except ForkServerError:
+                raise self.broken("The sandbox has ended") from None
+            return Cell(self._server, pid, kept.pop_all())
 
     def kill(self, cells: Sequence[Cell]) -> None:
         """End these cells, all at once."""
@@ -152,15 +178,16 @@ class SandboxedPlace:
         }
 
     def warm(self) -> None:
-        """Start the sandbox, unless it runs."""
-        self._running()
+        """Start the sandbox, unless it runs. What failed in the one before is forgotten.
 
-    def _running(self) -> ForkServer:
-        if self._server is None or not self._server.alive():
+        Raises:
+            MachineFailure: it does not start.
+
+        """
+        self._failure = None
+        if self._server is None or self._server.running([], _END_SECONDS) is None:
             self.close()
             self._start()
-        assert self._server is not None
-        return self._server
 
     def _start(self) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
@@ -168,7 +195,7 @@ class SandboxedPlace:
         try:
             self._server = ForkServer(self._launch, _START_SECONDS)
         except ForkServerError:
-            raise self.broken("the sandbox did not start") from None
+            raise self.broken("The sandbox did not start") from None
         assert self._sandbox is not None
         below = descendants(self._sandbox.pid)
         self._ours = max((private_memory(pid) for pid in below), default=0)
@@ -177,16 +204,72 @@ class SandboxedPlace:
         if self._group is not None:
             self._group.add([self._sandbox.pid, *below])
             self._kept.callback(self._group.close)
-            self._kills = 0
+        self.watch_memory()
 
-    def broken(self, what: str) -> ForkServerError:
-        """Return the error for a sandbox that failed, with its own words; the next is a new one."""
+    def broken(self, what: str) -> MachineFailure:
+        """Return the error for a sandbox that failed, with its own words, and close the sandbox.
+
+        It is kept until `warm`: whoever swallows it meets it again in `check_alive`.
+        """
         said = ""
         if self._log is not None:
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))
             said = self._log.read().decode(errors="replace").strip()
         self.close()
-        return ForkServerError(f"{what}. {f'It said: {said}' if said else 'It said nothing.'}")
+        self._failure = MachineFailure(
+            f"{what}. {f'The sandbox said: {said}' if said else 'The sandbox said nothing.'}"
+        )
+        return self._failure
+
+    def why_ended(self, cell: Cell) -> str:
+        """Return how a student's process ended, which has hung up, in words.
+
+        Raises:
+            MachineFailure: it did not end by anything that its code can do, or nobody knows how.
+
+        """
+        status = cell.status()
+        until = time.monotonic() + _END_SECONDS
+        while status is None:
+            running = cell.server.running([cell.pid], _END_SECONDS)
+            if running is None or time.monotonic() > until:
+                raise self.broken("The sandbox has ended, or does not run")
+            if running:
+                return "it closed its connection to the grader"
+            status = cell.status(wait=0.1)
+        if over := self.over_memory():
+            return over
+        if status == STOPPED:
+            return "it killed or stopped itself"
+        if status < 0 and -status not in _CRASHES:
+            self.make_sure()
+            name = exit_reason(status).partition(" (")[0]
+            raise self.broken(f"A student's process was ended from outside, by {name}")
+        return exit_reason(status)
+
+    def check_alive(self) -> None:
+        """Make sure that the sandbox is the one that `warm` started, and is being run.
+
+        Raises:
+            MachineFailure: it is not.
+
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._server is not None and self._server.running([], _END_SECONDS) is None:
+            raise self.broken("The sandbox has ended, or does not run")
+
+    def make_sure(self) -> None:
+        """Make sure that what has gone wrong since `watch_memory` is not the machine's doing.
+
+        Raises:
+            MachineFailure: the sandbox has failed, ended, or is not being run; or the kernel has
+                killed a process for want of memory, and not at the submission's own limit.
+
+        """
+        self.check_alive()
+        if killed_for_memory() > self._killed and not self.over_memory():
+            raise self.broken("This machine had no memory left and killed a process")
 
     def _launch(self, fd: int) -> _SandboxProcess:
         self._sandbox = Sandbox(
@@ -208,14 +291,21 @@ class SandboxedPlace:
         below = descendants(self._sandbox.pid) if self._sandbox is not None else ()
         return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
 
+    def watch_memory(self) -> None:
+        """Let `over_memory` and `make_sure` look at what happens from now on."""
+        self._over = ""
+        self._times_over = 0 if self._group is None else self._group.times_over()
+        self._killed = killed_for_memory()
+
     def over_memory(self) -> str:
-        """Return in words that the cells have taken too much memory together, or nothing."""
-        if self._sandbox is None:
-            return ""
+        """Return in words that the cells have taken too much memory together, or nothing.
+
+        Once it was so, it stays so until `watch_memory`.
+        """
+        if self._over or self._sandbox is None:
+            return self._over
         if self._group is not None:
-            kills, before = self._group.kills(), self._kills
-            self._kills = kills
-            over = kills > before
+            over = self._group.times_over() > self._times_over
         else:
             # Looking at every process takes long: only once memory has gone to somebody.
             now = available_memory()
@@ -226,7 +316,8 @@ class SandboxedPlace:
             own = (private_memory(pid) - self._ours for pid in below)
             over = sum(bytes_ for bytes_ in own if bytes_ > 0) > self._limits.memory
         limit = self._limits.memory / 2**30
-        return f"the {OVER_MEMORY} {limit:g} GiB of memory" * over
+        self._over = f"the {OVER_MEMORY} {limit:g} GiB of memory" * over
+        return self._over
 
     def close(self) -> None:
         """End the sandbox and everything in it."""

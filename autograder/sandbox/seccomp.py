@@ -85,6 +85,8 @@ NAMESPACES = {
 }
 _KILL_CALL = {"kill": (62, 129)}
 _TGKILL = {"tgkill": (234, 131)}
+_SETRLIMIT = {"setrlimit": (160, 164)}
+_PRLIMIT = {"prlimit64": (302, 261)}
 _CLONE = {"clone": (56, 220)}
 _CLONE3 = {"clone3": (435, 435)}
 
@@ -126,6 +128,9 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
     if not namespaces:
         for call, which in ((_KILL_CALL["kill"], 24), (_TGKILL["tgkill"], 32)):
             code += _ends_itself(call[column], which)
+        code += _limits_no_processor_time(
+            _SETRLIMIT["setrlimit"][column], _PRLIMIT["prlimit64"][column]
+        )
         code += [_instruction(_EQUAL, _CLONE3["clone3"][column], no=1), _refuse(errno.ENOSYS)]
         code += [
             _instruction(_EQUAL, _CLONE["clone"][column], no=4),
@@ -152,6 +157,32 @@ def _ends_itself(number: int, signal_at: int) -> list[bytes]:
         _instruction(_EQUAL, signal.SIGKILL, yes=1),
         _instruction(_EQUAL, signal.SIGSTOP, no=1),
         _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
+
+
+def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
+    """Return what refuses a limit on processor time, ``RLIMIT_CPU``, which is number 0.
+
+    Over its hard limit the kernel itself sends SIGKILL, also to process 1. Nothing else that a
+    student's code can do ends its process by SIGKILL, so that this signal tells of the machine.
+    """
+    second, third = _FIRST_ARGUMENT + 8, _FIRST_ARGUMENT + 16
+    return [
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_EQUAL, setrlimit, no=3),
+        _instruction(_LOAD, _FIRST_ARGUMENT),
+        _instruction(_EQUAL, 0, no=1),
+        _refuse(errno.EPERM),
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_EQUAL, prlimit, no=7),
+        _instruction(_LOAD, second),
+        _instruction(_EQUAL, 0, no=5),
+        _instruction(_LOAD, third),  # a pointer to the new limit: none where one only asks
+        _instruction(_EQUAL, 0, no=2),
+        _instruction(_LOAD, third + 4),
+        _instruction(_EQUAL, 0, yes=1),
+        _refuse(errno.EPERM),
         _instruction(_LOAD, _NUMBER),
     ]
 

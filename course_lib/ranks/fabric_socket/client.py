@@ -35,7 +35,7 @@ class FabricClient:
         secret: the 16 bytes that the server expects of it; not over a connection that it knows.
 
     Attributes:
-        clock: the rank's virtual time, in seconds.
+        clock: the rank's virtual time, in seconds, as far as the server tells it.
         context: what belongs to the rank, once it is one: its `handles` know what it misused.
 
     """
@@ -49,7 +49,6 @@ class FabricClient:
         else:
             self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._channel.connect(server)
-        self._advance = 0.0
         self._numbers: dict[int, int] = {}
         self._groups: dict[str, int] = {}
         self._posted = 0
@@ -74,8 +73,7 @@ class FabricClient:
             self._send(frames.group(number, operation.group, operation.members))
         self._posted += 1
         self._numbers[id(operation)] = self._posted
-        self._send(post(self._posted, operation, number, self._advance))
-        self._advance = 0.0
+        self._send(post(self._posted, operation, number))
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is over; its outputs are written then."""
@@ -98,13 +96,14 @@ class FabricClient:
 
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""
-        self._advance += seconds
-        self.clock += seconds
+        if seconds:
+            self._send(frames.compute(seconds))
+            self.clock += seconds
 
     def finish(self, raised: bool) -> None:
         """Say that the rank has ended, and hang up."""
         try:
-            self._channel.sendall(frames.finish(raised, self._advance))
+            self._channel.sendall(frames.finish(raised))
         except OSError:
             pass  # the server has ended the run already
         finally:
@@ -112,8 +111,7 @@ class FabricClient:
 
     def _ask(self, kind: Type, operation: Operation) -> None:
         number = self._numbers[id(operation)]
-        self._send(frames.wait(kind, number, self._advance))
-        self._advance = 0.0
+        self._send(frames.wait(kind, number))
         answer, body = self._receive()
         if answer is Type.STOP:
             raise FabricStopped(bytes(body).decode("utf-8", "replace"))

@@ -12,14 +12,14 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.fabric.fabric import Fabric
-from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.bounds import LOOSE, Bounds, OverBoundError
 from course_lib.ranks.fabric_socket.connection import CHUNK, Connection
 from course_lib.ranks.fabric_socket.frames import FrameError
 from course_lib.ranks.fabric_socket.session import Session
@@ -36,13 +36,14 @@ class FabricServer:
             one connection per rank, in rank order: then no rank need say who it is.
         world_size: K.
         network: what messages cost.
-        max_frame: bytes of the largest frame that a rank may send.
-        max_held: bytes that one rank may have in operations that are not over.
-        trust_clocks: whether the ranks' own word counts for what they compute.
+        bounds: how much the ranks may ask for.
+        computes: for each rank, seconds → how often it may say that it computes so long; what else
+            it says of its time is not counted, and it is told no time. ``None``: its word counts.
 
     Attributes:
         secrets: per rank, 16 bytes that it must show.
         fabric: its clocks and events.
+        hung_up: the ranks that hung up before they said that they end.
 
     """
 
@@ -52,18 +53,17 @@ class FabricServer:
         world_size: int,
         network: Network,
         *,
-        max_frame: int = frames.MAX_BODY,
-        max_held: int = 1 << 30,
-        trust_clocks: bool = True,
+        bounds: Bounds = LOOSE,
+        computes: Sequence[Mapping[float, int]] | None = None,
     ) -> None:
         self._session = Session(
             world_size,
             network,
             self._send,
-            max_frame=max_frame,
-            max_held=max_held,
-            trust_clocks=trust_clocks,
+            bounds=bounds,
+            computes=computes,
         )
+        self.hung_up: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._path = path if isinstance(path, str) else None
         if isinstance(path, str):
@@ -187,19 +187,22 @@ class FabricServer:
         budget = CHUNK
         try:
             while budget > 0:
-                size, kind = connection.receive(self._session.max_frame)
+                size, kind = connection.receive(self._session.bounds.frame)
                 if size == 0:
-                    return self._hang_up(connection, "it hung up")
+                    return self._disconnect(connection, "it hung up")
+                self._session.expect_within_bounds(connection)
                 if kind is not None:
                     self._session.handle(connection, kind, connection.body)
                     size = max(size, 1024)  # a frame costs more than its bytes
                 budget -= size
         except BlockingIOError:
             return
+        except OverBoundError as error:
+            self._disconnect(connection, str(error), by_us=True)
         except FrameError as error:
-            self._hang_up(connection, f"it broke the protocol: {error}")
+            self._disconnect(connection, f"it broke the protocol: {error}", by_us=True)
         except OSError as error:
-            self._hang_up(connection, f"its connection failed: {error}")
+            self._disconnect(connection, f"its connection failed: {error}")
 
     def _write(self, connection: Connection) -> None:
         try:
@@ -208,7 +211,7 @@ class FabricServer:
         except BlockingIOError:
             return
         except OSError as error:
-            return self._hang_up(connection, f"its connection failed: {error}")
+            return self._disconnect(connection, f"its connection failed: {error}")
         if not connection.outgoing:
             self._selector.modify(connection.channel, selectors.EVENT_READ, connection)
 
@@ -219,10 +222,13 @@ class FabricServer:
         )
         self._write(connection)
 
-    def _hang_up(self, connection: Connection, reason: str) -> None:
+    def _disconnect(self, connection: Connection, reason: str, by_us: bool = False) -> None:
         if connection.channel.fileno() < 0:
             return
         self._selector.unregister(connection.channel)
         connection.channel.close()
-        if connection.rank is not None:
-            self._session.end(connection.rank, reason)
+        if connection.rank is None:
+            return
+        if not by_us and not self._session.has_ended(connection.rank):
+            self.hung_up.add(connection.rank)
+        self._session.end(connection.rank, reason)

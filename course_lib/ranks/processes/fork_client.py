@@ -64,6 +64,7 @@ class ForkServer:
         self._alive: set[int] = set()
         self._exits: dict[int, int] = {}
         self._loaded: set[str] = set()
+        self._pings = 0
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
         self.socket = ours
@@ -153,6 +154,26 @@ class ForkServer:
                 pass
             return self._exits.get(pid)
 
+    def running(self, pids: Iterable[int], timeout: float) -> list[int] | None:
+        """Ask the server which of these children have not begun to end (Linux).
+
+        Returns:
+            Their pids; ``None`` if the server does not answer within `timeout` seconds, because it
+            has ended or is not run.
+
+        """
+        with self._lock:
+            self._pings += 1
+            request = {"ping": self._pings, "of": list(pids)}
+            deadline = time.monotonic() + timeout
+            try:
+                self.socket.sendall(json.dumps(request).encode() + b"\n")
+                while (answer := self._wait_line("pong", deadline))["pong"] != self._pings:
+                    pass  # of an earlier ping, for whose answer nobody waits any longer
+                return [int(pid) for pid in answer["running"]]
+            except (OSError, ForkServerError):
+                return None
+
     def all_live(self, pids: Iterable[int]) -> bool:
         """Return whether the server and all these children live, as far as is known by now."""
         if self._owner != os.getpid():
@@ -196,7 +217,10 @@ class ForkServer:
             patience = max(0.0, deadline - time.monotonic())
             if not select.select([self.socket], [], [], patience)[0]:
                 raise ForkServerError("the fork server does not answer")
-            chunk = self.socket.recv(65536)
+            try:
+                chunk = self.socket.recv(65536)
+            except ConnectionError:  # it ended before it had read all that was asked
+                chunk = b""
             if not chunk:
                 raise ForkServerError(
                     f"the fork server ended with status {self.process.wait(10)}; its own words, "

@@ -11,6 +11,7 @@ It runs no code but this file. Its parent talks to it over a socket, in lines of
       or, not to wait until the modules are there that a rank needs soon: {…, "early": true}
     → {"signal": 9, "pids": [123, …]}
     → {"load": ["module", …]}
+    → {"ping": 7, "of": [123, …]}                ← {"pong": 7, "running": [123]}
                                                                ← {"exit": 123, "status": -9}
 
 When the socket closes, whatever ended the parent, all ranks and this process end.
@@ -134,6 +135,9 @@ def serve(
                 if not requests.read():
                     return
                 for request, fds in requests.take():
+                    if "ping" in request:
+                        running = [pid for pid in request["of"] if _is_running(pid)]
+                        _send(control, {"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
                         with suppress(Exception):  # the rank that needs it will say what is wrong
                             _load(name)
@@ -175,6 +179,17 @@ class _Requests:
             taken.append((request, list(self._fds[:count])))
             del self._fds[:count]
         return taken
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process has not begun to end: it closes its files long before its end."""
+    pf_exiting = 0x4
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in "ZX" and not int(fields[6]) & pf_exiting
 
 
 def _signal(pid: int, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.examination.budget import PATIENCE, Budget, Deadline, Limits, OutOfTime
+from autograder.examination.budget import (
+    PATIENCE,
+    STANDSTILL,
+    Budget,
+    Deadline,
+    Limits,
+    OutOfTime,
+)
 from autograder.examination.submission import Submission
 from autograder.sandbox.cores import Cores, cores_of, own_wait
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -28,11 +36,13 @@ class Machine:
     """A machine whose clock and queue the test moves."""
 
     now: float = 100.0
+    busy: float = 3.0
     cores: dict[int, Cores] = field(default_factory=lambda: {1: Cores(7.0, 9.0)})
 
     def passes(self, seconds: float, pid: int = 1, *, ran: float = 0, waited: float = 0) -> None:
         before = self.cores.get(pid, Cores(0, 0))
         self.now += seconds
+        self.busy += seconds  # the grader carries messages all the time
         self.cores = {**self.cores, pid: Cores(before.ran + ran, before.waited + waited)}
 
 
@@ -44,7 +54,7 @@ def machine() -> Machine:
 @pytest.fixture
 def budget(machine: Machine) -> Budget:
     limits = Limits(submission=60)
-    return Budget(limits, lambda: machine.cores, lambda: machine.now)
+    return Budget(limits, lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
 
 
 def test_the_clock_runs_only_in_between(machine: Machine, budget: Budget) -> None:
@@ -109,7 +119,7 @@ def test_processes_come_and_go(machine: Machine, budget: Budget) -> None:
 
 
 def test_where_the_kernel_counts_nothing_it_is_the_wall(machine: Machine) -> None:
-    budget = Budget(Limits(submission=3), wall=lambda: machine.now)
+    budget = Budget(Limits(submission=3), wall=lambda: machine.now, busy=lambda: machine.busy)
     with budget:
         machine.passes(3, ran=1, waited=2)
         assert budget.left == 0
@@ -155,6 +165,75 @@ def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
         assert "grade it again" in str(budget.told_when_over())
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_time_in_which_the_machine_stood_still_does_not_count(
+    machine: Machine, budget: Budget, stopped: bool
+) -> None:
+    """Either a process of the submission is stopped from outside, or the grader is not run."""
+    with budget:
+        machine.passes(2)
+        assert budget.used == 0 and budget.left == 58
+        machine.now += 50
+        machine.cores = {**machine.cores, 5: Cores(0, 0, stopped)}
+        assert (budget.left, budget.used, budget.still) == (58, 2, 50)
+        machine.cores = {**machine.cores, 5: Cores(0, 0)}
+        machine.passes(1)
+        assert budget.left == 57
+        machine.now += STANDSTILL - 40
+        machine.cores = {**machine.cores, 5: Cores(0, 0, stopped)}
+        with pytest.raises(MachineFailure, match="stood still for 70 s"):
+            _ = budget.left
+        machine.cores = {}
+
+
+def test_a_grader_that_is_kept_busy_does_not_stand_still(machine: Machine, budget: Budget) -> None:
+    with budget:
+        machine.now, machine.busy = machine.now + 20, machine.busy + 11
+        assert (budget.left, budget.still) == (40, 0)
+        machine.passes(20, waited=20)  # nor does one that stands in the queue
+        machine.busy -= 20
+        assert (budget.waited, budget.still) == (0, 0)
+        assert budget.left == 38 and budget.still == 0
+
+
+def test_who_sees_the_first_failure_is_told_of_that(machine: Machine, budget: Budget) -> None:
+    with pytest.raises(OutOfTime), budget:
+        machine.now += 2 * STANDSTILL
+        raise OutOfTime("over")
+    with pytest.raises(MachineFailure), budget:
+        machine.now += 2 * STANDSTILL
+
+
+def test_the_kernel_tells_who_is_stopped(place: SandboxedPlace) -> None:
+    """A cell's first process counts; one that a student's code has stopped itself does not."""
+    with Submission(place) as submission:
+        submission.run_cell("1")
+        own = "import os, signal, time\nif not (pid := os.fork()): time.sleep(99)\n"
+        stop = "os.kill(pid, signal.SIGSTOP); time.sleep(0.5)"
+        assert not submission.run_cell(own + stop).error
+        assert not any(cores.stopped for cores in place.cores().values())
+        first = [pid for pid in place.cores() if is_first(pid)]
+        assert first
+        for pid in first:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            until = time.monotonic() + 20
+            while not all(place.cores()[pid].stopped for pid in first):
+                assert time.monotonic() < until
+        finally:
+            for pid in first:
+                os.kill(pid, signal.SIGCONT)
+
+
+def is_first(pid: int) -> bool:
+    namespaces = next(
+        line.split()[1:]
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("NSpid")
+    )
+    return len(namespaces) > 2 and namespaces[-1] == "1"
+
+
 seconds = st.floats(0, 100)
 
 
@@ -163,12 +242,13 @@ def test_what_counts_is_never_more_than_the_wall_nor_less_than_a_tenth_of_it(
     steps: list[tuple[float, float, float]],
 ) -> None:
     machine = Machine()
-    budget = Budget(Limits(), lambda: machine.cores, lambda: machine.now)
+    budget = Budget(Limits(), lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
     with budget:
         for passed, ran, waited in steps:
             machine.passes(passed, ran=ran, waited=waited)
             _ = budget.left
     wall = machine.now - 100
+    assert budget.still == 0
     assert wall / PATIENCE - 1e-6 <= budget.used <= wall + 1e-6
     assert budget.used + budget.waited == pytest.approx(wall)
 

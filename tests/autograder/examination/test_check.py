@@ -14,7 +14,7 @@ import pytest
 from autograder.examination.budget import OutOfTime
 from autograder.examination.case import SubmissionError
 from autograder.examination.check import MEMORY, TIME, AuthorError, Examined, examine
-from autograder.sandbox.place import OVER_MEMORY
+from autograder.sandbox.place import OVER_MEMORY, MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, Observed, Wrong
 from course_lib.ranks.explain.errors import (
@@ -24,7 +24,6 @@ from course_lib.ranks.explain.errors import (
     RanksError,
     RankTimeout,
 )
-from course_lib.ranks.processes.fork_client import ForkServerError
 
 PUBLIC, HIDDEN = Case("public", 1), Case("hidden", 1)
 
@@ -48,6 +47,9 @@ class Ran:
     def runner(self, on: str | None = None) -> Any:
         answer = self._answers[on]
         return lambda check, case, inputs: Observed(answer(case, inputs))  # type: ignore[misc]
+
+    def check_alive(self) -> None:
+        """The sandbox has not failed."""
 
 
 def right(case: Case, inputs: Sequence[Any]) -> Any:
@@ -124,13 +126,9 @@ def test_a_limit_that_was_met_is_kept(error: RanksError, limits: list[str]) -> N
     assert run(fails(error, PUBLIC)).limits == limits
 
 
-def test_an_accident_in_a_case_costs_that_case_and_somebody_is_told() -> None:
-    examined = run(fails(KeyError("an accident"), PUBLIC))
-    assert passed(examined) == [False, True]
-    (note,) = examined.notes
-    assert note.startswith("02/f: case 'public' failed on an answer:")
-    assert "an accident" in note
-    assert "an accident" not in str(examined.told)
+def test_an_accident_of_the_graders_costs_nobody_points() -> None:
+    with pytest.raises(MachineFailure, match=r"(?s)The grader failed in 02/f: .*an accident"):
+        run(fails(KeyError("an accident"), PUBLIC))
 
 
 def test_a_judge_that_breaks_costs_that_case_and_somebody_is_told() -> None:
@@ -143,20 +141,40 @@ def test_a_judge_that_breaks_costs_that_case_and_somebody_is_told() -> None:
     assert "in the judge" in examined.notes[0]
 
 
-def test_an_accident_beside_the_cases_costs_the_check_and_no_more() -> None:
+@pytest.mark.parametrize("error", [OSError("no space left"), MemoryError()])
+def test_a_judge_without_disk_or_memory_costs_nobody_points(error: Exception) -> None:
+    def breaks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run(right, check=replace(CHECK, judge=breaks))
+
+
+def test_an_accident_beside_the_cases_costs_nobody_points() -> None:
     def accident(_: Any) -> None:
         raise OSError("no space left to log")
 
-    examined = run(right, progress=accident)
-    assert passed(examined) == [False, False]
-    assert [result.hidden for result in examined.report.results] == [False, True]
-    assert "no space left to log" in examined.notes[0]
+    with pytest.raises(OSError, match="no space left to log"):
+        run(right, progress=accident)
 
 
-@pytest.mark.parametrize("error", [ForkServerError("it ended"), SandboxUnavailable("no bwrap")])
+@pytest.mark.parametrize("error", [MachineFailure("it ended"), SandboxUnavailable("no bwrap")])
 def test_nobody_is_graded_where_the_sandbox_fails(error: Exception) -> None:
     with pytest.raises(type(error)):
         run(fails(error))
+
+
+def test_nobody_is_graded_where_a_failed_sandbox_was_overlooked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A judge that has a tape played, for example, may swallow that the sandbox is gone."""
+
+    def gone(_: Ran) -> None:
+        raise MachineFailure("The sandbox has ended")
+
+    monkeypatch.setattr(Ran, "check_alive", gone)
+    with pytest.raises(MachineFailure):
+        run(wrong)
 
 
 def test_nobody_is_graded_where_the_inputs_cannot_be_drawn() -> None:

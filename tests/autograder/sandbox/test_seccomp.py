@@ -46,7 +46,7 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
     clone, clone3 = seccomp._CLONE["clone"][column], seccomp._CLONE3["clone3"][column]
     for number in range(600):
         wanted = REFUSED if number in refused else NO_SUCH_CALL if number == clone3 else ALLOWED
-        assert run(program, number, architecture) == wanted, number
+        assert run(program, number, architecture, 7, 7) == wanted, number
     for flag in (0x00020000, 0x02000000, 0x10000000, 0x20000000, 0x40000000):
         assert run(program, clone, architecture, flag | 17) == REFUSED
     assert run(program, clone, architecture, 0x003D0F00) == ALLOWED  # a thread
@@ -55,6 +55,25 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
     assert run(program, kill, architecture, 1, 9) == KILLED
     assert run(program, kill, architecture, 1, 15) == ALLOWED
     assert run(program, kill, architecture, 2, 9) == ALLOWED
+
+
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
+def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(
+    machine: str, column: int
+) -> None:
+    program = seccomp_filter(machine)
+    architecture = seccomp._ARCHITECTURES[machine]
+    setrlimit, prlimit = (
+        numbers[column]
+        for numbers in (seccomp._SETRLIMIT["setrlimit"], seccomp._PRLIMIT["prlimit64"])
+    )
+    cpu, files, somewhere = 0, 7, 0x7FFF_0000_1000
+    assert run(program, setrlimit, architecture, cpu, somewhere) == REFUSED
+    assert run(program, setrlimit, architecture, files, somewhere) == ALLOWED
+    for pointer in (somewhere, 0x1000, 0x1_0000_0000):
+        assert run(program, prlimit, architecture, 0, cpu, pointer) == REFUSED
+    assert run(program, prlimit, architecture, 0, cpu, 0, somewhere) == ALLOWED  # it only asks
+    assert run(program, prlimit, architecture, 0, files, somewhere) == ALLOWED
 
 
 def test_our_own_process_may_make_namespaces_and_nothing_more() -> None:

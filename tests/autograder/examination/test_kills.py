@@ -1,0 +1,201 @@
+"""Whoever ends a process from outside: no student loses a point for it.
+
+Each process of a sandbox is killed, or stopped for a while, at each moment of an examination. What
+comes out is the verdict that comes out without it, or `MachineFailure` and no verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autograder.examination import budget as budget_module
+from autograder.examination.budget import Limits
+from autograder.examination.submission import Submission
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from course_lib.checking import CheckReport, run_check
+from tests.autograder.examination.test_submission import check
+from tests.helpers.sandbox_processes import processes
+from tests.helpers.tiers import tier
+
+pytestmark = pytest.mark.timeout(300)
+
+HELPER = "import torch.distributed as dist\nimport time"
+RIGHT = """
+def total(mine):
+    time.sleep(0.3)  # before and after it sends: a while in which its rank can be killed
+    dist.all_reduce(mine)
+    time.sleep(0.3)
+    return mine
+"""
+WRONG = RIGHT.replace("return mine", "return mine + 1")
+CRASHES = RIGHT.replace("return mine", "import os; os._exit(3)")
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[SandboxedPlace]:
+    """Its sandbox is ended again and again: no other test shares it."""
+    with SandboxedPlace() as place:
+        yield place
+
+
+def examine(
+    place: SandboxedPlace, source: str, at: dict[str, Callable[[], None]], **limits: float
+) -> CheckReport:
+    """Examine a submission of two cells and two cases; at some moments something else happens."""
+
+    def happens(moment: str) -> None:
+        at.get(moment, lambda: None)()
+
+    place.warm()
+    with Submission(place, Limits(**{"cell": 20, "case": 20, **limits})) as submission:
+        happens("before the first cell")
+        submission.run_cell(HELPER)
+        happens("between two cells")
+        happens("in a cell")
+        submission.run_cell("time.sleep(0.5)\n" + source)
+        happens("before the cases")
+        run, count = submission.runner(), 0
+
+        def runs(*arguments: object) -> object:
+            nonlocal count
+            count += 1
+            happens(f"in case {count}")
+            return run(*arguments)  # type: ignore[arg-type]
+
+        report = run_check("t/total", check(1, 2), runs, seed="s")  # type: ignore[arg-type]
+        submission.check_alive()
+    return report
+
+
+def in_a_while(act: Callable[[], None], seconds: float) -> Callable[[], None]:
+    def later() -> None:
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        timer.start()
+
+    return later
+
+
+def sends(place: SandboxedPlace, part: str, number: int) -> None:
+    """Send a signal to the newest process that plays this part, if there is one."""
+    assert place._sandbox is not None
+    with contextlib.suppress(IndexError, ProcessLookupError):
+        os.kill(processes(place._sandbox.pid)[part][-1], number)
+
+
+MOMENTS = {
+    "before the first cell": 0.0,
+    "between two cells": 0.0,
+    "in a cell": 0.2,
+    "before the cases": 0.0,
+    "in case 1": 0.25,
+    "in case 2": 0.5,
+}
+
+
+IN_SHORT = {("bubblewrap", "in a cell"), ("server", "before the cases"), ("cells", "in case 2")}
+
+
+@pytest.mark.parametrize(
+    ("part", "moment"),
+    [
+        pytest.param(part, moment, marks=tier((part, moment) in IN_SHORT))
+        for part in ("bubblewrap", "init", "server", "cells")
+        for moment in MOMENTS
+    ],
+)
+def test_a_process_that_is_killed_costs_nobody_points(
+    place: SandboxedPlace, part: str, moment: str
+) -> None:
+    def kill() -> None:
+        sends(place, part, signal.SIGKILL)
+
+    acts = in_a_while(kill, MOMENTS[moment]) if MOMENTS[moment] else kill
+    try:
+        report = examine(place, RIGHT, {moment: acts})
+    except MachineFailure:
+        report = examine(place, RIGHT, {})  # tried again, in a new sandbox
+    assert report.passed, report
+
+
+@pytest.mark.parametrize("source", [pytest.param(WRONG, marks=tier(False)), CRASHES])
+def test_a_wrong_function_is_told_what_it_is_told_without_a_kill(
+    place: SandboxedPlace, source: str
+) -> None:
+    alone = [result.reason for result in examine(place, source, {}).results]
+    assert all(alone)
+    for after in (0.2, 0.4, 0.6):
+        kill = in_a_while(lambda: sends(place, "cells", signal.SIGKILL), after)
+        try:
+            told = examine(place, source, {"in case 2": kill})
+        except MachineFailure as failure:
+            assert "SIGKILL" in str(failure)
+        else:
+            assert [result.reason for result in told.results] == alone
+
+
+@pytest.mark.parametrize("part", [pytest.param("server", marks=tier(False)), "cells"])
+def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(
+    place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def stop() -> None:
+        sends(place, part, signal.SIGSTOP)
+        in_a_while(lambda: sends(place, part, signal.SIGCONT), 4)()
+
+    try:
+        report = examine(place, RIGHT, {"in case 2": in_a_while(stop, 0.2)}, case=2.0)
+    except MachineFailure:
+        report = examine(place, RIGHT, {})
+    assert report.passed, report
+
+
+def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(
+    place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget_module, "STANDSTILL", 2.0)
+    stop = in_a_while(lambda: sends(place, "cells", signal.SIGSTOP), 0.2)
+    with pytest.raises(MachineFailure, match="stood still"):
+        examine(place, RIGHT, {"in case 2": stop}, case=1.0)
+    assert examine(place, RIGHT, {}).passed
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("import os; os._exit(125)", "it called exit with status 125"),
+        ("import ctypes; ctypes.string_at(0)", "signal SIGSEGV"),
+        ("import os; os.abort()", "signal SIGSEGV|signal SIGABRT"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "it killed or stopped itself"),
+        ("import os; os.closerange(3, 64); time.sleep(60)", "it closed its connection"),
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
+            "not permitted|not allowed",
+        ),
+    ],
+)
+def test_an_end_that_student_code_can_cause_is_the_students(
+    place: SandboxedPlace, line: str, told: str
+) -> None:
+    before = time.monotonic()
+    report = examine(place, RIGHT.replace("dist.all_reduce(mine)", line), {})
+    assert not any(result.passed for result in report.results)
+    for result in report.results:
+        assert any(words in result.reason for words in told.split("|")), result.reason
+    assert time.monotonic() - before < 60
+
+
+def test_a_notebook_that_ends_its_own_process_is_told_so(place: SandboxedPlace) -> None:
+    place.warm()
+    with Submission(place) as submission:
+        told = submission.run_cell("import os\nos._exit(7)").error
+        assert "it called exit with status 7" in told
+        told = submission.run_cell("import os, time\nos.closerange(3, 64)\ntime.sleep(60)").error
+        assert "it closed its connection to the grader" in told
+        assert submission.run_cell("1").error == ""

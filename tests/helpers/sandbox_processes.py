@@ -1,0 +1,35 @@
+"""The processes of a running sandbox, by their part in it, for tests that end or stop them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autograder.sandbox.memory import descendants
+
+
+def processes(bubblewrap: int) -> dict[str, list[int]]:
+    """Return the pids of one sandbox, as they are numbered here.
+
+    Args:
+        bubblewrap: the pid of bubblewrap.
+
+    Returns:
+        ``bubblewrap``; ``init``, process 1 inside; ``server``, which forks; ``cells``: process 1 of
+        each cell, in the order of their start.
+
+    """
+    parents = {pid: parent for pid in descendants(bubblewrap) if (parent := _parent(pid))}
+    found = {"bubblewrap": [bubblewrap]}
+    above = [bubblewrap]
+    for part in ("init", "server", "cells"):
+        above = sorted(pid for pid, parent in parents.items() if parent in above)
+        found[part] = above
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
