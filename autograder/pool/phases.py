@@ -130,8 +130,14 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 def _alone(folders: Folders, assignment: str) -> Iterator[None]:
     """Hold the assignment: a second command that grades or books it is refused."""
     folder = folders.graded(assignment)
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise GradeError(
+            f"nothing can be written to {folder}: {error.strerror}. Make room there, or look who "
+            "owns it; then give the same command again"
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
