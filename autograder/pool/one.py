@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -83,14 +83,12 @@ class Draft:
         path: the submitted notebook.
         verdict: on it.
         target: where the verdict will lie, and beside it the graded notebook.
-        notes: on damage of the submitted notebook.
 
     """
 
     path: Path
     verdict: Verdict
     target: Path
-    notes: Sequence[str]
 
     @property
     def _files(self) -> list[tuple[Path, Path]]:
@@ -108,7 +106,7 @@ class Draft:
         """Let it count."""
         for draft, name in self._files:
             draft.replace(name)
-        return _graded(self.path, self.verdict, self.target, self.notes)
+        return _graded(self.path, self.verdict, self.target)
 
     def drop(self, why: str) -> Outcome:
         """Remove it: the machine's fault."""
@@ -191,8 +189,7 @@ class Bench:
             # One that is damaged, by a disk or an editor, is as if it were not there.
             with contextlib.suppress(ValueError):
                 old = Verdict.read(target)
-                notes = damage(assignment, student)
-                self._tell(_graded(path, old, target, notes, unchanged=True))
+                self._tell(_graded(path, old, target, unchanged=True))
                 return
         target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
         canaries = self._canaries_of(assignment)
@@ -204,7 +201,7 @@ class Bench:
         examine_notebook(nb, Exam.of(source), verdict, _LOG)
         if not canaries.vouch():
             raise MachineFailure("The sandbox ended while this was graded")
-        draft = Draft(path, verdict, target, damage(assignment, student))
+        draft = Draft(path, verdict, target)
         draft.write(nb)
         self._drafts.append(draft)
         self._seconds += verdict.seconds
@@ -255,13 +252,11 @@ class Bench:
                 self._tell(Outcome(str(draft.path), failed=_told(error), fault=MACHINE))
 
 
-def _graded(
-    path: Path, verdict: Verdict, target: Path, notes: Sequence[str], unchanged: bool = False
-) -> Outcome:
+def _graded(path: Path, verdict: Verdict, target: Path, unchanged: bool = False) -> Outcome:
     return Outcome(
         *(str(path), str(target), verdict.score, verdict.max_score),
         *(verdict.seconds, unchanged),
-        notes=notes,
+        notes=damage(verdict.notes),
     )
 
 
