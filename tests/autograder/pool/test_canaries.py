@@ -214,10 +214,10 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
     checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
     checks.write_text(checks.read_text() + COUNTS.format(folder=str(tmp_path)))
 
-    def grade(only: list[str], good: int) -> tuple[int, str]:
+    def grade(good: int) -> tuple[int, str]:
         (tmp_path / "loads").write_text("")
         (tmp_path / "good").write_text(str(good))
-        outcomes = phases.grade_class(course.root, ASSIGNMENT, only, Settings(), jobs=1)
+        outcomes = phases.grade_class(course.root, ASSIGNMENT, [], Settings(), jobs=1)
         assert {o.fault for o in outcomes if o.failed} <= {MACHINE}
         return phases.report(outcomes), capsys.readouterr().out
 
@@ -225,13 +225,13 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
     desk = Desk(course)
     desk.grade("late")
     desk.bench.vouch()
-    status, said = grade([], 2)  # canaries and one student; then it breaks
+    status, said = grade(2)  # canaries and one student; then it breaks
     assert status == 1 and "graded: 1, of which unchanged: 1; failed: 3" in said, said
     assert said.count("this machine has lost it") >= 3 and "course doctor --grading" in said
     assert "Nobody got a zero for this, and nothing of it is booked." in said
     phases.book_class(course.root, ASSIGNMENT, [], Settings())
     assert set(booked(course.root)) == {"late"}
-    status, said = grade([], 0)  # from the start
+    status, said = grade(0)  # from the start
     assert status == 1 and "sum: the machine: not tried: a right solution of " in said, said
 
 
