@@ -36,7 +36,7 @@ BY_CHANCE = {"data_parallel_step__in_any_order"}
 
 
 def is_sampled(folder: Path, number: int) -> bool:
-    return folder.name in BY_DEFAULT and number % 6 == 0
+    return folder.name in BY_DEFAULT and number % 12 == 0
 
 
 CASES = [
