@@ -56,7 +56,7 @@ c.Autograde.sanitize_preprocessors = [
 ]
 # Examine takes the place of nbgrader's Execute: the verdict is made outside the student's process.
 c.Autograde.autograde_preprocessors = [
-    "autograder.passes.examine.Examine",
+    "autograder.passes.autograde.Examine",
     "nbgrader.preprocessors.SaveAutoGrades",
     "nbgrader.preprocessors.AssignLatePenalties",
     "nbgrader.preprocessors.CheckCellMetadata",

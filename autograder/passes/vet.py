@@ -50,9 +50,9 @@ def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
             logging.getLogger(__name__).warning("%s: %s", folder, note)
 
 
-def damage(assignment: str, student: str) -> list[str]:
-    """Return of `notes` those on the notebook itself."""
-    return [note for note in notes.get((student, assignment), ()) if note.startswith(_NOTEBOOK)]
+def damage(told: Sequence[str]) -> list[str]:
+    """Return of a submission's notes those on the notebook itself."""
+    return [note for note in told if note.startswith(_NOTEBOOK)]
 
 
 def set_aside(path: Path, folder: Path) -> None:

@@ -21,7 +21,7 @@ class Outcome:
         unchanged: whether the verdict was there already.
         failed: why there is none, never because of the student; else empty.
         fault: whose: ``the machine``'s, and it may be tried again, or ``the check``'s.
-        notes: what was found damaged in the notebook this time, and what was done.
+        notes: what was damaged in the notebook as it was handed in, and what was done.
 
     """
 

@@ -32,7 +32,8 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 
 TO_DO = """\
 Nobody got a zero for this, and nothing of it is booked. Look at the reason; make room on the disk
-or in memory, or take fewer --jobs; give the same command again: what is graded stays graded."""
+or in memory, or take fewer --jobs; `course doctor --grading` says whether this machine grades as it
+must. Then give the same command again: what is graded stays graded."""
 
 
 class GradeError(RuntimeError):

@@ -336,6 +336,32 @@ def small_shared_memory(m: Machine) -> None:
     m.before.append("mount -t tmpfs -o size=64k none /dev/shm")
 
 
+FORBIDS = """
+import ctypes, os, sys
+asks, answers = os.pipe(), os.pipe()
+if (child := os.fork()):
+    os.read(asks[0], 1)  # it is in a user namespace, and gets all users of ours
+    for kind in "ug":
+        open(f"/proc/{child}/{kind}id_map", "w").write("0 0 65536")
+    os.write(answers[1], b"x")
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if ctypes.CDLL(None).unshare(0x10000000):
+    sys.exit("no user namespace")
+os.write(asks[1], b"x")
+os.read(answers[0], 1)
+os.setresuid(0, 0, 0)
+open("/proc/sys/user/max_user_namespaces", "w").write("0")  # of those below this one
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def without_user_namespaces(m: Machine) -> None:
+    """An ordinary user who may make none, in a user namespace that allows no others in it."""
+    need_root()
+    m.be_an_ordinary_user()
+    m.wrapped = [m.python, "-S", "-c", FORBIDS, *m.wrapped]
+
+
 def one_uid(m: Machine) -> None:
     need_root()
     m.wrapped = ["unshare", "--user", "--map-root-user"]
@@ -392,6 +418,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
     "small shared memory": (small_shared_memory, RIGHT),
     "a full disk": (small_disk("size=8m", FULL), NO_ROOM),
     "no inodes": (small_disk("size=99m,nr_inodes=300", MANY), NO_ROOM),
+    "no user namespaces": (without_user_namespaces, "user.max_user_namespaces"),
     "one user id": (one_uid, "in a user namespace without the uids"),
     # The environment.
     "TMPDIR has odd letters": (temporary("a 中文 %s dir"), RIGHT),
@@ -455,3 +482,13 @@ def refused(course: Path, status: int, said: str, words: str) -> None:
     with contextlib.closing(sqlite3.connect(course / "grading" / "gradebook.db")) as book:
         grades = "SELECT count(*) FROM grade WHERE auto_score IS NOT NULL"
         assert book.execute(grades).fetchone() == (0,), said
+
+
+@pytest.mark.large
+def test_two_graders_at_once(course: Path, machine: Machine) -> None:
+    """Each has a course of its own, below /tmp; they share the machine's users and cores."""
+    other = Machine(shutil.copytree(course, machine.scratch / "other"), machine.scratch)
+    running = [(m, m.start()) for m in (machine, other)]
+    for m, process in running:
+        said, _ = process.communicate(timeout=300)
+        graded_right(m.course, process.returncode, said)

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from autograder.examination.submission import Submission
+from autograder.passes import examine
 from autograder.sandbox import place as place_module
+from autograder.sandbox import user
 from autograder.sandbox.look import ready
 from autograder.sandbox.mounts import Mount, python_mounts
 from autograder.sandbox.place import SandboxedPlace
@@ -181,3 +183,24 @@ def test_packages_that_the_sandbox_does_not_show_are_named(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "exec_prefix", sys.base_prefix)
     with pytest.raises(SandboxUnavailable, match=r"The package torch lies in .*site-packages"):
         python_mounts()
+
+
+def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hook cannot fail but by an exit, and else each student would get a traceback."""
+
+    def not_ready(_: SandboxedPlace) -> None:
+        raise SandboxUnavailable("There is no room.", advice="")
+
+    monkeypatch.setattr(examine, "ready", not_ready)
+    monkeypatch.setattr(examine, "_warm", {})
+    with pytest.raises(SystemExit, match=r"^nbgrader autograde: There is no room\.$"):
+        examine.before_any("one", "*", [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user needs no other")
+def test_root_without_other_users_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    user.make_sure_of_uids()
+    monkeypatch.setattr(user, "UIDS", range(2**32 - 1, 2**32 + 1))
+    with pytest.raises(SandboxUnavailable, match="in a user namespace without the uids") as told:
+        user.make_sure_of_uids()
+    assert "sysctl" not in str(told.value)
