@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -52,6 +53,7 @@ class FabricClient:
         self._numbers: dict[int, int] = {}
         self._groups: dict[str, int] = {}
         self._posted = 0
+        self._entered: Counter[str] = Counter()
         if secret:
             self._channel.sendall(frames.hello(rank, secret))
 
@@ -71,6 +73,9 @@ class FabricClient:
         if number is None:
             number = self._groups[operation.group] = len(self._groups)
             self._send(frames.group(number, operation.group, operation.members))
+        if operation.kind not in ("send", "recv"):  # as the fabric counts them, for our own words
+            self._entered[operation.group] += 1
+            operation.seq = self._entered[operation.group]
         self._posted += 1
         self._numbers[id(operation)] = self._posted
         self._send(post(self._posted, operation, number))

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.tiers import tier
+
 ROOT = Path(__file__).parents[3]
 MEMORY = 700 * 2**20
 """Bytes that the examiner may take for a case, beyond what it has."""
@@ -154,6 +156,10 @@ BOMBS = {
 }
 
 
+QUICK = {"many smaller ones", "as many handles as there may be", "groups", "large answers"}
+"""Those that are tried by default: the others take long, or are like these."""
+
+
 def examined(bomb: Bomb) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.helpers.examined_alone", str(bomb.ranks)],
@@ -170,7 +176,9 @@ def examined(bomb: Bomb) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
+@pytest.mark.parametrize(
+    "bomb", [pytest.param(bomb, id=name, marks=tier(name in QUICK)) for name, bomb in BOMBS.items()]
+)
 def test_the_examiner_stays_small_and_says_why(bomb: Bomb) -> None:
     cost = examined(bomb)
     assert bomb.words in cost["reason"]

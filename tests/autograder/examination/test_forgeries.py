@@ -6,7 +6,6 @@ worth points once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +26,6 @@ from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
 pytestmark = pytest.mark.timeout(120)
 
 SETUP = "import gc, sys, time, torch, torch.distributed as dist"
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[SandboxedPlace]:
-    with SandboxedPlace(()) as warm:
-        yield warm
 
 
 def examined(place: SandboxedPlace, check: Check, *cells: str) -> Examined:
