@@ -45,7 +45,7 @@ MUTANTS = '''"""Wrong solutions that people write, and right ones that differ fr
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 
 @passes
@@ -63,23 +63,19 @@ def rotate__both_begun_then_waited_for(x, group=None):
     return received
 
 
-def rotate_with(*edits):
-    return edited(rotate__both_begun_then_waited_for, *edits)
-
-
-rotate__wrong_direction = fails("the direction is wrong")(
-    rotate_with(("(me + 1)", "(me + k - 1)"), ("(me - 1)", "(me + 1)"))
-)
-rotate__ignores_the_group = fails("hand the group on")(
-    rotate_with(("k, me =", "group = None; k, me ="))
-)
-rotate__does_not_wait = fails("never waits for the handle", only=VIRTUAL)(
-    rotate_with(("        handle.wait()", "        pass"))
-)
-rotate__one_alone_returns_its_input = fails("shares memory with x")(rotate_with(("x.clone()", "x")))
-rotate__through_float32 = fails("dtype")(
-    rotate_with(("x.c", "x.float().c"), ("like(x", "like(x.float()"))
-)
+edits_of(rotate__both_begun_then_waited_for)("""
+wrong_direction: the direction is wrong
+    group_dst=(me + 1) % k → group_dst=(me - 1) % k
+    group_src=(me - 1) % k → group_src=(me + 1) % k
+ignores_the_group: hand the group on
+    k, me = dist.get_world_size(group), dist.get_rank(group) → group = None; …
+does_not_wait (simulated, grader): never waits for the handle
+    handle.wait() → pass
+one_alone_returns_its_input: shares memory with x
+    return x.clone() → return x
+through_float32: dtype
+    k, me = dist.get_world_size(group), dist.get_rank(group) → …; x = x.float()
+""")
 
 
 @fails("may talk to")

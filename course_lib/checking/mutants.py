@@ -6,10 +6,11 @@ import ast
 import hashlib
 import inspect
 import linecache
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -64,15 +65,23 @@ def source_of(function: Function) -> str:
 def edited(function: Function, *edits: tuple[str, str]) -> Function:
     """Return a function of the same text but for the edits, each an (old, new) piece of it.
 
+    Each place that has the old piece gets the new one. A piece of several lines is whole lines,
+    without their indentation.
+
     Raises:
         ValueError: the text does not have the old piece; the mutant would be none.
 
     """
     text = source_of(function)
     for old, new in edits:
-        if old not in text:
+        if "\n" in old + new:
+            lines = r"\n\1".join(map(re.escape, old.split("\n")))
+            indented = partial(_indented, new)
+            text, found = re.subn(rf"^( *){lines}$", indented, text, flags=re.MULTILINE)
+        else:
+            text, found = text.replace(old, new), text.count(old)
+        if not old or not found:
             raise ValueError(f"{function.__name__} has no {old!r}")
-        text = text.replace(old, new)
     name = f"<{function.__name__} edited, {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     namespace = dict(function.__globals__)
@@ -80,6 +89,93 @@ def edited(function: Function, *edits: tuple[str, str]) -> Function:
     made: Function = namespace[function.__name__]
     made.__dict__.clear()
     return made
+
+
+def _indented(lines: str, found: re.Match[str]) -> str:
+    return textwrap.indent(lines, found[1])
+
+
+def edits_of(function: Function) -> Callable[[str], None]:
+    """Return what defines mutants in the module of `function`, each as edits of its text.
+
+    ``edits_of(step__by_hand)(text)`` reads mutants such as these from the text::
+
+        climbs: the sign is wrong
+            param -= lr * param.grad → param += lr * param.grad
+        waits_at_once (simulated, grader): expected at most 3 ms
+            work = start(param) → …; work.wait()
+        walks_backwards passes
+            for param in params:
+                param -= lr * param.grad
+          → for param in reversed(params):
+          →     param -= lr * param.grad
+
+    A mutant's first line is its mistake, the places in which it fails if it is not found in all,
+    and what the report must contain. An edit is ``old → new``, or lines of old ones and then lines
+    of new ones with an arrow each, as `edited` takes them; ``…`` in the new piece stands for the
+    old one. Mutants whose first lines follow each other have the same edits.
+
+    Raises:
+        ValueError: a first line is none, a mutant is there already, or an edit's old piece is not.
+
+    """
+    task = function.__name__.partition("__")[0]
+
+    def define(text: str) -> None:
+        for heads, edits in _entries(text):
+            for head in heads:
+                name = f"{task}__{head['mistake']}"
+                if name in function.__globals__:
+                    raise ValueError(f"{name} is there already")
+                where = head["where"].split(", ") if head["where"] else EVERYWHERE
+                mark = fails(head["reason"], only=where) if head["reason"] else passes
+                try:
+                    function.__globals__[name] = mark(edited(function, *edits))
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+
+    return define
+
+
+_PLACE = "|".join(EVERYWHERE)
+_WHERE = rf" \((?P<where>({_PLACE})(, ({_PLACE}))*)\)"
+_HEAD = re.compile(rf"(?P<mistake>\w+)( passes|({_WHERE})?: (?P<reason>.+))")
+_Edits = list[tuple[str, str]]
+
+
+def _entries(text: str) -> list[tuple[list[re.Match[str]], _Edits]]:
+    """Return the first lines and the edits of each mutant, or of several with the same edits."""
+    entries: list[tuple[list[re.Match[str]], list[str]]] = []
+    for line in text.strip("\n").splitlines():
+        if line.startswith("  ") and entries:
+            entries[-1][1].append(line)
+            continue
+        head = _HEAD.fullmatch(line)
+        if head is None:
+            raise ValueError(f"{line!r}: expected ‘mistake: words of the report’")
+        if not entries or entries[-1][1]:
+            entries.append(([], []))
+        entries[-1][0].append(head)
+    return [(heads, _edits(lines)) for heads, lines in entries]
+
+
+def _edits(lines: list[str]) -> _Edits:
+    """Return the edits that the lines below a first line say; code begins in their column 4."""
+    edits: list[tuple[list[str], list[str]]] = []
+    for line in lines:
+        if edits and line.startswith("  →"):
+            edits[-1][1].append(line[4:])
+            continue
+        if not edits or edits[-1][1]:
+            edits.append(([], []))
+        old, arrow, new = line[4:].partition(" →")
+        edits[-1][0].append(old)
+        if arrow:
+            edits[-1][1].append(new.strip())
+    if edits and not edits[-1][1]:
+        raise ValueError(f"{lines[-1].strip()!r}: expected a → and what comes in its place")
+    pieces = [("\n".join(old), "\n".join(new)) for old, new in edits]
+    return [(old, new.replace("…", old)) for old, new in pieces]
 
 
 def fails(reason: str, *, only: Sequence[str] = EVERYWHERE) -> Callable[[Function], Function]:

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from course_lib.checking.mutants import edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 # minibatches -------------------------------------------------------------------------------
 
@@ -38,112 +38,73 @@ def minibatches__sorted_random_numbers(n, batch_size, generator, drop_last=False
         yield order[start : start + batch_size].sort().values
 
 
-def batches_with(*edits):
-    return edited(minibatches__sorted_random_numbers, *edits)
-
-
-ORDER = "torch.rand(n, generator=generator, dtype=torch.float64).argsort()"
-STARTS = "range(0, n - n % batch_size if drop_last else n, batch_size)"
-YIELDS = "yield order[start : start + batch_size].sort().values"
-
-minibatches__not_shuffled = fails("two epochs have the same batches")(
-    batches_with((ORDER, "torch.arange(n)"))
-)
-minibatches__with_replacement = fails("Without replacement")(
-    batches_with((ORDER, "torch.randint(n, (n,), generator=generator)"))
-)
-minibatches__each_batch_anew = fails("Without replacement")(
-    batches_with((YIELDS, f"order = {ORDER}; {YIELDS}"))
-)
-minibatches__drops_the_rest_always = fails("Only a last batch that is shorter")(
-    batches_with(("if drop_last else n", "if True else n"))
-)
-minibatches__never_drops = fails("Only a last batch that is shorter")(
-    batches_with((STARTS, "range(0, n, batch_size)"))
-)
-minibatches__fills_the_last_one_up = fails("Only a last batch that is shorter")(
-    batches_with((ORDER, ORDER + "; order = torch.cat([order, order, order])"))
-)
-minibatches__numbers_from_1 = fails("rows 1 to")(batches_with((ORDER, ORDER + " + 1")))
-minibatches__own_generator = fails("two epochs have the same batches")(
-    batches_with((ORDER, ORDER.replace("=generator", "=torch.Generator().manual_seed(0)")))
-)
-minibatches__global_generator = fails("the same seed gives other batches")(
-    batches_with((ORDER, "torch.randperm(n)"))
-)
-minibatches__pythons_random = fails("the same seed gives other batches")(
-    batches_with((ORDER, "torch.tensor(__import__('random').sample(range(n), n))"))
-)
-minibatches__reseeds = fails("two epochs have the same batches")(
-    batches_with((ORDER, ORDER.replace("=generator", "=generator.manual_seed(7)")))
-)
-minibatches__a_random_start = fails("Every order of the rows must be equally likely")(
-    batches_with((ORDER, "torch.arange(n).roll(int(torch.randint(n, (), generator=generator)))"))
-)
-minibatches__shuffles_batches_of_neighbours = fails("Every order of the rows")(
-    batches_with(
-        (ORDER, "torch.arange(n)"),
-        (
-            STARTS,
-            "(torch.randperm(-(-n // batch_size), generator=generator) * batch_size).tolist()",
-        ),
-    )
-)
-minibatches__shuffles_within_batches = fails("Every order of the rows")(
-    batches_with(
-        (
-            ORDER,
-            "(torch.arange(n) // batch_size + torch.rand(n, generator=generator)).argsort()",
-        ),
-        (".sort().values", ""),
-    )
-)
-minibatches__lists = fails("vector of row numbers (int64)")(
-    batches_with((".sort().values", ".tolist()"))
-)
-minibatches__int32 = fails("vector of row numbers (int64)")(
-    batches_with((".sort().values", ".int()"))
-)
-minibatches__drops_if_not_told = fails("have [4, 4] rows, expected [4, 4, 3]")(
-    batches_with(("drop_last=False", "drop_last=True"))
-)
-minibatches__drops_a_full_last_one = fails("have [4, 4] rows, expected [4, 4, 4]")(
-    batches_with(
-        ("n - n % batch_size if drop_last", "n - (n % batch_size or batch_size) if drop_last")
-    )
-)
-minibatches__keeps_the_only_one = fails("expected []")(
-    batches_with(("n - n % batch_size if drop_last", "max(1, n - n % batch_size) if drop_last"))
-)
-minibatches__rest_first = fails("have [3, 4, 4] rows")(
-    batches_with(
-        (STARTS, "range(n % batch_size - batch_size if n % batch_size else 0, n, batch_size)"),
-        ("order[start :", "order[max(0, start) :"),
-    )
-)
-minibatches__in_one_buffer = fails("Without replacement")(
-    batches_with(
-        (ORDER, ORDER + "; held = torch.empty(batch_size, dtype=torch.int64)"),
-        (
-            YIELDS,
-            "part = order[start : start + batch_size]; held[: len(part)] = part; "
-            "yield held[: len(part)]",
-        ),
-    )
-)
-minibatches__strides = fails("share a full batch")(
-    batches_with(
-        (
-            ORDER,
-            "(torch.arange(n) * [s for s in range(1, n) if math.gcd(s, n) == 1][int(torch.randint("
-            "n, (), generator=generator)) % sum(math.gcd(s, n) == 1 for s in range(1, n))] + "
-            "int(torch.randint(n, (), generator=generator))) % n",
-        )
-    )
-)
-minibatches__returns_nothing = fails("minibatches returned None")(
-    batches_with((YIELDS, "order[start : start + batch_size]"))
-)
+edits_of(minibatches__sorted_random_numbers)("""
+not_shuffled: two epochs have the same batches
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort() → torch.arange(n)
+with_replacement: Without replacement
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+  → torch.randint(n, (n,), generator=generator)
+each_batch_anew: Without replacement
+    yield order[start : start + batch_size].sort().values
+  → order = torch.rand(n, generator=generator, dtype=torch.float64).argsort(); …
+drops_the_rest_always: Only a last batch that is shorter
+    if drop_last else n → if True else n
+never_drops: Only a last batch that is shorter
+    range(0, n - n % batch_size if drop_last else n, batch_size) → range(0, n, batch_size)
+fills_the_last_one_up: Only a last batch that is shorter
+    argsort() → argsort(); order = torch.cat([order, order, order])
+numbers_from_1: rows 1 to
+    argsort() → argsort() + 1
+own_generator: two epochs have the same batches
+    generator, dtype → torch.Generator().manual_seed(0), dtype
+global_generator: the same seed gives other batches
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort() → torch.randperm(n)
+pythons_random: the same seed gives other batches
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+  → torch.tensor(__import__('random').sample(range(n), n))
+reseeds: two epochs have the same batches
+    generator, dtype → generator.manual_seed(7), dtype
+a_random_start: Every order of the rows must be equally likely
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+  → torch.arange(n).roll(int(torch.randint(n, (), generator=generator)))
+shuffles_batches_of_neighbours: Every order of the rows
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort() → torch.arange(n)
+    range(0, n - n % batch_size if drop_last else n, batch_size)
+  → (torch.randperm(-(-n // batch_size), generator=generator) * batch_size).tolist()
+shuffles_within_batches: Every order of the rows
+    torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+  → (torch.arange(n) // batch_size + torch.rand(n, generator=generator)).argsort()
+    .sort().values →
+lists: vector of row numbers (int64)
+    .sort().values → .tolist()
+int32: vector of row numbers (int64)
+    .sort().values → .int()
+drops_if_not_told: have [4, 4] rows, expected [4, 4, 3]
+    drop_last=False → drop_last=True
+drops_a_full_last_one: have [4, 4] rows, expected [4, 4, 4]
+    n - n % batch_size if drop_last → n - (n % batch_size or batch_size) if drop_last
+keeps_the_only_one: expected []
+    n - n % batch_size if drop_last → max(1, n - n % batch_size) if drop_last
+rest_first: have [3, 4, 4] rows
+    0, n - n % batch_size if drop_last else → n % batch_size - batch_size if n % batch_size else 0,
+    order[start : start + batch_size] → order[max(0, start) : start + batch_size]
+in_one_buffer: Without replacement
+    argsort() → argsort(); held = torch.empty(batch_size, dtype=torch.int64)
+    yield order[start : start + batch_size].sort().values
+  → part = order[start : start + batch_size]; held[: len(part)] = part; yield held[: len(part)]
+strides: share a full batch
+    order = torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+  → order = (
+  →     torch.arange(n)
+  →     * [s for s in range(1, n) if math.gcd(s, n) == 1][
+  →         int(torch.randint(n, (), generator=generator))
+  →         % sum(math.gcd(s, n) == 1 for s in range(1, n))
+  →     ]
+  →     + int(torch.randint(n, (), generator=generator))
+  → ) % n
+returns_nothing: minibatches returned None
+    yield order[start : start + batch_size].sort().values → order[start : start + batch_size]
+""")
 
 
 @fails("is what this task asks you to write")
@@ -194,85 +155,62 @@ def sgd_step__all_at_once(params, lr):
     torch._foreach_add_(with_gradient, [param.grad for param in with_gradient], alpha=-lr)
 
 
-def step_with(*edits):
-    return edited(sgd_step__in_no_grad, *edits)
-
-
-UPDATE = "param -= lr * param.grad"
-
-sgd_step__climbs = fails("the sign is wrong")(step_with((UPDATE, "param += lr * param.grad")))
-sgd_step__forgets_the_rate = fails("the learning rate 1")(
-    step_with((UPDATE, "param -= param.grad"))
-)
-sgd_step__fixed_rate = fails("α = 0.5")(step_with((UPDATE, "param -= 0.1 * param.grad")))
-sgd_step__on_a_copy = fails("update its own memory")(
-    step_with((UPDATE, "param = param - lr * param.grad"))
-)
-sgd_step__in_new_memory = fails("update its own memory")(
-    step_with((UPDATE, "param.data = param.data - lr * param.grad"))
-)
-sgd_step__recorded_by_autograd = fails("a leaf Variable that requires grad")(
-    step_with(("torch.no_grad()", "torch.enable_grad()"))
-)
-sgd_step__no_frozen_parameters = fails("TypeError")(step_with(("param.grad is not None", "True")))
-sgd_step__clears = fails("gradient 0 after the step is None")(
-    step_with((UPDATE, UPDATE + "; param.grad = None"))
-)
-sgd_step__scales_the_gradient = fails("gradient 0 after the step")(
-    step_with((UPDATE, "param -= param.grad.mul_(lr)"))
-)
-sgd_step__walks_twice = fails("α = 0.5")(
-    step_with(
-        (
-            "for param in params:",
-            "any(p.grad is None for p in params)\n        for param in params:",
-        )
-    )
-)
-sgd_step__momentum = fails("expected")(
-    step_with(
-        (
-            UPDATE,
-            "param.m = 0.9 * getattr(param, 'm', 0) + param.grad; param -= lr * param.m",
-        )
-    )
-)
-sgd_step__through_float32 = fails("rounded to float32")(
-    step_with((UPDATE, "param.copy_(param.float() - lr * param.grad.float())"))
-)
-sgd_step__turns_gradients_off = fails("gradients are disabled after the call")(
-    step_with(("with torch.no_grad():", "torch.set_grad_enabled(False)\n    if True:"))
-)
-sgd_step__first_parameter_only = fails("parameter 1 after two steps")(
-    step_with((UPDATE, UPDATE + "; break"))
-)
-sgd_step__stops_at_a_frozen_parameter = fails("parameter 2 after two steps")(
-    step_with(
-        ("if param.grad is not None:", "if param.grad is None:\n                break"),
-        (f"    {UPDATE}", UPDATE),
-    )
-)
-sgd_step__freezes = fails("changes which of the parameters require a gradient")(
-    step_with(
-        ("with torch.no_grad():", "if True:"),
-        ("if param.grad", "param.requires_grad_(False)\n            if param.grad"),
-    )
-)
-sgd_step__scales_the_gradient_there_and_back = fails("to the last bit")(
-    step_with((UPDATE, "param -= param.grad.mul_(lr); param.grad.div_(lr)"))
-)
-sgd_step__zeroes = fails("Gradients stay as they are")(
-    step_with((UPDATE, UPDATE + "; param.grad.zero_()"))
-)
-sgd_step__clips = fails("expected")(
-    step_with((UPDATE, UPDATE.replace("param.grad", "param.grad.clamp(-5, 5)")))
-)
-sgd_step__decays = fails("expected")(
-    step_with((UPDATE, UPDATE.replace("param.grad", "(param.grad + 0.01 * param)")))
-)
-sgd_step__no_scalars = fails("parameter 2 after two steps")(
-    step_with(("param.grad is not None", "param.grad is not None and param.dim()"))
-)
+edits_of(sgd_step__in_no_grad)("""
+climbs: the sign is wrong
+    param -= lr * param.grad → param += lr * param.grad
+forgets_the_rate: the learning rate 1
+    param -= lr * param.grad → param -= param.grad
+fixed_rate: α = 0.5
+    param -= lr * param.grad → param -= 0.1 * param.grad
+on_a_copy: update its own memory
+    param -= lr * param.grad → param = param - lr * param.grad
+in_new_memory: update its own memory
+    param -= lr * param.grad → param.data = param.data - lr * param.grad
+recorded_by_autograd: a leaf Variable that requires grad
+    torch.no_grad() → torch.enable_grad()
+no_frozen_parameters: TypeError
+    param.grad is not None → True
+clears: gradient 0 after the step is None
+    param -= lr * param.grad → …; param.grad = None
+scales_the_gradient: gradient 0 after the step
+    param -= lr * param.grad → param -= param.grad.mul_(lr)
+walks_twice: α = 0.5
+    for param in params:
+  → any(p.grad is None for p in params)
+  → …
+momentum: expected
+    param -= lr * param.grad
+  → param.m = 0.9 * getattr(param, 'm', 0) + param.grad; param -= lr * param.m
+through_float32: rounded to float32
+    param -= lr * param.grad → param.copy_(param.float() - lr * param.grad.float())
+turns_gradients_off: gradients are disabled after the call
+    with torch.no_grad():
+  → torch.set_grad_enabled(False)
+  → if True:
+first_parameter_only: parameter 1 after two steps
+    param -= lr * param.grad → …; break
+stops_at_a_frozen_parameter: parameter 2 after two steps
+    if param.grad is not None:
+        param -= lr * param.grad
+  → if param.grad is None:
+  →     break
+  → param -= lr * param.grad
+freezes: changes which of the parameters require a gradient
+    with torch.no_grad(): → if True:
+    if param.grad is not None:
+  → param.requires_grad_(False)
+  → …
+scales_the_gradient_there_and_back: to the last bit
+    param -= lr * param.grad → param -= param.grad.mul_(lr); param.grad.div_(lr)
+zeroes: Gradients stay as they are
+    param -= lr * param.grad → …; param.grad.zero_()
+clips: expected
+    param -= lr * param.grad → param -= lr * param.grad.clamp(-5, 5)
+decays: expected
+    param -= lr * param.grad → param -= lr * (param.grad + 0.01 * param)
+no_scalars: parameter 2 after two steps
+    param.grad is not None → … and param.dim()
+""")
 
 
 @fails("is what this task asks you to write")
@@ -330,109 +268,68 @@ def accumulate_gradients__divides_at_the_end(model, loss_fn, x, y, micro_batch_s
     return total / len(x)
 
 
-def accumulate_with(*edits):
-    return edited(accumulate_gradients__weighted, *edits)
-
-
-SHARE = "(len(rows) / len(x))"
-CLEARS = "model.zero_grad()"
-COUNT = "math.ceil(len(x) / micro_batch_size)"
-
-accumulate_gradients__mean_of_means = fails("the last one has fewer rows")(
-    accumulate_with((SHARE, f"1 / {COUNT}"))
-)
-accumulate_gradients__fixed_share = fails("the last one has fewer rows")(
-    accumulate_with((SHARE, "(micro_batch_size / len(x))"))
-)
-accumulate_gradients__sum_of_means = fails("weigh each with its share")(
-    accumulate_with((SHARE, "1"))
-)
-accumulate_gradients__sum_over_rows = fails("the division by B is missing")(
-    accumulate_with((SHARE, "len(rows)"))
-)
-accumulate_gradients__clears_every_time = fails("it has wiped out the others")(
-    accumulate_with((CLEARS, "pass"), ("part.backward()", "model.zero_grad(); part.backward()"))
-)
-accumulate_gradients__never_clears = fails("added to what was there before")(
-    accumulate_with((CLEARS, "pass"))
-)
-accumulate_gradients__drops_the_rest = fails("expected")(
-    accumulate_with(
-        ("range(0, len(x), micro", "range(0, max(1, len(x) - micro_batch_size + 1), micro")
-    )
-)
-accumulate_gradients__whole_batch = fails("rows of forward pass 0")(
-    accumulate_with(
-        ("range(0, len(x), micro_batch_size)", "[0]"), (": start + micro_batch_size", ":")
-    )
-)
-accumulate_gradients__forward_on_all_rows = fails("rows of forward pass 0")(
-    accumulate_with(("model(rows)", "model(x)[start : start + micro_batch_size]"))
-)
-accumulate_gradients__one_row_at_a_time = fails("rows of forward pass 0")(
-    accumulate_with(
-        ("len(x), micro_batch_size)", "len(x), 1)"), ("start + micro_batch_size", "start + 1")
-    )
-)
-accumulate_gradients__keeps_the_graph_and_its_sum = fails("expected")(
-    accumulate_with(("part.backward()", "part.backward(retain_graph=True); part.backward()"))
-)
-accumulate_gradients__steps_as_well = fails("parameter 1 after the call")(
-    accumulate_with(("return total", "model[0].bias.data -= 0.1; return total"))
-)
-accumulate_gradients__last_loss = fails("loss returned by call 0")(
-    accumulate_with(("total += part.item()", "total = part.item() / (len(rows) / len(x))"))
-)
-accumulate_gradients__sum_of_losses = fails("loss returned by call 0")(
-    accumulate_with(("total += part.item()", "total += part.item() / (len(rows) / len(x))"))
-)
-accumulate_gradients__returns_nothing = fails("is None")(
-    accumulate_with(("return total", "return"))
-)
-accumulate_gradients__one_loss_for_all = fails("10 rows by 4")(
-    accumulate_with(("loss_fn(", "torch.nn.functional.cross_entropy("))
-)
-accumulate_gradients__sets_the_mode = fails("the model came in one mode")(
-    accumulate_with((CLEARS, CLEARS + "; model.train()"))
-)
-accumulate_gradients__float32_only = fails("dtype")(
-    accumulate_with(("model(rows)", "model(rows.float())"))
-)
-accumulate_gradients__shuffles_the_rows = fails("rows of forward pass 0")(
-    accumulate_with(
-        (CLEARS, "order = torch.randperm(len(x)); x, y = x[order], y[order]; model.zero_grad()")
-    )
-)
-accumulate_gradients__one_backward_at_the_end = fails("micro-batches in memory at a time")(
-    accumulate_with(
-        ("part.backward()", "pass"),
-        ("part.item()", "part"),
-        ("return total", "total.backward(); return total.item()"),
-    )
-)
-accumulate_gradients__list_of_losses = fails("micro-batches in memory at a time")(
-    accumulate_with(
-        ("total = 0.0", "losses = []"),
-        ("part.backward()", "losses.append(part)"),
-        ("total += part.item()", "pass"),
-        ("return total", "[part.backward() for part in losses]; return sum(losses).item()"),
-    )
-)
-accumulate_gradients__gradients_are_there = fails("NoneType")(
-    accumulate_with((CLEARS, "[param.grad.zero_() for param in model.parameters()]"))
-)
-accumulate_gradients__seeds = fails("draws or seeds random numbers")(
-    accumulate_with((CLEARS, CLEARS + "; torch.manual_seed(0)"))
-)
-accumulate_gradients__from_the_back = fails("rows of forward pass 0")(
-    accumulate_with((CLEARS, CLEARS + "; x, y = x.flip(0), y.flip(0)"))
-)
-accumulate_gradients__loss_in_float32 = fails("loss returned by call 0")(
-    accumulate_with(("part.item()", "part.float().item()"))
-)
-accumulate_gradients__overwrites_the_rows = fails("changes x, which is not its to change")(
-    accumulate_with(("return total", "x.zero_(); return total"))
-)
+edits_of(accumulate_gradients__weighted)("""
+mean_of_means: the last one has fewer rows
+    (len(rows) / len(x)) → 1 / math.ceil(len(x) / micro_batch_size)
+fixed_share: the last one has fewer rows
+    (len(rows) / len(x)) → (micro_batch_size / len(x))
+sum_of_means: weigh each with its share
+    (len(rows) / len(x)) → 1
+sum_over_rows: the division by B is missing
+    (len(rows) / len(x)) → len(rows)
+clears_every_time: it has wiped out the others
+    model.zero_grad() → pass
+    part.backward() → model.zero_grad(); …
+never_clears: added to what was there before
+    model.zero_grad() → pass
+drops_the_rest: expected
+    range(0, len(x), micro → range(0, max(1, len(x) - micro_batch_size + 1), micro
+whole_batch: rows of forward pass 0
+    range(0, len(x), micro_batch_size) → [0]
+    : start + micro_batch_size → :
+forward_on_all_rows: rows of forward pass 0
+    model(rows) → model(x)[start : start + micro_batch_size]
+one_row_at_a_time: rows of forward pass 0
+    range(0, len(x), micro_batch_size) → range(0, len(x), 1)
+    start + micro_batch_size → start + 1
+keeps_the_graph_and_its_sum: expected
+    part.backward() → part.backward(retain_graph=True); …
+steps_as_well: parameter 1 after the call
+    return total → model[0].bias.data -= 0.1; …
+last_loss: loss returned by call 0
+    total += part.item() → total = part.item() / (len(rows) / len(x))
+sum_of_losses: loss returned by call 0
+    total += part.item() → … / (len(rows) / len(x))
+returns_nothing: is None
+    return total → return
+one_loss_for_all: 10 rows by 4
+    loss_fn( → torch.nn.functional.cross_entropy(
+sets_the_mode: the model came in one mode
+    model.zero_grad() → …; model.train()
+float32_only: dtype
+    model(rows) → model(rows.float())
+shuffles_the_rows: rows of forward pass 0
+    model.zero_grad() → order = torch.randperm(len(x)); x, y = x[order], y[order]; …
+one_backward_at_the_end: micro-batches in memory at a time
+    part.backward() → pass
+    part.item() → part
+    return total → total.backward(); return total.item()
+list_of_losses: micro-batches in memory at a time
+    total = 0.0 → losses = []
+    part.backward() → losses.append(part)
+    total += part.item() → pass
+    return total → [part.backward() for part in losses]; return sum(losses).item()
+gradients_are_there: NoneType
+    model.zero_grad() → [param.grad.zero_() for param in model.parameters()]
+seeds: draws or seeds random numbers
+    model.zero_grad() → …; torch.manual_seed(0)
+from_the_back: rows of forward pass 0
+    model.zero_grad() → …; x, y = x.flip(0), y.flip(0)
+loss_in_float32: loss returned by call 0
+    part.item() → part.float().item()
+overwrites_the_rows: changes x, which is not its to change
+    return total → x.zero_(); …
+""")
 
 # learning_rate -----------------------------------------------------------------------------
 
@@ -453,73 +350,53 @@ def learning_rate__as_a_tensor(step, peak, warmup_steps, total_steps):
     return peak * torch.cat([rising, falling])[step]
 
 
-def rate_with(*edits):
-    return edited(learning_rate__by_formula, *edits)
-
-
-PASSED = "(step - warmup_steps) / (total_steps - warmup_steps)"
-
-learning_rate__begins_with_0 = fails("the first step would do nothing")(
-    rate_with(("(step + 1)", "step"))
-)
-learning_rate__no_warm_up = fails("nothing rises")(
-    rate_with(("peak * (step + 1) / warmup_steps", "peak"))
-)
-learning_rate__cosine_of_all_steps = fails("count the steps behind the warm-up")(
-    rate_with((PASSED, "step / total_steps"))
-)
-learning_rate__reaches_0 = fails("it would do nothing")(
-    rate_with((PASSED, "(step - warmup_steps) / max(1, total_steps - warmup_steps - 1)"))
-)
-learning_rate__linear = fails("expected")(
-    rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak * (1 - passed)"))
-)
-learning_rate__half_a_cosine = fails("expected")(
-    rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak * math.cos(math.pi * passed)"))
-)
-learning_rate__in_degrees = fails("expected")(rate_with(("math.pi * passed", "180 * passed")))
-learning_rate__one_step_late = fails("expected")(
-    rate_with(("step < warmup_steps", "step <= warmup_steps"))
-)
-learning_rate__divides_by_the_warm_up = fails("ZeroDivisionError")(
-    rate_with(
-        ("if step < warmup_steps", "rising = (step + 1) / warmup_steps\n    if step < warmup_steps")
-    )
-)
-learning_rate__stays_at_the_peak = fails("expected")(
-    rate_with(("peak * (1 + math.cos(math.pi * passed)) / 2", "peak"))
-)
-learning_rate__ignores_the_peak = fails("expected")(rate_with(("peak *", "0.1 *")))
-learning_rate__counts_calls = fails("expected")(
-    rate_with(
-        (
-            "if step < warmup_steps",
-            "counted = globals().setdefault('_counted', [0])\n    counted[0] += 1\n"
-            "    step = (counted[0] - 1) % total_steps\n    if step < warmup_steps",
-        )
-    )
-)
-learning_rate__rounded = fails("expected")(
-    rate_with(
-        (
-            "return peak * (1 + math.cos(math.pi * passed)) / 2",
-            "return round(peak * (1 + math.cos(math.pi * passed)) / 2, 4)",
-        )
-    )
-)
-learning_rate__at_least_one_step_of_warm_up = fails("no warm-up")(
-    rate_with(("if step <", "warmup_steps = max(1, warmup_steps)\n    if step <"))
-)
-learning_rate__half_is_missing = fails("without the ½")(
-    rate_with(("(1 + math.cos(math.pi * passed)) / 2", "(1 + math.cos(math.pi * passed))"))
-)
-learning_rate__one_is_missing = fails("without the 1 +")(
-    rate_with(("(1 + math.cos(math.pi * passed)) / 2", "math.cos(math.pi * passed) / 2"))
-)
-learning_rate__pi_is_missing = fails("a cosine without π")(
-    rate_with(("math.pi * passed", "passed"))
-)
-learning_rate__returns_nothing = fails("is None")(rate_with(("return peak * (1", "peak * (1")))
+edits_of(learning_rate__by_formula)("""
+begins_with_0: the first step would do nothing
+    (step + 1) → step
+no_warm_up: nothing rises
+    peak * (step + 1) / warmup_steps → peak
+cosine_of_all_steps: count the steps behind the warm-up
+    (step - warmup_steps) / (total_steps - warmup_steps) → step / total_steps
+reaches_0: it would do nothing
+    (total_steps - warmup_steps) → max(1, total_steps - warmup_steps - 1)
+linear: expected
+    peak * (1 + math.cos(math.pi * passed)) / 2 → peak * (1 - passed)
+half_a_cosine: expected
+    peak * (1 + math.cos(math.pi * passed)) / 2 → peak * math.cos(math.pi * passed)
+in_degrees: expected
+    math.pi * passed → 180 * passed
+one_step_late: expected
+    step < warmup_steps → step <= warmup_steps
+divides_by_the_warm_up: ZeroDivisionError
+    if step < warmup_steps:
+  → rising = (step + 1) / warmup_steps
+  → …
+stays_at_the_peak: expected
+    peak * (1 + math.cos(math.pi * passed)) / 2 → peak
+ignores_the_peak: expected
+    peak * → 0.1 *
+counts_calls: expected
+    if step < warmup_steps:
+  → counted = globals().setdefault("_counted", [0])
+  → counted[0] += 1
+  → step = (counted[0] - 1) % total_steps
+  → …
+rounded: expected
+    return peak * (1 + math.cos(math.pi * passed)) / 2
+  → return round(peak * (1 + math.cos(math.pi * passed)) / 2, 4)
+at_least_one_step_of_warm_up: no warm-up
+    if step < warmup_steps:
+  → warmup_steps = max(1, warmup_steps)
+  → …
+half_is_missing: without the ½
+    (1 + math.cos(math.pi * passed)) / 2 → (1 + math.cos(math.pi * passed))
+one_is_missing: without the 1 +
+    (1 + math.cos(math.pi * passed)) / 2 → math.cos(math.pi * passed) / 2
+pi_is_missing: a cosine without π
+    math.pi * passed → passed
+returns_nothing: is None
+    return peak * (1 + math.cos(math.pi * passed)) → peak * (1 + math.cos(math.pi * passed))
+""")
 
 # gradient_variance -------------------------------------------------------------------------
 
@@ -554,145 +431,88 @@ def gradient_variance__from_single_rows(model, loss_fn, x, y, batch_size, num_ba
     return misses.square().sum(1).mean()
 
 
-def variance_with(*edits):
-    return edited(gradient_variance__draw_by_draw, *edits)
-
-
-DRAWS = "torch.randperm(len(x), generator=generator)[:batch_size]"
-MISS = "(gradient(rows) - full).square().sum().item()"
-
-gradient_variance__with_replacement = fails("drawn with replacement")(
-    variance_with((DRAWS, "torch.randint(len(x), (batch_size,), generator=generator)"))
-)
-gradient_variance__single_rows = fails("the spread of single rows")(
-    variance_with(("[:batch_size]", "[:1]"))
-)
-gradient_variance__mean_over_the_numbers = fails("a squared length is their sum")(
-    variance_with((".sum()", ".mean()"))
-)
-gradient_variance__length_not_squared = fails("expected")(
-    variance_with((".square().sum()", ".norm()"))
-)
-gradient_variance__square_root = fails("the square root of the variance")(
-    variance_with(("return total / num_batches", "return (total / num_batches) ** 0.5"))
-)
-gradient_variance__sum_over_the_batches = fails("expected")(
-    variance_with(("return total / num_batches", "return total"))
-)
-gradient_variance__absolute_values = fails("expected")(variance_with((".square()", ".abs()")))
-gradient_variance__not_around_the_full_gradient = fails("expected")(variance_with((" - full", "")))
-gradient_variance__the_first_batch_again = fails("is the same number in each of")(
-    variance_with((DRAWS, "torch.arange(batch_size)"))
-)
-gradient_variance__one_batch = fails("expected")(variance_with(("range(num_batches)", "range(1)")))
-gradient_variance__reseeds = fails("expected")(
-    variance_with((DRAWS, DRAWS.replace("=generator", "=generator.manual_seed(3)")))
-)
-gradient_variance__global_generator = fails("second time, with the same seed")(
-    variance_with((DRAWS, "torch.randperm(len(x))[:batch_size]"))
-)
-gradient_variance__the_theory_without_measuring = fails("expected")(
-    variance_with(("return total / num_batches", "return full.square().sum().item() / batch_size"))
-)
-gradient_variance__through_backward = fails(".grad of parameter 0 after the call")(
-    variance_with(
-        (
-            "grads = torch.autograd.grad(loss, list(model.parameters()))",
-            "model.zero_grad(); loss.backward(); grads = [p.grad for p in model.parameters()]",
-        )
-    )
-)
-gradient_variance__trains = fails("parameter 0 after the call")(
-    variance_with(
-        ("return total / num_batches", "model[0].weight.data *= 0.9; return total / num_batches")
-    )
-)
-gradient_variance__one_loss_for_all = fails("batches of 12 of 16 rows")(
-    variance_with(("loss_fn(", "torch.nn.functional.cross_entropy("))
-)
-gradient_variance__a_list = fails("expected a number")(
-    variance_with(("return total / num_batches", "return [total / num_batches]"))
-)
-gradient_variance__evaluates = fails("the model came in one mode")(
-    variance_with(("full = gradient", "model.eval(); full = gradient"))
-)
-gradient_variance__own_generator = fails("the same number in each of 24 calls")(
-    variance_with(
-        ("total = 0.0", "total, mine = 0.0, torch.Generator().manual_seed(0)"),
-        (DRAWS, DRAWS.replace("=generator", "=mine")),
-    )
-)
-gradient_variance__from_the_first_seed = fails("the same number in each of 24 calls")(
-    variance_with(
-        (
-            "total = 0.0",
-            "total, mine = 0.0, torch.Generator().manual_seed(generator.initial_seed())",
-        ),
-        (DRAWS, DRAWS.replace("=generator", "=mine")),
-    )
-)
-gradient_variance__always_10_batches = fails("no 2 batches give that")(
-    variance_with(("num_batches):", "10):"), ("/ num_batches", "/ 10"))
-)
-gradient_variance__batches_of_an_epoch = fails("drawn anew from all rows")(
-    variance_with(
-        (
-            "for _ in range(num_batches)",
-            "order = [b for _ in range(num_batches) for b in torch.randperm(len(x), "
-            "generator=generator).split(batch_size) if len(b) == batch_size]\n"
-            "    for rows in order[:num_batches]",
-        ),
-        (f"rows = {DRAWS}", "pass"),
-    )
-)
-gradient_variance__of_neighbours = fails("Each row may be in a batch with each other one")(
-    variance_with(
-        (
-            DRAWS,
-            "torch.arange(len(x)).roll(int(torch.randint(len(x), (), generator=generator)))"
-            "[:batch_size]",
-        )
-    )
-)
-gradient_variance__around_its_own_mean = fails("around the batches' own mean")(
-    variance_with(
-        ("full = gradient(slice(None))", "found = []"),
-        (f"total += {MISS}", "found.append(gradient(rows))"),
-        (
-            "return total / num_batches",
-            "found = torch.stack(found); "
-            "return (found - found.mean(0)).square().sum(1).mean().item()",
-        ),
-    )
-)
-gradient_variance__torch_var = fails("around the batches' own mean")(
-    variance_with(
-        ("full = gradient(slice(None))", "found = []"),
-        (f"total += {MISS}", "found.append(gradient(rows))"),
-        ("return total / num_batches", "return torch.stack(found).var(0).sum().item()"),
-    )
-)
-gradient_variance__the_formula = fails("no 2 batches give that")(
-    variance_with(
-        ("for _ in range(num_batches)", "for i in range(len(x))"),
-        (DRAWS, "[i]"),
-        (
-            "return total / num_batches",
-            "n = len(x); return total / n / batch_size * (n - batch_size) / (n - 1)",
-        ),
-    )
-)
-gradient_variance__one_less_in_the_mean = fails("expected")(
-    variance_with(("/ num_batches", "/ max(1, num_batches - 1)"))
-)
-gradient_variance__weights_only = fails("no 2 batches give that")(
-    variance_with(("list(model.parameters())", "[p for p in model.parameters() if p.dim() > 1]"))
-)
-gradient_variance__gradients_are_there = fails("NoneType")(
-    variance_with(
-        ("full = gradient", "held = [p.grad.clone() for p in model.parameters()]; full = gradient")
-    )
-)
+edits_of(gradient_variance__draw_by_draw)("""
+with_replacement: drawn with replacement
+    torch.randperm(len(x), generator=generator)[:batch_size]
+  → torch.randint(len(x), (batch_size,), generator=generator)
+single_rows: the spread of single rows
+    randperm(len(x), generator=generator)[:batch_size] → randperm(len(x), generator=generator)[:1]
+mean_over_the_numbers: a squared length is their sum
+    .sum() → .mean()
+length_not_squared: expected
+    .square().sum() → .norm()
+square_root: the square root of the variance
+    return total / num_batches → return (total / num_batches) ** 0.5
+sum_over_the_batches: expected
+    return total / num_batches → return total
+absolute_values: expected
+    .square() → .abs()
+not_around_the_full_gradient: expected
+    - full →
+the_first_batch_again: is the same number in each of
+    torch.randperm(len(x), generator=generator)[:batch_size] → torch.arange(batch_size)
+one_batch: expected
+    range(num_batches) → range(1)
+reseeds: expected
+    generator=generator → generator=generator.manual_seed(3)
+global_generator: second time, with the same seed
+    torch.randperm(len(x), generator=generator)[:batch_size] → torch.randperm(len(x))[:batch_size]
+the_theory_without_measuring: expected
+    return total / num_batches → return full.square().sum().item() / batch_size
+through_backward: .grad of parameter 0 after the call
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+  → model.zero_grad(); loss.backward(); grads = [p.grad for p in model.parameters()]
+trains: parameter 0 after the call
+    return total / num_batches → model[0].weight.data *= 0.9; …
+one_loss_for_all: batches of 12 of 16 rows
+    loss_fn( → torch.nn.functional.cross_entropy(
+a_list: expected a number
+    return total / num_batches → return [total / num_batches]
+evaluates: the model came in one mode
+    full = gradient → model.eval(); …
+own_generator: the same number in each of 24 calls
+    total = 0.0 → total, mine = 0.0, torch.Generator().manual_seed(0)
+    generator=generator → generator=mine
+from_the_first_seed: the same number in each of 24 calls
+    total = 0.0 → total, mine = 0.0, torch.Generator().manual_seed(generator.initial_seed())
+    generator=generator → generator=mine
+always_10_batches: no 2 batches give that
+    range(num_batches): → range(10):
+    / num_batches → / 10
+batches_of_an_epoch: drawn anew from all rows
+    for _ in range(num_batches):
+  → order = [
+  →     b
+  →     for _ in range(num_batches)
+  →     for b in torch.randperm(len(x), generator=generator).split(batch_size)
+  →     if len(b) == batch_size
+  → ]
+  → for rows in order[:num_batches]:
+    rows = torch.randperm(len(x), generator=generator)[:batch_size] → pass
+of_neighbours: Each row may be in a batch with each other one
+    torch.randperm(len(x), generator=generator)[:batch_size]
+  → torch.arange(len(x)).roll(int(torch.randint(len(x), (), generator=generator)))[:batch_size]
+around_its_own_mean: around the batches' own mean
+    full = gradient(slice(None)) → found = []
+    total += (gradient(rows) - full).square().sum().item() → found.append(gradient(rows))
+    return total / num_batches
+  → found = torch.stack(found); return (found - found.mean(0)).square().sum(1).mean().item()
+torch_var: around the batches' own mean
+    full = gradient(slice(None)) → found = []
+    total += (gradient(rows) - full).square().sum().item() → found.append(gradient(rows))
+    return total / num_batches → return torch.stack(found).var(0).sum().item()
+the_formula: no 2 batches give that
+    for _ in range(num_batches) → for i in range(len(x))
+    torch.randperm(len(x), generator=generator)[:batch_size] → [i]
+    return total / num_batches
+  → n = len(x); return total / n / batch_size * (n - batch_size) / (n - 1)
+one_less_in_the_mean: expected
+    / num_batches → / max(1, num_batches - 1)
+weights_only: no 2 batches give that
+    list(model.parameters()) → [p for p in model.parameters() if p.dim() > 1]
+gradients_are_there: NoneType
+    full = gradient → held = [p.grad.clone() for p in model.parameters()]; …
+""")
 
 
 @fails("course_lib", only=["grader"])
@@ -719,29 +539,19 @@ def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
     return [batch for batch in batches if len(batch) == batch_size or not drop_last]
 
 
-minibatches__never_stays_in_place = fails("Every order of the rows must be equally likely")(
-    edited(
-        minibatches__swaps_with_any_row,
-        ("for i in range(n)", "for i in range(n - 1, 0, -1)"),
-        ("torch.randint(n,", "torch.randint(i,"),
-    )
-)
-minibatches__orders_with_ties = fails("Every order of the rows must be equally likely")(
-    edited(
-        minibatches__split,
-        (
-            "torch.randperm(n, generator=generator)",
-            "torch.randint(n, (n,), generator=generator).argsort(stable=True)",
-        ),
-    )
-)
-
-
-@fails("have [4, 4, 3] rows, expected [3, 3, 3, 3]")
-def minibatches__sizes_of_the_first_call(n, batch_size, generator, drop_last=False, kept={}):
-    n, batch_size = kept.setdefault("sizes", (n, batch_size))
-    batches = torch.randperm(n, generator=generator).split(batch_size)
-    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+edits_of(minibatches__swaps_with_any_row)("""
+never_stays_in_place: Every order of the rows must be equally likely
+    for i in range(n) → for i in range(n - 1, 0, -1)
+    torch.randint(n, (), generator=generator) → torch.randint(i, (), generator=generator)
+""")
+edits_of(minibatches__split)("""
+orders_with_ties: Every order of the rows must be equally likely
+    randperm(n, generator=generator) → randint(n, (n,), generator=generator).argsort(stable=True)
+sizes_of_the_first_call: have [4, 4, 3] rows, expected [3, 3, 3, 3]
+    def minibatches__split(n, batch_size, generator, drop_last=False):
+  → def minibatches__split(n, batch_size, generator, drop_last=False, kept={}):
+  →     n, batch_size = kept.setdefault("sizes", (n, batch_size))
+""")
 
 
 @fails("RandomSampler is what this task asks you to write")
@@ -753,22 +563,14 @@ def minibatches__a_sampler_without_init(n, batch_size, generator, drop_last=Fals
     return [batch for batch in batches if len(batch) == batch_size or not drop_last]
 
 
-@fails("something is kept from the call before")
-def sgd_step__rate_of_the_first_call(params, lr, kept={}):
-    lr = kept.setdefault("lr", lr)
-    with torch.no_grad():
-        for param in params:
-            if param.grad is not None:
-                param -= lr * param.grad
-
-
-@fails(".grad is another tensor")
-def sgd_step__replaces_the_gradient(params, lr):
-    with torch.no_grad():
-        for param in params:
-            if param.grad is not None:
-                param -= lr * param.grad
-                param.grad = param.grad.clone()
+edits_of(sgd_step__in_no_grad)("""
+rate_of_the_first_call: something is kept from the call before
+    def sgd_step__in_no_grad(params, lr):
+  → def sgd_step__in_no_grad(params, lr, kept={}):
+  →     lr = kept.setdefault("lr", lr)
+replaces_the_gradient: .grad is another tensor
+    param -= lr * param.grad → …; param.grad = param.grad.clone()
+""")
 
 
 @fails("_single_tensor_sgd is what this task asks you to write")
@@ -783,18 +585,13 @@ def sgd_step__a_part_of_the_optimizer(params, lr):
         _single_tensor_sgd(params, grads, none, None, None, **settings)
 
 
-accumulate_gradients__loss_by_the_targets = fails("gradient of parameter 0")(
-    edited(
-        accumulate_gradients__weighted,
-        (
-            "model.zero_grad()",
-            "model.zero_grad()\n"
-            "    real = y.is_floating_point()\n"
-            "    loss_fn = torch.nn.functional.mse_loss if real else "
-            "torch.nn.functional.cross_entropy",
-        ),
-    )
-)
+edits_of(accumulate_gradients__weighted)("""
+loss_by_the_targets: gradient of parameter 0
+    model.zero_grad()
+  → …
+  → real = y.is_floating_point()
+  → loss_fn = torch.nn.functional.mse_loss if real else torch.nn.functional.cross_entropy
+""")
 
 
 @fails("unexpected keyword argument 'reduction'")
@@ -883,20 +680,23 @@ def learning_rate__a_scheduler(step, peak, warmup_steps, total_steps):
     return scheduler.get_last_lr()[0]
 
 
-learning_rate__six_decimals = fails("expected")(edited(learning_rate__rounded, ("2, 4)", "2, 6)")))
-
-gradient_variance__at_most_20_batches = fails("no 25 batches", only=("simulated", "grader"))(
-    edited(gradient_variance__draw_by_draw, ("range(num_batches)", "range(min(num_batches, 20))"))
-)
+edits_of(learning_rate__by_formula)("""
+six_decimals: expected
+    return peak * (1 + math.cos(math.pi * passed)) / 2
+  → return round(peak * (1 + math.cos(math.pi * passed)) / 2, 6)
+""")
+edits_of(gradient_variance__draw_by_draw)("""
+at_most_20_batches (simulated, grader): no 25 batches
+    range(num_batches) → range(min(num_batches, 20))
+""")
 
 
 # Pieces of equal length, what a frozen parameter is, and what is left behind ----------------
 
-
-@fails("have [3, 3, 3] rows, expected [4, 4, 1]")
-def minibatches__pieces_of_equal_length(n, batch_size, generator, drop_last=False):
-    batches = torch.randperm(n, generator=generator).chunk(math.ceil(n / batch_size))
-    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
+edits_of(minibatches__split)("""
+pieces_of_equal_length: have [3, 3, 3] rows, expected [4, 4, 1]
+    split(batch_size) → chunk(math.ceil(n / batch_size))
+""")
 
 
 @fails("expected a vector of row numbers (int64)")
@@ -904,18 +704,15 @@ def minibatches__rows_and_no_batches(n, batch_size, generator, drop_last=False):
     return torch.randperm(n, generator=generator)
 
 
-minibatches__few_orders = fails("Every order of the rows must be equally likely")(
-    batches_with(
-        (
-            ORDER,
-            "torch.randperm(n, generator=torch.Generator().manual_seed("
-            "int(torch.randint(50, (), generator=generator))))",
-        )
-    )
-)
-minibatches__the_last_rows_are_left_out = fails("in 0 of 400 epochs")(
-    batches_with((ORDER, "n = n - n % batch_size if drop_last else n; order = " + ORDER))
-)
+edits_of(minibatches__sorted_random_numbers)("""
+few_orders: Every order of the rows must be equally likely
+    order = torch.rand(n, generator=generator, dtype=torch.float64).argsort()
+  → order = torch.randperm(
+  →     n, generator=torch.Generator().manual_seed(int(torch.randint(50, (), generator=generator)))
+  → )
+the_last_rows_are_left_out: in 0 of 400 epochs
+    torch.rand → n = n - n % batch_size if drop_last else n; order = torch.rand
+""")
 
 
 @passes
@@ -935,20 +732,17 @@ def sgd_step__unfreezes(params, lr):
         param.requires_grad_(True)
 
 
-@fails("leaves hooks on the parameters")
-def sgd_step__leaves_hooks(params, lr):
-    for param in params:
-        if param.grad is not None:
-            param.data.sub_(param.grad, alpha=lr)
-            param.register_hook(lambda gradient: gradient)
-
-
-@passes
-def sgd_step__in_inference_mode(params, lr):
-    with torch.inference_mode():
-        for param in params:
-            if param.grad is not None:
-                param.add_(param.grad, alpha=-lr)
+edits_of(sgd_step__through_data)("""
+leaves_hooks: leaves hooks on the parameters
+    param.data.add_(param.grad, alpha=-lr)
+  → param.data.sub_(param.grad, alpha=lr)
+  → param.register_hook(lambda gradient: gradient)
+""")
+edits_of(sgd_step__in_no_grad)("""
+in_inference_mode passes
+    with torch.no_grad(): → with torch.inference_mode():
+    param -= lr * param.grad → param.add_(param.grad, alpha=-lr)
+""")
 
 
 @fails("has shape [2], expected [3]")
@@ -962,9 +756,7 @@ def accumulate_gradients__pieces_of_equal_length(model, loss_fn, x, y, micro_bat
     return total
 
 
-gradient_variance__in_float32 = fails("no 2 batches give that")(
-    edited(
-        gradient_variance__draw_by_draw,
-        ("for g in grads])", "for g in grads]).float()"),
-    )
-)
+edits_of(gradient_variance__draw_by_draw)("""
+in_float32: no 2 batches give that
+    torch.cat([g.flatten() for g in grads]) → torch.cat([g.flatten() for g in grads]).float()
+""")

@@ -2,7 +2,7 @@
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
 ``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edited`` writes it in place of another.
+a right solution: ``edits_of`` says which line, and what stands there instead.
 """
 
 # ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
@@ -10,7 +10,7 @@ a right solution: ``edited`` writes it in place of another.
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 # shard_bounds ------------------------------------------------------------------------------
 
@@ -58,22 +58,14 @@ def shard_bounds__drops_the_rest(length, world_size, rank):
     return rank * size, (rank + 1) * size
 
 
-@fails("the shards have sizes")
-def shard_bounds__rest_to_the_last(length, world_size, rank):
-    size = length // world_size
-    return rank * size, length if rank == world_size - 1 else (rank + 1) * size
-
-
-@fails("beyond the end")
-def shard_bounds__past_the_end(length, world_size, rank):
-    size = (length + world_size - 1) // world_size
-    return rank * size, (rank + 1) * size
-
-
-@fails("is held twice")
-def shard_bounds__overlap(length, world_size, rank):
-    size = length // world_size
-    return rank * size, min(length, (rank + 1) * size + length % world_size)
+edits_of(shard_bounds__drops_the_rest)("""
+rest_to_the_last: the shards have sizes
+    (rank + 1) → length if rank == world_size - 1 else (rank + 1)
+past_the_end: beyond the end
+    size = length // world_size → size = (length + world_size - 1) // world_size
+overlap: is held twice
+    (rank + 1) * size → min(length, (rank + 1) * size + length % world_size)
+""")
 
 
 @fails("two whole numbers")
@@ -152,27 +144,18 @@ def average_gradients__all_at_once(params, group=None):
         grad /= dist.get_world_size(group)
 
 
-average_gradients__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
-    edited(
-        average_gradients__all_at_once,
-        (
-            "        handle.wait()\n        grad /= dist.get_world_size(group)\n",
-            "        grad /= dist.get_world_size(group)\n        handle.wait()\n",
-        ),
-    )
-)
-
-
-@fails("view size is not compatible")
-def average_gradients__needs_contiguous_gradients(params, group=None):
-    grads = [param.grad for param in params if param.grad is not None]
-    flat = torch.cat([grad.view(-1) for grad in grads])
-    dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    at = 0
-    for grad in grads:
-        grad.view(-1).copy_(flat[at : at + grad.numel()])
-        at += grad.numel()
+edits_of(average_gradients__all_at_once)("""
+divides_what_is_under_way (simulated): before its wait()
+    handle.wait()
+    grad /= dist.get_world_size(group)
+  → grad /= dist.get_world_size(group)
+  → handle.wait()
+""")
+edits_of(average_gradients__flat)("""
+needs_contiguous_gradients: view size is not compatible
+    flatten() → view(-1)
+    copy_(flat[at : at + grad.numel()].view_as(grad)) → view(-1).copy_(flat[at : at + grad.numel()])
+""")
 
 
 @fails("this task allows all_reduce only")
@@ -212,134 +195,100 @@ def average_gradients__new_tensors(params, group=None):
             param.grad = grad / world_size
 
 
-def average_with(*edits):
-    return edited(average_gradients__new_tensors, *edits)
+edits_of(average_gradients__new_tensors)("""
+sum: the sum over the ranks
+    grad / world_size → grad
+no_communication: nothing was averaged
+    dist.all_reduce(grad, group=group) → pass
+    grad / world_size → grad
+averages_the_parameters: nothing was averaged
+    dist.all_reduce(grad, group=group) → dist.all_reduce(param.data, group=group)
+    grad / world_size → grad
+half_of_the_sum: 3 ranks
+    grad / world_size → grad / min(2, world_size)
+into_a_copy: the sum did not arrive here
+    dist.all_reduce(grad, group=group) → dist.all_reduce(grad.clone(), group=group)
+does_not_wait: never waits for the handle of all_reduce
+    dist.all_reduce(grad, group=group) → dist.all_reduce(grad, group=group, async_op=True)
+divides_twice: divided by the number of ranks once more
+    grad = param.grad.clone() → grad = param.grad / world_size
+ignores_the_group: 4 ranks, in two groups
+    dist.all_reduce(grad, group=group) → dist.all_reduce(grad)
+    world_size = dist.get_world_size(group) → world_size = dist.get_world_size()
+walks_the_parameters_twice: nothing was averaged
+    get_world_size(group) → get_world_size(group); any(param.grad is None for param in params)
+through_float32: expected
+    grad = param.grad.clone() → grad = param.grad.float()
+    grad / world_size → (…).to(param.dtype)
+in_float32: RuntimeError
+    grad = param.grad.clone() → grad = param.grad.float()
+steps_as_well: changes weights, which is not its to change
+    grad / world_size → …; param.data -= 0.1 * param.grad
+seeds: draws or seeds random numbers of the torch generator
+    get_world_size(group) → get_world_size(group); torch.manual_seed(0)
+turns_gradients_off: gradients are disabled after the call
+    get_world_size(group) → get_world_size(group); torch.set_grad_enabled(False)
+no_frozen_parameters: AttributeError
+    if param.grad is not None: → if True:
+rank_0_skips: waits in all_reduce
+    all_reduce → get_rank(group) > 0 and dist.all_reduce
+exit: process ended
+    all_reduce → get_rank(group) > 0 and __import__('os')._exit(1); dist.all_reduce
+""")
 
-
-DIVIDES = "grad / world_size"
-SUMS = "dist.all_reduce(grad, group=group)"
-TAKES = "grad = param.grad.clone()"
-ASKS = "world_size = dist.get_world_size(group)"
-
-average_gradients__sum = fails("the sum over the ranks")(average_with((DIVIDES, "grad")))
-average_gradients__no_communication = fails("nothing was averaged")(
-    average_with((SUMS, "pass"), (DIVIDES, "grad"))
-)
-average_gradients__averages_the_parameters = fails("nothing was averaged")(
-    average_with((SUMS, "dist.all_reduce(param.data, group=group)"), (DIVIDES, "grad"))
-)
-average_gradients__half_of_the_sum = fails("3 ranks")(
-    average_with((DIVIDES, "grad / min(2, world_size)"))
-)
-average_gradients__into_a_copy = fails("the sum did not arrive here")(
-    average_with((SUMS, "dist.all_reduce(grad.clone(), group=group)"))
-)
-average_gradients__does_not_wait = fails("never waits for the handle of all_reduce")(
-    average_with((SUMS, "dist.all_reduce(grad, group=group, async_op=True)"))
-)
-average_gradients__divides_twice = fails("divided by the number of ranks once more")(
-    average_with((TAKES, "grad = param.grad / world_size"))
-)
-average_gradients__ignores_the_group = fails("4 ranks, in two groups")(
-    average_with((SUMS, "dist.all_reduce(grad)"), (ASKS, "world_size = dist.get_world_size()"))
-)
-average_gradients__walks_the_parameters_twice = fails("nothing was averaged")(
-    average_with((ASKS, ASKS + "; any(param.grad is None for param in params)"))
-)
-average_gradients__through_float32 = fails("expected")(
-    average_with(
-        (TAKES, "grad = param.grad.float()"), (DIVIDES, "(grad / world_size).to(param.dtype)")
-    )
-)
-average_gradients__in_float32 = fails("RuntimeError")(
-    average_with((TAKES, "grad = param.grad.float()"))
-)
-average_gradients__steps_as_well = fails("changes weights, which is not its to change")(
-    average_with((DIVIDES, "grad / world_size; param.data -= 0.1 * param.grad"))
-)
-average_gradients__seeds = fails("draws or seeds random numbers of the torch generator")(
-    average_with((ASKS, ASKS + "; torch.manual_seed(0)"))
-)
-average_gradients__turns_gradients_off = fails("gradients are disabled after the call")(
-    average_with((ASKS, ASKS + "; torch.set_grad_enabled(False)"))
-)
-average_gradients__no_frozen_parameters = fails("AttributeError")(
-    average_with(("if param.grad is not None:", "if True:"))
-)
-average_gradients__rank_0_skips = fails("waits in all_reduce")(
-    average_with((SUMS, "dist.get_rank(group) > 0 and " + SUMS))
-)
-average_gradients__exit = fails("process ended")(
-    average_with((SUMS, "dist.get_rank(group) > 0 and __import__('os')._exit(1); " + SUMS))
-)
 
 # Right sums, by ways that the task forbids.
-average_gradients__by_all_gather = fails("this task allows all_reduce only")(
-    average_with(
-        (SUMS, "copies = [torch.empty_like(grad) for _ in range(world_size)]"),
-        (DIVIDES, "sum(dist.all_gather(copies, grad, group=group) or copies) / world_size"),
-    )
-)
-average_gradients__sums_twice_the_bytes = fails("Every gradient is summed once")(
-    average_with(
-        (TAKES, "grad = torch.stack([param.grad, param.grad])"), (DIVIDES, "grad[0] / world_size")
-    )
-)
-average_gradients__element_by_element = fails("One call sums a whole tensor")(
-    average_with(
-        (SUMS, "flat = grad.flatten(); [dist.all_reduce(e, group=group) for e in flat]"),
-        (DIVIDES, "flat.view_as(grad) / world_size"),
-    )
-)
+
+edits_of(average_gradients__new_tensors)("""
+by_all_gather: this task allows all_reduce only
+    dist.all_reduce(grad, group=group)
+  → copies = [torch.empty_like(grad) for _ in range(world_size)]
+    grad / world_size → sum(dist.all_gather(copies, grad, group=group) or copies) / world_size
+sums_twice_the_bytes: Every gradient is summed once
+    grad = param.grad.clone() → grad = torch.stack([param.grad, param.grad])
+    grad / world_size → grad[0] / world_size
+element_by_element: One call sums a whole tensor
+    dist.all_reduce(grad, group=group)
+  → flat = grad.flatten(); [dist.all_reduce(e, group=group) for e in flat]
+    grad / world_size → flat.view_as(grad) / world_size
+""")
+
 
 # What it may not touch, what it may not rely on, and what is nearly right.
-average_gradients__freezes = fails("changes which of the parameters require a gradient")(
-    average_with((DIVIDES, "grad / world_size; param.requires_grad_(False)"))
-)
-average_gradients__replaces_the_weights = fails("changes the parameters, which is not its to")(
-    average_with((DIVIDES, "grad / world_size; param.data = torch.zeros_like(param.data)"))
-)
-average_gradients__walks_a_list = fails("TypeError")(
-    average_with((ASKS, ASKS + "; params = params[:]"))
-)
-average_gradients__world_size_of_the_world = fails("4 ranks, in two groups")(
-    average_with((ASKS, "world_size = dist.get_world_size()"))
-)
-average_gradients__powers_of_two_only = fails("3 ranks")(
-    average_with((DIVIDES, "grad / (1 << (world_size - 1).bit_length())"))
-)
-average_gradients__divides_as_integers = fails("expected")(
-    average_with((DIVIDES, "grad // world_size"))
-)
-average_gradients__three_decimals = fails("expected")(
-    average_with((DIVIDES, "(grad / world_size).round(decimals=3)"))
-)
-average_gradients__clips = fails("expected")(
-    average_with((DIVIDES, "(grad / world_size).clamp(-0.1, 0.1)"))
-)
-average_gradients__largest = fails("expected")(
-    average_with((SUMS, "dist.all_reduce(grad, op=dist.ReduceOp.MAX, group=group)"))
-)
-average_gradients__averages_twice = fails("divided by the number of ranks once more")(
-    average_with((SUMS, "dist.all_reduce(grad, op=dist.ReduceOp.AVG, group=group)"))
-)
-average_gradients__small_ones_are_left_out = fails("expected")(
-    average_with((SUMS, "grad.numel() > 4 and " + SUMS))
-)
-average_gradients__barrier = fails("this task allows all_reduce only")(
-    average_with((SUMS, SUMS + "; dist.barrier(group=group)"))
-)
-average_gradients__default_dtype = fails("changes torch's default dtype")(
-    average_with((ASKS, ASKS + "; torch.set_default_dtype(torch.float64)"))
-)
-average_gradients__draws = fails("random numbers of the Python generator")(
-    average_with((ASKS, ASKS + "; __import__('random').random()"))
-)
-average_gradients__through_files = fails("nothing was averaged")(
-    average_with(
-        (SUMS, "torch.save(grad, f'/tmp/gradient{dist.get_rank()}.pt')"), (DIVIDES, "grad")
-    )
-)
+
+edits_of(average_gradients__new_tensors)("""
+freezes: changes which of the parameters require a gradient
+    grad / world_size → …; param.requires_grad_(False)
+replaces_the_weights: changes the parameters, which is not its to
+    grad / world_size → …; param.data = torch.zeros_like(param.data)
+walks_a_list: TypeError
+    get_world_size(group) → get_world_size(group); params = params[:]
+world_size_of_the_world: 4 ranks, in two groups
+    world_size = dist.get_world_size(group) → world_size = dist.get_world_size()
+powers_of_two_only: 3 ranks
+    grad / world_size → grad / (1 << (world_size - 1).bit_length())
+divides_as_integers: expected
+    grad / world_size → grad // world_size
+three_decimals: expected
+    grad / world_size → (…).round(decimals=3)
+clips: expected
+    grad / world_size → (…).clamp(-0.1, 0.1)
+largest: expected
+    dist.all_reduce(grad, group=group) → dist.all_reduce(grad, op=dist.ReduceOp.MAX, group=group)
+averages_twice: divided by the number of ranks once more
+    dist.all_reduce(grad, group=group) → dist.all_reduce(grad, op=dist.ReduceOp.AVG, group=group)
+small_ones_are_left_out: expected
+    dist.all_reduce(grad, group=group) → grad.numel() > 4 and …
+barrier: this task allows all_reduce only
+    all_reduce(grad, group=group) → …; dist.barrier(group=group)
+default_dtype: changes torch's default dtype
+    get_world_size(group) → get_world_size(group); torch.set_default_dtype(torch.float64)
+draws: random numbers of the Python generator
+    get_world_size(group) → get_world_size(group); __import__('random').random()
+through_files: nothing was averaged
+    dist.all_reduce(grad, group=group) → torch.save(grad, f'/tmp/gradient{dist.get_rank()}.pt')
+    grad / world_size → grad
+""")
 
 
 # data_parallel_step ------------------------------------------------------------------------
@@ -361,133 +310,86 @@ def data_parallel_step__shares(model, loss_fn, x, y, lr, group=None):
     return loss.item()
 
 
-def step_with(*edits):
-    return edited(data_parallel_step__shares, *edits)
+edits_of(data_parallel_step__shares)("""
+plain_mean: a shard of few rows counts as much
+    loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y) / dist.get_world_size(group)
+sum: the sum of the shards' gradients
+    loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y)
+sum_over_rows: the division by B is missing
+    loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y) * len(x)
+divides_again: divided by the number of ranks once more
+    param -= lr * param.grad → … / dist.get_world_size(group)
+climbs: the sign is wrong
+    param -= lr * param.grad → param += lr * param.grad
+never_zeroes: zero_grad is missing
+    model.zero_grad() → pass
+never_zeroes_copies: zero_grad is missing
+    model.zero_grad() → pass
+    dist.all_reduce(param.grad, group=group)
+  → g = param.grad.clone(); dist.all_reduce(g, group=group)
+    param -= lr * param.grad → param -= lr * g
+own_rows_only: a step with this rank's own gradient
+    loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y)
+    dist.all_reduce(param.grad, group=group) → pass
+updates_before_averaging: average before the update
+    dist.all_reduce(param.grad, group=group) → pass
+    param -= lr * param.grad → …; dist.all_reduce(param.grad, group=group)
+sums_a_copy: the sum did not arrive
+    loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y) / dist.get_world_size(group)
+    dist.all_reduce(param.grad, group=group) → dist.all_reduce(param.grad.clone(), group=group)
+steps_on_a_copy: the model was not updated
+    param -= lr * param.grad → param = param - lr * param.grad
+momentum: parameter
+    model.zero_grad()
+  → [setattr(p, 'grad', 0.9 * p.grad) for p in model.parameters() if p.grad is not None]
+local_loss: the loss on this rank's own rows
+    loss.item() → (share * count / len(x)).item()
+share_of_the_loss: this rank's share of the loss
+    loss.item() → share.item()
+mean_of_the_losses: the plain mean of the ranks' losses
+    share.detach().clone() → share.detach() * count / len(x) / dist.get_world_size(group)
+sum_of_the_losses: the sum of the ranks' losses
+    loss = share.detach().clone() → loss = share.detach() * count / len(x)
+returns_nothing: is None
+    loss.item() → None
+ignores_the_group: in two groups
+    group=group → group=None
+ignores_the_rate: 2 ranks, 4 rows each
+    param -= lr * param.grad → param -= 0.5 * param.grad
+ignores_the_loss: squared error
+    loss_fn(model(x), y) → torch.nn.functional.cross_entropy(model(x), y)
+in_half: expected
+    loss_fn(model(x), y) * len(x) / count → (…).half().to(x.dtype)
+sets_the_mode: the model came in one mode
+    model.zero_grad() → …; model.train()
+changes_the_rows: changes x, which is not its to change
+    loss = share.detach().clone() → …; x.zero_()
+freezes_the_model: require a gradient
+    model.zero_grad() → model.requires_grad_(True).zero_grad()
+    loss.item() → model.requires_grad_(False) and …
+leaves_hooks: leaves hooks on the model
+    model.zero_grad() → …; model.register_forward_hook(lambda *_: None)
+replaces_parameters: replaces parameters
+    zero_grad() → zero_grad(); model[0].bias = torch.nn.Parameter(model[0].bias.detach().clone())
+seeds: draws or seeds random numbers
+    model.zero_grad() → …; torch.manual_seed(0)
+does_not_wait: never waits for the handle
+    grad, group=group → grad, group=group, async_op=True
+""")
 
-
-ZERO = "model.zero_grad()"
-SHARE = "loss_fn(model(x), y) * len(x) / count"
-SUM = "dist.all_reduce(param.grad, group=group)"
-UPDATE = "param -= lr * param.grad"
-LOSS = "loss = share.detach().clone()"
-RETURN = "loss.item()"
-K = "dist.get_world_size(group)"
-
-data_parallel_step__plain_mean = fails("a shard of few rows counts as much")(
-    step_with((SHARE, f"loss_fn(model(x), y) / {K}"))
-)
-data_parallel_step__sum = fails("the sum of the shards' gradients")(
-    step_with((SHARE, "loss_fn(model(x), y)"))
-)
-data_parallel_step__sum_over_rows = fails("the division by B is missing")(
-    step_with((SHARE, "loss_fn(model(x), y) * len(x)"))
-)
-data_parallel_step__divides_again = fails("divided by the number of ranks once more")(
-    step_with((UPDATE, f"{UPDATE} / {K}"))
-)
-data_parallel_step__climbs = fails("the sign is wrong")(
-    step_with((UPDATE, "param += lr * param.grad"))
-)
-data_parallel_step__never_zeroes = fails("zero_grad is missing")(step_with((ZERO, "pass")))
-data_parallel_step__never_zeroes_copies = fails("zero_grad is missing")(
-    step_with(
-        (ZERO, "pass"),
-        (SUM, f"g = param.grad.clone(); {SUM[:16]}g, group=group)"),
-        (UPDATE, "param -= lr * g"),
-    )
-)
-data_parallel_step__own_rows_only = fails("a step with this rank's own gradient")(
-    step_with((SHARE, "loss_fn(model(x), y)"), (SUM, "pass"))
-)
-data_parallel_step__updates_before_averaging = fails("average before the update")(
-    step_with((SUM, "pass"), (UPDATE, f"{UPDATE}; {SUM}"))
-)
-data_parallel_step__sums_a_copy = fails("the sum did not arrive")(
-    step_with(
-        (SHARE, f"loss_fn(model(x), y) / {K}"),
-        (SUM, "dist.all_reduce(param.grad.clone(), group=group)"),
-    )
-)
-data_parallel_step__steps_on_a_copy = fails("the model was not updated")(
-    step_with((UPDATE, "param = param - lr * param.grad"))
-)
-data_parallel_step__momentum = fails("parameter")(
-    step_with(
-        (
-            ZERO,
-            "[setattr(p, 'grad', 0.9 * p.grad) for p in model.parameters() if p.grad is not None]",
-        )
-    )
-)
-data_parallel_step__local_loss = fails("the loss on this rank's own rows")(
-    step_with((RETURN, "(share * count / len(x)).item()"))
-)
-data_parallel_step__share_of_the_loss = fails("this rank's share of the loss")(
-    step_with((RETURN, "share.item()"))
-)
-data_parallel_step__mean_of_the_losses = fails("the plain mean of the ranks' losses")(
-    step_with((LOSS, f"loss = share.detach() * count / len(x) / {K}"))
-)
-data_parallel_step__sum_of_the_losses = fails("the sum of the ranks' losses")(
-    step_with((LOSS, "loss = share.detach() * count / len(x)"))
-)
-data_parallel_step__returns_nothing = fails("is None")(step_with((RETURN, "None")))
-data_parallel_step__ignores_the_group = fails("in two groups")(
-    step_with(("group=group", "group=None"))
-)
-data_parallel_step__ignores_the_rate = fails("2 ranks, 4 rows each")(
-    step_with((UPDATE, "param -= 0.5 * param.grad"))
-)
-data_parallel_step__ignores_the_loss = fails("squared error")(
-    step_with((SHARE, "torch.nn.functional.cross_entropy(model(x), y) * len(x) / count"))
-)
-data_parallel_step__in_half = fails("expected")(step_with((SHARE, f"({SHARE}).half().to(x.dtype)")))
-data_parallel_step__sets_the_mode = fails("the model came in one mode")(
-    step_with((ZERO, "model.zero_grad(); model.train()"))
-)
-data_parallel_step__changes_the_rows = fails("changes x, which is not its to change")(
-    step_with((LOSS, LOSS + "; x.zero_()"))
-)
-data_parallel_step__freezes_the_model = fails("require a gradient")(
-    step_with(
-        (ZERO, "model.requires_grad_(True).zero_grad()"),
-        (RETURN, "model.requires_grad_(False) and loss.item()"),
-    )
-)
-data_parallel_step__leaves_hooks = fails("leaves hooks on the model")(
-    step_with((ZERO, "model.zero_grad(); model.register_forward_hook(lambda *_: None)"))
-)
-data_parallel_step__replaces_parameters = fails("replaces parameters")(
-    step_with(
-        (
-            ZERO,
-            "model.zero_grad(); model[0].bias = torch.nn.Parameter(model[0].bias.detach().clone())",
-        )
-    )
-)
-data_parallel_step__seeds = fails("draws or seeds random numbers")(
-    step_with((ZERO, "model.zero_grad(); torch.manual_seed(0)"))
-)
-data_parallel_step__does_not_wait = fails("never waits for the handle")(
-    step_with((SUM, SUM[:-1] + ", async_op=True)"))
-)
 
 # Right steps, by ways that the task forbids.
-data_parallel_step__gathers_gradients = fails("Use all_reduce for gradients")(
-    step_with(
-        (SUM, f"copies = [torch.empty_like(param.grad) for _ in range({K})]"),
-        (UPDATE, "param -= lr * sum(dist.all_gather(copies, param.grad, group=group) or copies)"),
-    )
-)
-data_parallel_step__sums_twice_the_bytes = fails("expected at most")(
-    step_with(
-        (
-            SUM,
-            "g = param.grad.repeat(2, *[1] * (param.dim() - 1)); dist.all_reduce(g, group=group)",
-        ),
-        (UPDATE, "param -= lr * g[: len(param)]"),
-    )
-)
+
+edits_of(data_parallel_step__shares)("""
+gathers_gradients: Use all_reduce for gradients
+    dist.all_reduce(param.grad, group=group)
+  → copies = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(group))]
+    lr * param.grad → lr * sum(dist.all_gather(copies, param.grad, group=group) or copies)
+sums_twice_the_bytes: expected at most
+    dist.all_reduce(param.grad, group=group)
+  → g = param.grad.repeat(2, *[1] * (param.dim() - 1)); dist.all_reduce(g, group=group)
+    param -= lr * param.grad → param -= lr * g[: len(param)]
+""")
 
 
 @passes
@@ -518,22 +420,17 @@ def data_parallel_step__gathers_the_rows(model, loss_fn, x, y, lr, group=None):
     return loss.item()
 
 
-@fails("4 × broadcast")
-def data_parallel_step__uses_ddp(model, loss_fn, x, y, lr, group=None):
-    from torch.nn.parallel import DistributedDataParallel
-
-    parallel = DistributedDataParallel(model, process_group=group)
+edits_of(data_parallel_step__shares)("""
+uses_ddp: 4 × broadcast
     count = x.new_tensor(len(x))
-    dist.all_reduce(count, group=group)
-    model.zero_grad()
-    share = loss_fn(parallel(x), y) * len(x) / count * dist.get_world_size(group)
-    share.backward()
-    loss = share.detach() / dist.get_world_size(group)
-    dist.all_reduce(loss, group=group)
-    with torch.no_grad():
-        for param in model.parameters():
-            param -= lr * param.grad
-    return loss.item()
+  → from torch.nn.parallel import DistributedDataParallel
+  →
+  → parallel = DistributedDataParallel(model, process_group=group)
+  → …
+    (model(x), y) * len(x) / count → (parallel(x), y) * len(x) / count * dist.get_world_size(group)
+    loss = share.detach().clone() → loss = share.detach() / dist.get_world_size(group)
+    dist.all_reduce(param.grad, group=group) →
+""")
 
 
 @passes
@@ -566,23 +463,22 @@ def data_parallel_step__counts_gathered(model, loss_fn, x, y, lr, group=None):
     return loss
 
 
-data_parallel_step__clips = fails("parameter")(
-    step_with((UPDATE, "param -= lr * param.grad.clamp(-0.05, 0.05)"))
-)
-data_parallel_step__weight_decay = fails("parameter")(
-    step_with((UPDATE, "param -= lr * (param.grad + 1e-2 * param)"))
-)
-data_parallel_step__biases_stay = fails("parameter")(
-    step_with((UPDATE, "param -= lr * param.grad * (param.dim() > 1)"))
-)
-data_parallel_step__count_of_the_first_call = fails("expected")(
-    step_with(("/ count", "/ model.__dict__.setdefault('count', count)"))
-)
-data_parallel_step__a_list = fails("expected the number")(step_with((RETURN, "[loss.item()]")))
-data_parallel_step__a_text = fails("expected the number")(step_with((RETURN, "str(loss.item())")))
-data_parallel_step__rounded_loss = fails("loss returned by step")(
-    step_with((RETURN, "round(loss.item(), 3)"))
-)
+edits_of(data_parallel_step__shares)("""
+clips: parameter
+    param -= lr * param.grad → param -= lr * param.grad.clamp(-0.05, 0.05)
+weight_decay: parameter
+    param -= lr * param.grad → param -= lr * (param.grad + 1e-2 * param)
+biases_stay: parameter
+    param -= lr * param.grad → … * (param.dim() > 1)
+count_of_the_first_call: expected
+    / count → / model.__dict__.setdefault('count', count)
+a_list: expected the number
+    loss.item() → [loss.item()]
+a_text: expected the number
+    loss.item() → str(…)
+rounded_loss: loss returned by step
+    loss.item() → round(…, 3)
+""")
 
 
 # What is kept from one call to the next, and what goes around a rule -----------------------
@@ -626,33 +522,23 @@ def average_gradients__leaves_hooks(params, group=None):
             param.register_post_accumulate_grad_hook(lambda param: None)
 
 
-@fails("a tensor that came in requires a gradient")
-def average_gradients__wants_gradients_of_gradients(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-            param.grad /= dist.get_world_size(group)
-            param.grad.requires_grad_()
-
-
-data_parallel_step__rate_of_the_first_call = fails("something is kept from the call before")(
-    step_with(
-        ("lr, group=None):", "lr, group=None, kept={}):"),
-        ("count = x", "lr = kept.setdefault('lr', lr)\n    count = x"),
-    )
-)
-data_parallel_step__loss_by_the_targets = fails("parameter 0 after two steps")(
-    step_with(
-        (
-            "count = x",
-            "loss_fn = (torch.nn.functional.mse_loss if y.is_floating_point()\n"
-            "               else torch.nn.functional.cross_entropy)\n    count = x",
-        )
-    )
-)
-data_parallel_step__asks_the_loss_for_a_sum = fails("unexpected keyword argument 'reduction'")(
-    step_with(("loss_fn(model(x), y) * len(x)", "loss_fn(model(x), y, reduction='sum')"))
-)
+edits_of(average_gradients__leaves_hooks)("""
+wants_gradients_of_gradients: a tensor that came in requires a gradient
+    param.register_post_accumulate_grad_hook(lambda param: None) → param.grad.requires_grad_()
+""")
+edits_of(data_parallel_step__shares)("""
+rate_of_the_first_call: something is kept from the call before
+    lr, group=None): → lr, group=None, kept={}):
+    count = x.new_tensor(len(x)) → lr = kept.setdefault("lr", lr); …
+loss_by_the_targets: parameter 0 after two steps
+    count = x.new_tensor(len(x))
+  → loss_fn = (
+  →     torch.nn.functional.mse_loss if y.is_floating_point() else torch.nn.functional.cross_entropy
+  → )
+  → …
+asks_the_loss_for_a_sum: unexpected keyword argument 'reduction'
+    loss_fn(model(x), y) * len(x) → loss_fn(model(x), y, reduction='sum')
+""")
 
 
 # Empty shards, and what reaches the others by ways that nobody counts ------------------------
@@ -714,9 +600,10 @@ def average_gradients__through_the_store(params, group=None):
             param.grad = (total / len(members)).to(param.dtype)
 
 
-data_parallel_step__updates_in_float32 = fails("parameter 0 after two steps")(
-    step_with((UPDATE, "param.copy_((param.float() - lr * param.grad.float()).to(param.dtype))"))
-)
-data_parallel_step__in_any_order = fails("The ranks disagree about")(
-    step_with(("model.parameters()", "set(model.parameters())"))
-)
+edits_of(data_parallel_step__shares)("""
+updates_in_float32: parameter 0 after two steps
+    param -= lr * param.grad
+  → param.copy_((param.float() - lr * param.grad.float()).to(param.dtype))
+in_any_order: The ranks disagree about
+    model.parameters() → set(…)
+""")

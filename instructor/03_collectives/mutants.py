@@ -8,7 +8,7 @@ not match. What fails for these is looked for on simulated ranks and in the grad
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, edited, fails, passes
+from course_lib.checking.mutants import VIRTUAL, edits_of, fails, passes
 
 # tree_broadcast ----------------------------------------------------------------------------
 
@@ -66,87 +66,58 @@ def tree_broadcast__to_all_children_at_once(tensor, src, group=None):
     tensor.copy_(data)
 
 
-def broadcast_with(*edits):
-    return edited(tree_broadcast__doubling, *edits)
-
-
-SENDS = "dist.send(data, group=group, group_dst=(rank + width) % k)"
-RECEIVES = "dist.recv(data, group=group, group_src=(rank - width) % k)"
-
-tree_broadcast__ignores_the_source = fails("2 ranks, from rank 1")(
-    broadcast_with(("dist.get_process_group_ranks(group).index(src)", "0"))
-)
-tree_broadcast__takes_src_for_a_number_in_the_group = fails("4 ranks in two groups")(
-    broadcast_with(("dist.get_process_group_ranks(group).index(src)", "src"))
-)
-tree_broadcast__takes_numbers_for_ranks = fails("4 ranks in two groups")(
-    broadcast_with(("group_dst=", "dst="), ("group_src=", "src="))
-)
-tree_broadcast__whole_world = fails("4 ranks in two groups")(
-    broadcast_with(("group)", "None)"), ("group=group", "group=None"))
-)
-tree_broadcast__powers_of_two_only = fails("3 ranks, from rank 2")(
-    broadcast_with((" and place + width < k", ""))
-)
-tree_broadcast__one_round_too_few = fails("nothing arrived")(
-    broadcast_with(("while width < k", "while 2 * width < k"))
-)
-tree_broadcast__into_a_copy = fails("nothing arrived")(
-    broadcast_with(("tensor.copy_(data)", "return data"), ("contiguous()", "clone()"))
-)
-tree_broadcast__contiguous_only = fails("view size is not compatible")(
-    broadcast_with(("tensor.contiguous()", "tensor.view(-1)"), ("tensor.copy_(data)", "pass"))
-)
-tree_broadcast__through_float32 = fails("rounded to float32")(
-    broadcast_with(("tensor.contiguous()", "tensor.float().contiguous()"))
-)
-tree_broadcast__in_other_memory = fails("nothing arrived")(
-    broadcast_with(
-        ("tensor.contiguous()", "tensor.clone()"), ("tensor.copy_(data)", "tensor.data = data")
-    )
-)
-tree_broadcast__set = fails("nothing arrived")(
-    broadcast_with(
-        ("tensor.contiguous()", "tensor.clone()"), ("tensor.copy_(data)", "tensor.set_(data)")
-    )
-)
-tree_broadcast__vectors_as_they_are = fails("needs a contiguous tensor", only=VIRTUAL)(
-    broadcast_with(("tensor.contiguous()", "tensor.contiguous() if tensor.dim() > 1 else tensor"))
-)
-tree_broadcast__groups_are_every_second_rank = fails("one of them alone")(
-    broadcast_with(
-        (
-            "dist.get_process_group_ranks(group).index(src)",
-            "(src if k == dist.get_world_size() else src // 2)",
-        )
-    )
-)
-tree_broadcast__world_of_one_only = fails("one of them alone")(
-    broadcast_with(
-        ("root =", "root, first = 0, dist.get_world_size() > 1\n    root ="),
-        ("while width < k", "while width < k or first"),
-        ("place < width and place + width < k", "place < width and (first or place + width < k)"),
-        ("width *= 2", "width *= 2; first = False"),
-    )
-)
-tree_broadcast__more_than_the_tensor = fails("A message is the tensor")(
-    broadcast_with(
-        ("data = tensor.contiguous()", "data = torch.stack([tensor, tensor])"),
-        ("tensor.copy_(data)", "tensor.copy_(data[0])"),
-    )
-)
-tree_broadcast__does_not_wait = fails("never waits for the handle of send", only=VIRTUAL)(
-    broadcast_with(("dist.send(", "dist.isend("))
-)
-tree_broadcast__a_chain = fails("Those that have the tensor send at the same time", only=VIRTUAL)(
-    broadcast_with(
-        ("if place < width and place + width < k", "if place == width - 1"),
-        ("elif width <= place < 2 * width", "elif place == width"),
-        ("(rank + width)", "(rank + 1)"),
-        ("(rank - width)", "(rank - 1)"),
-        ("width *= 2", "width += 1"),
-    )
-)
+edits_of(tree_broadcast__doubling)("""
+ignores_the_source: 2 ranks, from rank 1
+    dist.get_process_group_ranks(group).index(src) → 0
+takes_src_for_a_number_in_the_group: 4 ranks in two groups
+    dist.get_process_group_ranks(group).index(src) → src
+takes_numbers_for_ranks: 4 ranks in two groups
+    group_dst=(rank + width) → dst=(rank + width)
+    group_src=(rank - width) → src=(rank - width)
+whole_world: 4 ranks in two groups
+    group) → None)
+    group=group → group=None
+powers_of_two_only: 3 ranks, from rank 2
+    and place + width < k →
+one_round_too_few: nothing arrived
+    while width < k → while 2 * width < k
+into_a_copy: nothing arrived
+    tensor.copy_(data) → return data
+    contiguous() → clone()
+contiguous_only: view size is not compatible
+    tensor.contiguous() → tensor.view(-1)
+    tensor.copy_(data) → pass
+through_float32: rounded to float32
+    tensor.contiguous() → tensor.float().contiguous()
+in_other_memory: nothing arrived
+    tensor.contiguous() → tensor.clone()
+    tensor.copy_(data) → tensor.data = data
+set: nothing arrived
+    tensor.contiguous() → tensor.clone()
+    tensor.copy_(data) → tensor.set_(data)
+vectors_as_they_are (simulated, grader): needs a contiguous tensor
+    tensor.contiguous() → … if tensor.dim() > 1 else tensor
+groups_are_every_second_rank: one of them alone
+    dist.get_process_group_ranks(group).index(src) → src if k == dist.get_world_size() else src // 2
+world_of_one_only: one of them alone
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+  → …
+  → root, first = 0, dist.get_world_size() > 1
+    while width < k → … or first
+    place < width and place + width < k → place < width and (first or place + width < k)
+    width *= 2 → …; first = False
+more_than_the_tensor: A message is the tensor
+    data = tensor.contiguous() → data = torch.stack([tensor, tensor])
+    tensor.copy_(data) → tensor.copy_(data[0])
+does_not_wait (simulated, grader): never waits for the handle of send
+    dist.send( → dist.isend(
+a_chain (simulated, grader): Those that have the tensor send at the same time
+    if place < width and place + width < k → if place == width - 1
+    elif width <= place < 2 * width → elif place == width
+    (rank + width) → (rank + 1)
+    (rank - width) → (rank - 1)
+    width *= 2 → width += 1
+""")
 
 
 @fails("Whoever has the tensor helps")
@@ -169,21 +140,18 @@ def tree_broadcast__the_librarys(tensor, src, group=None):
     tensor.copy_(data)
 
 
-@fails("nobody sends in more than")
-def tree_broadcast__twice(tensor, src, group=None):
-    rank, k = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_process_group_ranks(group).index(src)
-    place = (rank - root) % k
-    data = tensor.contiguous()
-    width = 1
-    while width < k:
-        for part in (data.view(-1)[:1], data.view(-1)[1:]):
-            if place < width and place + width < k:
-                dist.send(part, group=group, group_dst=(rank + width) % k)
-            elif width <= place < 2 * width:
-                dist.recv(part, group=group, group_src=(rank - width) % k)
-        width *= 2
-    tensor.copy_(data)
+edits_of(tree_broadcast__doubling)("""
+twice: nobody sends in more than
+    if place < width and place + width < k:
+        dist.send(data, group=group, group_dst=(rank + width) % k)
+    elif width <= place < 2 * width:
+        dist.recv(data, group=group, group_src=(rank - width) % k)
+  → for part in (data.view(-1)[:1], data.view(-1)[1:]):
+  →     if place < width and place + width < k:
+  →         dist.send(part, group=group, group_dst=(rank + width) % k)
+  →     elif width <= place < 2 * width:
+  →         dist.recv(part, group=group, group_src=(rank - width) % k)
+""")
 
 
 # ring_reduce_scatter -----------------------------------------------------------------------
@@ -227,164 +195,100 @@ def ring_reduce_scatter__to_the_left(tensor, group=None):
     return partial
 
 
-def scatter_with(*edits):
-    return edited(ring_reduce_scatter__to_the_right, *edits)
-
-
-CUTS = "list(tensor.flatten().clone().tensor_split(k))"
-SENDING = "sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)"
-RECEIVING = "receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)"
-IN_TURNS = """for turn in (0, 1):
-            if rank % 2 == turn:
-                dist.send(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
-            else:
-                dist.recv(incoming, group=group, group_src=(rank - 1) % k)"""
-
-ring_reduce_scatter__deadlock = fails("waits in send", only=VIRTUAL)(
-    scatter_with(("dist.isend", "dist.send"), ("sending.wait()", "pass"))
-)
-ring_reduce_scatter__receives_first = fails("waits in recv")(
-    scatter_with(
-        (SENDING, "sending = None"),
-        (RECEIVING, "dist.recv(incoming, group=group, group_src=(rank - 1) % k)"),
-        ("sending.wait()", SENDING + "; sending.wait()"),
-        ("receiving.wait()", "pass"),
-    )
-)
-ring_reduce_scatter__in_turns = fails("Send and receive at the same time", only=VIRTUAL)(
-    scatter_with(
-        (SENDING, IN_TURNS),
-        (RECEIVING, "pass"),
-        ("sending.wait()", "pass"),
-        ("receiving.wait()", "pass"),
-    )
-)
-ring_reduce_scatter__keeps_the_next_chunk = fails("chunk r + 1 of the sum")(
-    scatter_with(("rank - step - 2", "rank - step - 1"), ("chunks[rank]", "chunks[(rank + 1) % k]"))
-)
-ring_reduce_scatter__one_step_too_few = fails("expected")(
-    scatter_with(("range(k - 1)", "range(k - 2)"))
-)
-ring_reduce_scatter__copies = fails("expected")(scatter_with(("+= incoming", "= incoming")))
-ring_reduce_scatter__never_uses_what_arrives = fails("nothing was written")(
-    scatter_with(("chunks[mine] += incoming", "pass"))
-)
-ring_reduce_scatter__divisible_only = fails("shape")(
-    scatter_with((CUTS, "list(tensor.reshape(k, -1).clone())"))
-)
-ring_reduce_scatter__drops_the_rest = fails("has shape [2], expected [3]")(
-    scatter_with((CUTS, "list(tensor.flatten().clone().split(max(1, tensor.numel() // k)))"))
-)
-ring_reduce_scatter__rounds_up = fails("has shape [3], expected [2]")(
-    scatter_with((CUTS, "list(tensor.flatten().clone().chunk(k))"))
-)
-ring_reduce_scatter__changes_the_input = fails("changes tensor, which is not its to change")(
-    scatter_with((".clone()", ""))
-)
-ring_reduce_scatter__returns_its_input = fails("shares memory with tensor")(
-    scatter_with(
-        (".clone()", ""), ("chunks[mine] += incoming", "chunks[mine] = chunks[mine] + incoming")
-    )
-)
-ring_reduce_scatter__contiguous_only = fails("view size is not compatible")(
-    scatter_with(("tensor.flatten()", "tensor.view(-1)"))
-)
-ring_reduce_scatter__mean = fails("nobody asked to divide")(
-    scatter_with(("chunks[rank]", "(chunks[rank] / k).to(tensor.dtype)"))
-)
-ring_reduce_scatter__float32_buffer = fails("float32", only=VIRTUAL)(
-    scatter_with(("torch.empty_like(chunks[mine])", "torch.empty(len(chunks[mine]))"))
-)
-ring_reduce_scatter__through_float32 = fails("rounded to float32")(
-    scatter_with(
-        ("tensor.flatten()", "tensor.flatten().float()"),
-        ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
-    )
-)
-ring_reduce_scatter__integers_through_float64 = fails("expected")(
-    scatter_with(
-        (
-            "tensor.flatten()",
-            "(tensor if tensor.is_floating_point() else tensor.double()).flatten()",
-        ),
-        ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
-    )
-)
-ring_reduce_scatter__in_float64 = fails("in the tensor's dtype")(
-    scatter_with(
-        (
-            "tensor.flatten()",
-            "(tensor.double() if tensor.is_floating_point() else tensor).flatten()",
-        ),
-        ("chunks[rank]", "chunks[rank].to(tensor.dtype)"),
-    )
-)
-ring_reduce_scatter__one_result_for_all_calls = fails("called twice")(
-    scatter_with(
-        (
-            "return chunks[rank]",
-            "kept = globals().setdefault('_kept', {})\n    result = kept.setdefault("
-            "(len(chunks[rank]), tensor.dtype), torch.empty_like(chunks[rank]))\n"
-            "    return result.copy_(chunks[rank])",
-        )
-    )
-)
-ring_reduce_scatter__knows_the_answer_already = fails("called twice")(
-    scatter_with(
-        (
-            "return chunks[rank]",
-            "kept = globals().setdefault('_known', {})\n    return kept.setdefault("
-            "(k, rank, tensor.shape, tensor.dtype), chunks[rank]).clone()",
-        )
-    )
-)
-EVERY_SECOND = "(2 if group else 1) + (dist.get_rank() % 2 if group else 0)"
-ring_reduce_scatter__groups_are_every_second_rank = fails("one of them alone", only=VIRTUAL)(
-    scatter_with(
-        (
-            "group=group, group_dst=(rank + 1) % k",
-            f"(rank + 1) % k * {EVERY_SECOND}",
-        ),
-        (
-            "group=group, group_src=(rank - 1) % k",
-            f"(rank - 1) % k * {EVERY_SECOND}",
-        ),
-    )
-)
-TOO_EARLY = scatter_with(
-    ("incoming = torch.empty_like(chunks[mine])", "incoming = torch.zeros_like(chunks[mine])"),
-    ("sending.wait()", "chunks[mine] = chunks[mine] + incoming; sending.wait()"),
-    ("\n        chunks[mine] += incoming", ""),
-)
-ring_reduce_scatter__uses_it_before_it_is_there = fails("before its wait()", only=["simulated"])(
-    edited(TOO_EARLY)
-)
-ring_reduce_scatter__uses_what_is_not_there = fails("expected", only=["grader"])(edited(TOO_EARLY))
-ring_reduce_scatter__up_to_six_ranks = fails("hidden case", only=["simulated"])(
-    scatter_with(("for step in", "k = min(k, 6); rank = rank % k\n    for step in"))
-)
-ring_reduce_scatter__whole_world = fails("4 ranks in two groups")(
-    scatter_with(("(group)", "()"), ("group=group", "group=None"))
-)
-ring_reduce_scatter__does_not_wait = fails("never waits for the handle of send", only=VIRTUAL)(
-    scatter_with(("sending.wait()", "pass"))
-)
-ring_reduce_scatter__rank_0_only = fails("is None")(
-    scatter_with(("return chunks[rank]", "return chunks[rank] if rank == 0 else None"))
-)
-ring_reduce_scatter__seeds = fails("draws or seeds random numbers")(
-    scatter_with(("rank, k =", "torch.manual_seed(0); rank, k ="))
-)
-ring_reduce_scatter__whole_tensors = fails("never the whole tensor")(
-    scatter_with(
-        (CUTS, "tensor.flatten().clone(); moving = chunks.clone()"),
-        ("mine = (rank - step - 2) % k", "pass"),
-        ("torch.empty_like(chunks[mine])", "torch.empty_like(chunks)"),
-        ("chunks[(mine + 1) % k]", "moving"),
-        ("chunks[mine] += incoming", "chunks += incoming; moving = incoming"),
-        ("chunks[rank]", "chunks.tensor_split(k)[rank]"),
-    )
-)
+edits_of(ring_reduce_scatter__to_the_right)("""
+deadlock (simulated, grader): waits in send
+    dist.isend → dist.send
+    sending.wait() → pass
+receives_first: waits in recv
+    dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k) → None
+    receiving = dist.irecv → dist.recv
+    sending.wait()
+  → sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k); …
+    receiving.wait() → pass
+in_turns (simulated, grader): Send and receive at the same time
+    sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
+  → for turn in (0, 1):
+  →     if rank % 2 == turn:
+  →         dist.send(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
+  →     else:
+  →         dist.recv(incoming, group=group, group_src=(rank - 1) % k)
+    receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k) → pass
+    sending.wait() → pass
+    receiving.wait() → pass
+keeps_the_next_chunk: chunk r + 1 of the sum
+    rank - step - 2 → rank - step - 1
+    chunks[rank] → chunks[(rank + 1) % k]
+one_step_too_few: expected
+    range(k - 1) → range(k - 2)
+copies: expected
+    += incoming → = incoming
+never_uses_what_arrives: nothing was written
+    chunks[mine] += incoming → pass
+divisible_only: shape
+    list(tensor.flatten().clone().tensor_split(k)) → list(tensor.reshape(k, -1).clone())
+drops_the_rest: has shape [2], expected [3]
+    tensor_split(k) → split(max(1, tensor.numel() // k))
+rounds_up: has shape [3], expected [2]
+    list(tensor.flatten().clone().tensor_split(k)) → list(tensor.flatten().clone().chunk(k))
+changes_the_input: changes tensor, which is not its to change
+    .clone() →
+returns_its_input: shares memory with tensor
+    .clone() →
+    chunks[mine] += incoming → chunks[mine] = chunks[mine] + incoming
+contiguous_only: view size is not compatible
+    tensor.flatten() → tensor.view(-1)
+mean: nobody asked to divide
+    chunks[rank] → (… / k).to(tensor.dtype)
+float32_buffer (simulated, grader): float32
+    torch.empty_like(chunks[mine]) → torch.empty(len(chunks[mine]))
+through_float32: rounded to float32
+    tensor.flatten() → tensor.flatten().float()
+    chunks[rank] → chunks[rank].to(tensor.dtype)
+integers_through_float64: expected
+    tensor.flatten() → (tensor if tensor.is_floating_point() else tensor.double()).flatten()
+    chunks[rank] → chunks[rank].to(tensor.dtype)
+in_float64: in the tensor's dtype
+    tensor.flatten() → (tensor.double() if tensor.is_floating_point() else tensor).flatten()
+    chunks[rank] → chunks[rank].to(tensor.dtype)
+one_result_for_all_calls: called twice
+    return chunks[rank]
+  → kept = globals().setdefault("_kept", {})
+  → result = kept.setdefault((len(chunks[rank]), tensor.dtype), torch.empty_like(chunks[rank]))
+  → return result.copy_(chunks[rank])
+knows_the_answer_already: called twice
+    return chunks[rank]
+  → kept = globals().setdefault("_known", {})
+  → return kept.setdefault((k, rank, tensor.shape, tensor.dtype), chunks[rank]).clone()
+groups_are_every_second_rank (simulated, grader): one of them alone
+    group=group, group_dst=(rank + 1) % k
+  → (rank + 1) % k * (2 if group else 1) + (dist.get_rank() % 2 if group else 0)
+    group=group, group_src=(rank - 1) % k
+  → (rank - 1) % k * (2 if group else 1) + (dist.get_rank() % 2 if group else 0)
+uses_it_before_it_is_there (simulated): before its wait()
+uses_what_is_not_there (grader): expected
+    incoming = torch.empty_like(chunks[mine]) → incoming = torch.zeros_like(chunks[mine])
+    sending.wait() → chunks[mine] = chunks[mine] + incoming; …
+    chunks[mine] += incoming →
+up_to_six_ranks (simulated): hidden case
+    chunks = list(tensor.flatten().clone().tensor_split(k)) → …; k = min(k, 6); rank = rank % k
+whole_world: 4 ranks in two groups
+    (group) → ()
+    group=group → group=None
+does_not_wait (simulated, grader): never waits for the handle of send
+    sending.wait() → pass
+rank_0_only: is None
+    return chunks[rank] → … if rank == 0 else None
+seeds: draws or seeds random numbers
+    rank, k = → torch.manual_seed(0); rank, k =
+whole_tensors: never the whole tensor
+    list(tensor.flatten().clone().tensor_split(k))
+  → tensor.flatten().clone(); moving = chunks.clone()
+    mine = (rank - step - 2) % k → pass
+    torch.empty_like(chunks[mine]) → torch.empty_like(chunks)
+    chunks[(mine + 1) % k] → moving
+    chunks[mine] += incoming → chunks += incoming; moving = incoming
+    chunks[rank] → chunks.tensor_split(k)[rank]
+""")
 
 
 @fails("this task allows send and recv only")
@@ -469,81 +373,50 @@ def ring_all_gather__padded(chunk, length, group=None):
     return torch.cat([row[:n] for row, n in zip(rows, lengths, strict=True)])
 
 
-def gather_with(*edits):
-    return edited(ring_all_gather__to_the_right, *edits)
-
-
-ring_all_gather__in_order_of_arrival = fails("chunk r belongs to place r")(
-    gather_with(
-        ("return whole", "return torch.cat(chunks[rank:] + chunks[:rank])"),
-    )
-)
-ring_all_gather__one_step_too_few = fails("expected")(gather_with(("range(k - 1)", "range(k - 2)")))
-ring_all_gather__forwards_its_own = fails("receives them as", only=VIRTUAL)(
-    gather_with(("given, got = chunks[(rank - step) % k]", "given, got = chunks[rank]"))
-)
-ring_all_gather__divisible_only = fails("3 ranks, 7 numbers")(
-    gather_with(("chunks = list(whole.tensor_split(k))", "chunks = list(whole.view(k, -1))"))
-)
-ring_all_gather__like_its_own_chunk = fails("3 ranks, 7 numbers")(
-    gather_with(
-        ("list(whole.tensor_split(k))", "[torch.empty_like(chunk) for _ in range(k)]"),
-        ("return whole", "return torch.cat(chunks)"),
-    )
-)
-ring_all_gather__returns_its_input = fails("shares memory with chunk")(
-    gather_with(("return whole", "return whole if k > 1 else chunk"))
-)
-ring_all_gather__receives_into_its_input = fails("changes chunk, which is not its to change")(
-    gather_with(("return whole", "chunk.zero_(); return whole"))
-)
-ring_all_gather__float32_only = fails("float32")(
-    gather_with(("chunk.new_empty(length)", "torch.empty(length)"))
-)
-ring_all_gather__whole_world = fails("4 ranks in two groups")(
-    gather_with(("(group)", "()"), ("group=group", "group=None"))
-)
-ring_all_gather__deadlock = fails("waits in send", only=VIRTUAL)(
-    gather_with(("dist.isend", "dist.send"), ("sending.wait()", "pass"))
-)
-ring_all_gather__does_not_wait = fails("never waits for the handle of recv", only=VIRTUAL)(
-    gather_with(("receiving.wait()", "pass"))
-)
-ring_all_gather__a_list = fails("list")(gather_with(("return whole", "return chunks")))
-ring_all_gather__whole_tensors = fails("never the whole tensor")(
-    gather_with(
-        (
-            "given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]",
-            "got = torch.empty_like(whole)",
-        ),
-        ("dist.isend(given", "dist.isend(whole"),
-        (
-            "receiving.wait()",
-            "receiving.wait(); n = (rank - step - 1) % k; chunks[n].copy_(got.tensor_split(k)[n])",
-        ),
-    )
-)
-ring_all_gather__chunk_as_it_is = fails("needs a contiguous tensor", only=VIRTUAL)(
-    gather_with(
-        ("for step in", "chunks[rank] = chunk\n    for step in"),
-        ("return whole", "return torch.cat(chunks)"),
-    )
-)
-ring_all_gather__own_chunk_forgotten = fails("0 in the place of this rank's own chunk")(
-    gather_with(
-        ("new_empty", "new_zeros"),
-        ("chunks[rank].copy_(chunk)", "chunks[rank] = chunk.contiguous()"),
-    )
-)
-ring_all_gather__one_result_for_all_calls = fails("called twice")(
-    gather_with(
-        (
-            "return whole",
-            "kept = globals().setdefault('_kept', {})\n    return kept.setdefault("
-            "(length, whole.dtype), torch.empty_like(whole)).copy_(whole)",
-        )
-    )
-)
+edits_of(ring_all_gather__to_the_right)("""
+in_order_of_arrival: chunk r belongs to place r
+    return whole → return torch.cat(chunks[rank:] + chunks[:rank])
+one_step_too_few: expected
+    range(k - 1) → range(k - 2)
+forwards_its_own (simulated, grader): receives them as
+    given, got = chunks[(rank - step) % k] → given, got = chunks[rank]
+divisible_only: 3 ranks, 7 numbers
+    chunks = list(whole.tensor_split(k)) → chunks = list(whole.view(k, -1))
+like_its_own_chunk: 3 ranks, 7 numbers
+    list(whole.tensor_split(k)) → [torch.empty_like(chunk) for _ in range(k)]
+    return whole → return torch.cat(chunks)
+returns_its_input: shares memory with chunk
+    return whole → … if k > 1 else chunk
+receives_into_its_input: changes chunk, which is not its to change
+    return whole → chunk.zero_(); …
+float32_only: float32
+    chunk.new_empty(length) → torch.empty(length)
+whole_world: 4 ranks in two groups
+    (group) → ()
+    group=group → group=None
+deadlock (simulated, grader): waits in send
+    dist.isend → dist.send
+    sending.wait() → pass
+does_not_wait (simulated, grader): never waits for the handle of recv
+    receiving.wait() → pass
+a_list: list
+    return whole → return chunks
+whole_tensors: never the whole tensor
+    given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+  → got = torch.empty_like(whole)
+    dist.isend(given → dist.isend(whole
+    receiving.wait() → …; n = (rank - step - 1) % k; chunks[n].copy_(got.tensor_split(k)[n])
+chunk_as_it_is (simulated, grader): needs a contiguous tensor
+    chunks[rank].copy_(chunk) → …; chunks[rank] = chunk
+    return whole → return torch.cat(chunks)
+own_chunk_forgotten: 0 in the place of this rank's own chunk
+    new_empty → new_zeros
+    chunks[rank].copy_(chunk) → chunks[rank] = chunk.contiguous()
+one_result_for_all_calls: called twice
+    return whole
+  → kept = globals().setdefault("_kept", {})
+  → return kept.setdefault((length, whole.dtype), torch.empty_like(whole)).copy_(whole)
+""")
 
 
 @fails("may talk to")
@@ -624,116 +497,72 @@ def ring_all_reduce__padded(tensor, group=None):
     tensor.copy_(rows.view(-1)[: tensor.numel()].view_as(tensor))
 
 
-def reduce_with(*edits):
-    return edited(ring_all_reduce__in_one_loop, *edits)
-
-
-ADDS = "got.copy_(got + incoming if step < k - 1 else incoming)"
-BACK = "tensor.copy_(flat.view(tensor.shape))"
-GIVEN = "given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]"
-
-ring_all_reduce__into_a_copy = fails("nothing was written into it")(
-    reduce_with(
-        ("tensor.flatten()", "tensor.flatten().clone()"), (BACK, "return flat.view(tensor.shape)")
-    )
-)
-ring_all_reduce__contiguous_only = fails("nothing was written into it")(reduce_with((BACK, "pass")))
-ring_all_reduce__needs_contiguous = fails("view size is not compatible")(
-    reduce_with(("tensor.flatten()", "tensor.view(-1)"), (BACK, "pass"))
-)
-ring_all_reduce__in_other_memory = fails("nothing was written into it")(
-    reduce_with(
-        ("tensor.flatten()", "tensor.flatten().clone()"),
-        (BACK, "tensor.data = flat.view(tensor.shape)"),
-    )
-)
-ring_all_reduce__set = fails("nothing was written into it")(
-    reduce_with(
-        ("tensor.flatten()", "tensor.flatten().clone()"),
-        (BACK, "tensor.set_(flat.view(tensor.shape))"),
-    )
-)
-ring_all_reduce__flat_as_it_is = fails("needs a contiguous tensor", only=VIRTUAL)(
-    reduce_with(("tensor.flatten().contiguous()", "tensor.flatten()"))
-)
-ring_all_reduce__integers_through_float64 = fails("expected")(
-    reduce_with(
-        (
-            "tensor.flatten()",
-            "(tensor if tensor.is_floating_point() else tensor.double()).flatten()",
-        )
-    )
-)
-ring_all_reduce__in_float64 = fails("in the tensor's dtype")(
-    reduce_with(
-        (
-            "tensor.flatten()",
-            "(tensor.double() if tensor.is_floating_point() else tensor).flatten()",
-        )
-    )
-)
-ring_all_reduce__knows_the_answer_already = fails("called twice")(
-    reduce_with(
-        (
-            BACK,
-            "kept = globals().setdefault('_known', {})\n    tensor.copy_(kept.setdefault("
-            "(k, rank, tensor.shape, tensor.dtype), flat.clone()).view(tensor.shape))",
-        )
-    )
-)
-ring_all_reduce__mean = fails("nobody asked to divide")(
-    reduce_with((BACK, "tensor.copy_(flat.view(tensor.shape) / k)"))
-)
-ring_all_reduce__half_of_the_sum = fails("nobody asked to divide")(
-    reduce_with((BACK, "tensor.copy_(flat.view(tensor.shape) / min(k, 2))"))
-)
-ring_all_reduce__divisible_only = fails("3 ranks, 7 numbers")(
-    reduce_with(("flat.tensor_split(k)", "flat.view(k, -1)"))
-)
-ring_all_reduce__drops_the_rest = fails("3 ranks, 7 numbers")(
-    reduce_with(("flat.tensor_split(k)", "flat[: len(flat) // k * k].tensor_split(k)"))
-)
-ring_all_reduce__not_fewer_than_ranks = fails("4 ranks, 3 numbers")(
-    reduce_with(
-        ("flat.tensor_split(k)", "flat.chunk(k) if len(flat) % k != 1 else flat.tensor_split(k)")
-    )
-)
-ring_all_reduce__one_step_too_few = fails("expected")(
-    reduce_with(("range(2 * (k - 1))", "range(2 * (k - 1) - 1)"))
-)
-ring_all_reduce__adds_all_the_way = fails("expected")(reduce_with((ADDS, "got += incoming")))
-ring_all_reduce__adds_its_own = fails("expected")(reduce_with(("got + incoming", "got + got")))
-ring_all_reduce__float32_only = fails("float32", only=VIRTUAL)(
-    reduce_with(("torch.empty_like(got)", "torch.empty(len(got))"))
-)
-ring_all_reduce__through_float32 = fails("rounded to float32")(
-    reduce_with(("tensor.flatten()", "tensor.flatten().float()"))
-)
-ring_all_reduce__whole_world = fails("4 ranks in two groups")(
-    reduce_with(("(group)", "()"), ("group=group", "group=None"))
-)
-ring_all_reduce__deadlock = fails("waits in send", only=VIRTUAL)(
-    reduce_with(("dist.isend", "dist.send"), ("sending.wait()", "pass"))
-)
-ring_all_reduce__does_not_wait = fails("never waits for the handle of send", only=VIRTUAL)(
-    reduce_with(("sending.wait()", "pass"))
-)
-ring_all_reduce__whole_tensors = fails("never the whole tensor")(
-    reduce_with(
-        ("chunks = flat.tensor_split(k)", "given = flat.clone()"),
-        ("range(2 * (k - 1))", "range(k - 1)"),
-        (GIVEN, "got = flat"),
-        (ADDS, "got += incoming; given = incoming"),
-    )
-)
-ring_all_reduce__own_tensor_again = fails("what arrives is never used")(
-    reduce_with(
-        ("chunks = flat.tensor_split(k)", "given, own = flat.clone(), flat.clone()"),
-        ("range(2 * (k - 1))", "range(k - 1)"),
-        (GIVEN, "got = flat"),
-        (ADDS, "got += own; given = incoming"),
-    )
-)
+edits_of(ring_all_reduce__in_one_loop)("""
+into_a_copy: nothing was written into it
+    tensor.flatten() → tensor.flatten().clone()
+    tensor.copy_(flat.view(tensor.shape)) → return flat.view(tensor.shape)
+contiguous_only: nothing was written into it
+    tensor.copy_(flat.view(tensor.shape)) → pass
+needs_contiguous: view size is not compatible
+    tensor.flatten() → tensor.view(-1)
+    tensor.copy_(flat.view(tensor.shape)) → pass
+in_other_memory: nothing was written into it
+    tensor.flatten() → tensor.flatten().clone()
+    tensor.copy_(flat.view(tensor.shape)) → tensor.data = flat.view(tensor.shape)
+set: nothing was written into it
+    tensor.flatten() → tensor.flatten().clone()
+    tensor.copy_(flat.view(tensor.shape)) → tensor.set_(flat.view(tensor.shape))
+flat_as_it_is (simulated, grader): needs a contiguous tensor
+    tensor.flatten().contiguous() → tensor.flatten()
+integers_through_float64: expected
+    tensor.flatten() → (tensor if tensor.is_floating_point() else tensor.double()).flatten()
+in_float64: in the tensor's dtype
+    tensor.flatten() → (tensor.double() if tensor.is_floating_point() else tensor).flatten()
+knows_the_answer_already: called twice
+    tensor.copy_(flat.view(tensor.shape))
+  → kept = globals().setdefault("_known", {})
+  → tensor.copy_(
+  →     kept.setdefault((k, rank, tensor.shape, tensor.dtype), flat.clone()).view(tensor.shape)
+  → )
+mean: nobody asked to divide
+    tensor.copy_(flat.view(tensor.shape)) → tensor.copy_(flat.view(tensor.shape) / k)
+half_of_the_sum: nobody asked to divide
+    tensor.copy_(flat.view(tensor.shape)) → tensor.copy_(flat.view(tensor.shape) / min(k, 2))
+divisible_only: 3 ranks, 7 numbers
+    flat.tensor_split(k) → flat.view(k, -1)
+drops_the_rest: 3 ranks, 7 numbers
+    flat.tensor_split(k) → flat[: len(flat) // k * k].tensor_split(k)
+not_fewer_than_ranks: 4 ranks, 3 numbers
+    flat.tensor_split(k) → flat.chunk(k) if len(flat) % k != 1 else …
+one_step_too_few: expected
+    range(2 * (k - 1)) → range(2 * (k - 1) - 1)
+adds_all_the_way: expected
+    got.copy_(got + incoming if step < k - 1 else incoming) → got += incoming
+adds_its_own: expected
+    got + incoming → got + got
+float32_only (simulated, grader): float32
+    torch.empty_like(got) → torch.empty(len(got))
+through_float32: rounded to float32
+    tensor.flatten() → tensor.flatten().float()
+whole_world: 4 ranks in two groups
+    (group) → ()
+    group=group → group=None
+deadlock (simulated, grader): waits in send
+    dist.isend → dist.send
+    sending.wait() → pass
+does_not_wait (simulated, grader): never waits for the handle of send
+    sending.wait() → pass
+whole_tensors: never the whole tensor
+    chunks = flat.tensor_split(k) → given = flat.clone()
+    range(2 * (k - 1)) → range(k - 1)
+    given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k] → got = flat
+    got.copy_(got + incoming if step < k - 1 else incoming) → got += incoming; given = incoming
+own_tensor_again: what arrives is never used
+    chunks = flat.tensor_split(k) → given, own = flat.clone(), flat.clone()
+    range(2 * (k - 1)) → range(k - 1)
+    given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k] → got = flat
+    got.copy_(got + incoming if step < k - 1 else incoming) → got += own; given = incoming
+""")
 
 
 @fails("this task allows send and recv only")
@@ -863,117 +692,70 @@ def two_level_all_reduce__everybody_to_everybody_inside(tensor, inside, between)
     tensor.copy_(flat.view(tensor.shape))
 
 
-def levels_with(*edits):
-    return edited(two_level_all_reduce__three_rings, *edits)
-
-
-FIRST = "mine = ring(flat, inside, lambda k: (k - 1,))"
-MIDDLE = "ring(mine, between, lambda k: (2 * (k - 1),))"
-LAST = "ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))"
-ALL = "lambda k: (2 * (k - 1),))"
-
-two_level_all_reduce__inside_only = fails("of this node only")(levels_with((MIDDLE, "pass")))
-two_level_all_reduce__between_only = fails("of this place in all nodes only")(
-    levels_with((FIRST, f"ring(flat, between, {ALL}"), (MIDDLE, "pass"), (LAST, "pass"))
-)
-two_level_all_reduce__never_gathers = fails("expected")(levels_with((LAST, "pass")))
-two_level_all_reduce__sums_before_it_gathers = fails("expected")(
-    levels_with((LAST, "ring(flat, inside, lambda k: (2 * (k - 1),))"))
-)
-two_level_all_reduce__wrong_way_round = fails("What leaves the node", only=VIRTUAL)(
-    levels_with(
-        (FIRST, FIRST.replace("inside", "between")),
-        (MIDDLE, MIDDLE.replace("between", "inside")),
-        (LAST, LAST.replace("inside", "between")),
-    )
-)
-two_level_all_reduce__whole_tensors_between = fails("What leaves the node", only=VIRTUAL)(
-    levels_with(
-        (FIRST, f"ring(flat, inside, {ALL}"), (MIDDLE, f"ring(flat, between, {ALL}"), (LAST, "pass")
-    )
-)
-two_level_all_reduce__one_flat_ring = fails("What leaves the node", only=VIRTUAL)(
-    levels_with((FIRST, f"ring(flat, None, {ALL}"), (MIDDLE, "pass"), (LAST, "pass"))
-)
-two_level_all_reduce__blocking = fails("waits in send", only=VIRTUAL)(
-    levels_with(("dist.isend", "dist.send"), ("sending.wait()", "pass"))
-)
-two_level_all_reduce__in_other_memory = fails("nothing was written into it")(
-    levels_with(
-        ("tensor.flatten()", "tensor.flatten().clone()"),
-        ("tensor.copy_(flat.view(tensor.shape))", "tensor.data = flat.view(tensor.shape)"),
-    )
-)
-two_level_all_reduce__in_float64 = fails("What leaves the node", only=VIRTUAL)(
-    levels_with(
-        (
-            "tensor.flatten()",
-            "(tensor.double() if tensor.is_floating_point() else tensor).flatten()",
-        )
-    )
-)
-two_level_all_reduce__between_in_float64 = fails("What leaves the node", only=VIRTUAL)(
-    levels_with(
-        (
-            MIDDLE,
-            "wide = mine.double() if tensor.is_floating_point() else mine.clone()\n"
-            "    ring(wide, between, lambda k: (2 * (k - 1),))\n"
-            "    mine.copy_(wide)",
-        )
-    )
-)
-two_level_all_reduce__integers_through_float64 = fails("expected")(
-    levels_with(
-        (
-            "tensor.flatten()",
-            "(tensor if tensor.is_floating_point() else tensor.double()).flatten()",
-        )
-    )
-)
-two_level_all_reduce__flat_as_it_is = fails("needs a contiguous tensor", only=VIRTUAL)(
-    levels_with(("tensor.flatten().contiguous()", "tensor.flatten()"))
-)
-two_level_all_reduce__gathers_between_nodes = fails("hidden case", only=["simulated"])(
-    levels_with(
-        (
-            MIDDLE,
-            "rank, k, own = dist.get_rank(between), dist.get_world_size(between), mine.clone()\n"
-            "    for step in range(k - 1):\n"
-            "        incoming = torch.empty_like(own)\n"
-            "        sending = dist.isend(own, group=between, group_dst=(rank + 1) % k)\n"
-            "        dist.recv(incoming, group=between, group_src=(rank - 1) % k)\n"
-            "        sending.wait()\n"
-            "        mine += incoming\n"
-            "        own = incoming",
-        )
-    )
-)
-two_level_all_reduce__into_a_copy = fails("nothing was written into it")(
-    levels_with(
-        ("tensor.flatten()", "tensor.flatten().clone()"),
-        ("tensor.copy_(flat.view(tensor.shape))", "return flat"),
-    )
-)
-two_level_all_reduce__contiguous_only = fails("view size is not compatible")(
-    levels_with(("tensor.flatten()", "tensor.view(-1)"))
-)
-two_level_all_reduce__float32_only = fails("float32", only=VIRTUAL)(
-    levels_with(("torch.empty_like(got)", "torch.empty(len(got))"))
-)
-two_level_all_reduce__divisible_only = fails("3 nodes of 1 rank")(
-    levels_with(("flat.tensor_split(k)", "flat.view(k, -1)"))
-)
-two_level_all_reduce__two_per_node = fails("1 node of 3 ranks")(
-    levels_with((FIRST, "mine = ring(flat, inside, lambda k: (min(k, 2) - 1,))"))
-)
-two_level_all_reduce__mean = fails("nobody asked to divide")(
-    levels_with(
-        (
-            "tensor.copy_(flat.view(tensor.shape))",
-            "tensor.copy_(flat.view(tensor.shape) / dist.get_world_size())",
-        )
-    )
-)
+edits_of(two_level_all_reduce__three_rings)("""
+inside_only: of this node only
+    ring(mine, between, lambda k: (2 * (k - 1),)) → pass
+between_only: of this place in all nodes only
+    mine = ring(flat, inside, lambda k: (k - 1,)) → ring(flat, between, lambda k: (2 * (k - 1),))
+    ring(mine, between, lambda k: (2 * (k - 1),)) → pass
+    ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
+never_gathers: expected
+    ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
+sums_before_it_gathers: expected
+    k - 1, 2 * (k - 1) → 2 * (k - 1),
+wrong_way_round (simulated, grader): What leaves the node
+    mine = ring(flat, inside, lambda k: (k - 1,)) → mine = ring(flat, between, lambda k: (k - 1,))
+    ring(mine, between, lambda k: (2 * (k - 1),)) → ring(mine, inside, lambda k: (2 * (k - 1),))
+    inside, lambda k: (k - 1, 2 * (k - 1)) → between, lambda k: (k - 1, 2 * (k - 1))
+whole_tensors_between (simulated, grader): What leaves the node
+    mine = ring(flat, inside, lambda k: (k - 1,)) → ring(flat, inside, lambda k: (2 * (k - 1),))
+    ring(mine, between, lambda k: (2 * (k - 1),)) → ring(flat, between, lambda k: (2 * (k - 1),))
+    ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
+one_flat_ring (simulated, grader): What leaves the node
+    mine = ring(flat, inside, lambda k: (k - 1,)) → ring(flat, None, lambda k: (2 * (k - 1),))
+    ring(mine, between, lambda k: (2 * (k - 1),)) → pass
+    ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
+blocking (simulated, grader): waits in send
+    dist.isend → dist.send
+    sending.wait() → pass
+in_other_memory: nothing was written into it
+    tensor.flatten() → tensor.flatten().clone()
+    tensor.copy_(flat.view(tensor.shape)) → tensor.data = flat.view(tensor.shape)
+in_float64 (simulated, grader): What leaves the node
+    tensor.flatten() → (tensor.double() if tensor.is_floating_point() else tensor).flatten()
+between_in_float64 (simulated, grader): What leaves the node
+    ring(mine, between, lambda k: (2 * (k - 1),))
+  → wide = mine.double() if tensor.is_floating_point() else mine.clone()
+  → ring(wide, between, lambda k: (2 * (k - 1),))
+  → mine.copy_(wide)
+integers_through_float64: expected
+    tensor.flatten() → (tensor if tensor.is_floating_point() else tensor.double()).flatten()
+flat_as_it_is (simulated, grader): needs a contiguous tensor
+    tensor.flatten().contiguous() → tensor.flatten()
+gathers_between_nodes (simulated): hidden case
+    ring(mine, between, lambda k: (2 * (k - 1),))
+  → rank, k, own = dist.get_rank(between), dist.get_world_size(between), mine.clone()
+  → for step in range(k - 1):
+  →     incoming = torch.empty_like(own)
+  →     sending = dist.isend(own, group=between, group_dst=(rank + 1) % k)
+  →     dist.recv(incoming, group=between, group_src=(rank - 1) % k)
+  →     sending.wait()
+  →     mine += incoming
+  →     own = incoming
+into_a_copy: nothing was written into it
+    tensor.flatten() → tensor.flatten().clone()
+    tensor.copy_(flat.view(tensor.shape)) → return flat
+contiguous_only: view size is not compatible
+    tensor.flatten() → tensor.view(-1)
+float32_only (simulated, grader): float32
+    torch.empty_like(got) → torch.empty(len(got))
+divisible_only: 3 nodes of 1 rank
+    flat.tensor_split(k) → flat.view(k, -1)
+two_per_node: 1 node of 3 ranks
+    k: (k - 1,) → k: (min(k, 2) - 1,)
+mean: nobody asked to divide
+    flat.view(tensor.shape) → … / dist.get_world_size()
+""")
 
 
 @fails("this task allows send and recv only")
@@ -1020,22 +802,18 @@ def two_level_all_reduce__imports_the_reference(tensor, inside, between):
     hierarchical_all_reduce(tensor, inside, between)
 
 
-ring_all_reduce__wants_gradients = fails("a tensor that came in requires a gradient")(
-    edited(
-        ring_all_reduce__in_one_loop,
-        (
-            "tensor.copy_(flat",
-            "tensor.requires_grad_(tensor.is_floating_point()).data.copy_(flat",
-        ),
-    )
-)
+edits_of(ring_all_reduce__in_one_loop)("""
+wants_gradients: a tensor that came in requires a gradient
+    tensor.copy_(flat → tensor.requires_grad_(tensor.is_floating_point()).data.copy_(flat
+""")
 
 
 # From whoever sends, along another tree, and past the messages -------------------------------
 
-tree_broadcast__from_whoever_sends = passes(
-    broadcast_with((RECEIVES, "dist.recv(data, group=group)"))
-)
+edits_of(tree_broadcast__doubling)("""
+from_whoever_sends passes
+    dist.recv(data, group=group, group_src=(rank - width) % k) → dist.recv(data, group=group)
+""")
 
 
 @fails("hidden case", only=["simulated"])
@@ -1062,14 +840,12 @@ def ring_all_reduce__through_the_store(tensor, group=None):
     tensor.copy_(sum(torch.tensor(each, dtype=tensor.dtype) for each in theirs))
 
 
-ring_all_reduce__twice_alone = fails("This equals twice the sum")(
-    reduce_with((BACK, BACK.replace("copy_", "add_")))
-)
-ring_all_reduce__left_to_right = passes(
-    reduce_with(
-        ("(rank + 1) % k", "(rank - 1) % k"),
-        ("group_src=(rank - 1) % k", "group_src=(rank + 1) % k"),
-        ("(rank - step) % k", "(rank + step) % k"),
-        ("(rank - step - 1) % k", "(rank + step + 1) % k"),
-    )
-)
+edits_of(ring_all_reduce__in_one_loop)("""
+twice_alone: This equals twice the sum
+    tensor.copy_(flat.view(tensor.shape)) → tensor.add_(flat.view(tensor.shape))
+left_to_right passes
+    (rank + 1) % k → (rank - 1) % k
+    group_src=(rank - 1) % k → group_src=(rank + 1) % k
+    (rank - step) % k → (rank + step) % k
+    (rank - step - 1) % k → (rank + step + 1) % k
+""")

@@ -2,7 +2,7 @@
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
 ``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edited`` writes it in place of another.
+a right solution: ``edits_of`` says which line, and what stands there instead.
 """
 
 # ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.checking.mutants import edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 # my_batches --------------------------------------------------------------------------------
 
@@ -36,66 +36,38 @@ def my_batches__by_hand(length, batch_size, epoch, seed, group=None):
     return torch.split(order[rank::k], batch_size)
 
 
-def batches_with(*edits):
-    return edited(my_batches__by_slices, *edits)
-
-
-my_batches__no_set_epoch = fails("tell the sampler which epoch it is")(
-    batches_with(("sampler.set_epoch(epoch)", "pass"))
-)
-my_batches__not_shuffled = fails("shuffle them")(
-    batches_with(("seed=seed)", "seed=seed, shuffle=False)"))
-)
-my_batches__ignores_the_seed = fails("an order from another seed")(
-    batches_with((", seed=seed)", ")"))
-)
-my_batches__drops_rows = fails("no row may be lost")(
-    batches_with(("seed=seed)", "seed=seed, drop_last=True)"))
-)
-my_batches__drops_the_short_batch = fails("without the last, short one")(
-    batches_with(
-        ("range(0, len(rows), batch_size)", "range(0, len(rows) - batch_size + 1, batch_size)")
-    )
-)
-my_batches__rank_of_the_world = fails("Invalid rank")(
-    batches_with(("dist.get_rank(group)", "dist.get_rank()"))
-)
-my_batches__ignores_the_group = fails("the share among all ranks")(
-    batches_with(
-        ("dist.get_rank(group)", "dist.get_rank()"),
-        ("dist.get_world_size(group)", "dist.get_world_size()"),
-    )
-)
-my_batches__rank_0_only = fails("the share of the group's first rank")(
-    batches_with(("dist.get_rank(group)", "0"))
-)
-my_batches__one_batch = fails("all rows in one batch")(
-    batches_with(("batch_size)]", "len(rows))]"), ("at + batch_size", "len(rows)"))
-)
-my_batches__seeds = fails("draws or seeds random numbers")(
-    batches_with(("rows = list(sampler)", "rows = list(sampler); torch.manual_seed(seed)"))
-)
-my_batches__data_loader = fails("draws or seeds random numbers")(
-    batches_with(
-        (
-            "rows = list(sampler)",
-            "rows = [int(i) for i in torch.utils.data.DataLoader(range(length), sampler=sampler)]",
-        )
-    )
-)
-
-my_batches__pads_once = fails("4 ranks, 1 row")(
-    edited(
-        my_batches__by_hand,
-        (
-            "order = order.repeat(each * k // length + 1)[: each * k]",
-            "order = torch.cat([order, order[: each * k - length]])",
-        ),
-    )
-)
-my_batches__not_strided = fails("expected the batches")(
-    edited(my_batches__by_hand, ("order[rank::k]", "order[rank * each : (rank + 1) * each]"))
-)
+edits_of(my_batches__by_slices)("""
+no_set_epoch: tell the sampler which epoch it is
+    sampler.set_epoch(epoch) → pass
+not_shuffled: shuffle them
+    seed=seed) → seed=seed, shuffle=False)
+ignores_the_seed: an order from another seed
+    , seed=seed) → )
+drops_rows: no row may be lost
+    seed=seed) → seed=seed, drop_last=True)
+drops_the_short_batch: without the last, short one
+    range(0, len(rows), batch_size) → range(0, len(rows) - batch_size + 1, batch_size)
+rank_of_the_world: Invalid rank
+    dist.get_rank(group) → dist.get_rank()
+ignores_the_group: the share among all ranks
+    dist.get_world_size(group), dist.get_rank(group) → dist.get_world_size(), dist.get_rank()
+rank_0_only: the share of the group's first rank
+    dist.get_rank(group) → 0
+one_batch: all rows in one batch
+    batch_size)] → len(rows))]
+    at + batch_size → len(rows)
+seeds: draws or seeds random numbers
+    rows = list(sampler) → …; torch.manual_seed(seed)
+data_loader: draws or seeds random numbers
+    list(sampler) → [int(i) for i in torch.utils.data.DataLoader(range(length), sampler=sampler)]
+""")
+edits_of(my_batches__by_hand)("""
+pads_once: 4 ranks, 1 row
+    order = order.repeat(each * k // length + 1)[: each * k]
+  → order = torch.cat([order, order[: each * k - length]])
+not_strided: expected the batches
+    order[rank::k] → order[rank * each : (rank + 1) * each]
+""")
 
 
 # train -------------------------------------------------------------------------------------
@@ -185,140 +157,103 @@ def train__whole_window_at_once(
     return losses
 
 
-def train_with(*edits):
-    return edited(train__no_sync, *edits)
-
-
-CONTEXT = "nullcontext() if last else ddp.no_sync()"
-LOSS = "loss = loss_fn(ddp(x[batch]), y[batch]) * (len(batch) / count)"
-ZERO = "optimizer.zero_grad()"
-STEP = "optimizer.step()"
-WRAP = "ddp = DistributedDataParallel(model, process_group=group)"
-ALONE = "import contextlib; ddp = model; ddp.no_sync = nullcontext"
-SHOWN = "dist.all_reduce(shown, group=group)"
-CUT = "window, batches = batches[:accumulate], batches[accumulate:]"
-
-train__syncs_every_micro_batch = fails("once per optimizer step, not once per micro-batch")(
-    train_with((CONTEXT, "nullcontext()"))
-)
-train__forward_outside_no_sync = fails("once per optimizer step, not once per micro-batch")(
-    train_with(
-        (f"with {CONTEXT}:", "out = ddp(x[batch])\n                with " + CONTEXT + ":"),
-        ("ddp(x[batch]), y", "out, y"),
-    )
-)
-train__never_syncs = fails("nothing was averaged")(train_with((CONTEXT, "ddp.no_sync()")))
-train__no_ddp = fails("nothing was averaged")(
-    train_with((WRAP, WRAP.replace("ddp", "_", 1) + "; ddp = model"), (CONTEXT, "nullcontext()"))
-)
-train__own_start = fails("each rank began with weights of its own")(
-    train_with((WRAP, WRAP[:-1] + ", init_sync=False)"))
-)
-train__no_set_epoch = fails("tell the sampler (set_epoch)")(
-    train_with(("sampler.set_epoch(epoch)", "pass"))
-)
-train__counts_epochs_from_0 = fails("counts its epochs from 0")(
-    train_with(("for epoch in epochs:", "for epoch, _ in enumerate(epochs):"))
-)
-train__divides_by_accumulate = fails("where a window has fewer micro-batches")(
-    train_with(("(len(batch) / count)", "(1 / accumulate)"))
-)
-train__divides_by_micro_batches = fails("a short micro-batch counts as much as a full one")(
-    train_with(("(len(batch) / count)", "(1 / len(window))"))
-)
-train__adds_up_the_means = fails("adds up the means of a window's micro-batches")(
-    train_with((" * (len(batch) / count)", ""))
-)
-train__divides_by_ranks_again = fails("divided by the number of ranks once more")(
-    train_with((LOSS, LOSS + " / k"))
-)
-train__half = fails("3 ranks")(train_with((LOSS, LOSS + " * (k / min(k, 2))")))
-train__leaves_out_the_last_window = fails("a last, incomplete window")(
-    train_with(("while batches:", "while len(batches) >= accumulate:"))
-)
-train__drops_the_short_batch = fails("drops the last, short micro-batch")(
-    train_with(
-        ("range(0, len(rows), batch_size)", "range(0, len(rows) - batch_size + 1, batch_size)")
-    )
-)
-train__drop_last = fails("drops rows (drop_last)")(
-    train_with(("seed=seed)", "seed=seed, drop_last=True)"))
-)
-train__not_shuffled = fails("without shuffling")(
-    train_with(("seed=seed)", "seed=seed, shuffle=False)"))
-)
-train__never_clears = fails("zero_grad is missing")(train_with((ZERO, "pass")))
-train__clears_every_micro_batch = fails("expected")(train_with((LOSS, ZERO + "; " + LOSS)))
-train__ignores_the_rate = fails("2 ranks, 16 rows, windows of 2")(train_with(("lr=lr", "lr=0.2")))
-train__ignores_the_seed = fails("squared error")(train_with((", seed=seed)", ")")))
-train__ignores_the_loss = fails("squared error")(
-    train_with(("loss_fn(", "nn.functional.cross_entropy("))
-)
-train__ignores_the_group = fails("in two groups")(
-    train_with(("process_group=group", "process_group=None"), (SHOWN, "dist.all_reduce(shown)"))
-)
-train__scales_the_rate = fails("the sum of the ranks' gradients")(
-    train_with(("lr=lr", "lr=lr * k"))
-)
-train__own_loss = fails("the loss of this rank's own rows")(train_with((SHOWN, "shown *= k")))
-train__sum_of_losses = fails("the sum of the ranks' losses")(
-    train_with(("shown.item() / k", "shown.item()"))
-)
-train__returns_nothing = fails("is missing")(train_with(("return losses", "return []")))
-train__sets_the_mode = fails("the model came in one mode")(
-    train_with((WRAP, WRAP + "; model.train()"))
-)
-train__wraps_every_epoch = fails("Wrap the model once")(
-    train_with(
-        (
-            "sampler.set_epoch(epoch)",
-            f"sampler.set_epoch(epoch); again = {WRAP[6:]}; again = {WRAP[6:]}",
-        ),
-    )
-)
-train__momentum = fails("expected")(train_with(("lr=lr", "lr=lr, momentum=0.9")))
-
-train__epochs_in_a_row = fails("generator")(
-    train_with(("for epoch in epochs:", "for epoch in range(epochs[0], epochs[0] + len(epochs)):"))
-)
-train__walks_epochs_twice = fails("no step was taken")(
-    train_with(("losses = []", "losses = []; runs = sum(1 for _ in epochs)"))
-)
-train__windows_go_on = fails("a run whose windows go on in the next epoch")(
-    edited(
-        train__no_sync,
-        ("    for epoch in epochs:\n", "    batches = []\n    for epoch in epochs:\n"),
-        ("        batches = [rows", "        batches += [rows"),
-        ("        while batches:", "    if True:\n        while batches:"),
-    )
-)
-train__unfreezes = fails("2 ranks, a frozen layer")(
-    train_with(("losses = []", "losses = []; model.requires_grad_(True)"))
-)
-train__broadcasts_parameters_only = fails("each rank kept the buffers that it began with")(
-    edited(
-        train__by_hand,
-        ("model.state_dict().values()", "[param.data for param in model.parameters()]"),
-    )
-)
-train__needs_all_gradients = fails("a frozen layer")(
-    edited(train__by_hand, ("if param.requires_grad]", "]"))
-)
-train__gradients_in_float32 = fails("parameter 0 after training")(
-    edited(
-        train__by_hand,
-        (
-            "dist.all_reduce(param.grad, group=group)",
-            "wire = param.grad.float(); dist.all_reduce(wire, group=group); "
-            "param.grad = wire.to(param.dtype)",
-        ),
-    )
-)
-train__mean_of_micro_batches_losses = fails("a short one counted like a full one")(
-    train_with(
-        ("shown += loss.detach()", "shown += loss.detach() * count / len(batch) / len(window)")
-    )
-)
+edits_of(train__no_sync)("""
+syncs_every_micro_batch: once per optimizer step, not once per micro-batch
+    nullcontext() if last else ddp.no_sync() → nullcontext()
+forward_outside_no_sync: once per optimizer step, not once per micro-batch
+    last = batch is window[-1] → …; out = ddp(x[batch])
+    ddp(x[batch]), y → out, y
+never_syncs: nothing was averaged
+    nullcontext() if last else ddp.no_sync() → ddp.no_sync()
+no_ddp: nothing was averaged
+    ddp = DistributedDataParallel(model, process_group=group)
+  → _ = DistributedDataParallel(model, process_group=group); ddp = model
+    nullcontext() if last else ddp.no_sync() → nullcontext()
+own_start: each rank began with weights of its own
+    process_group=group → process_group=group, init_sync=False
+no_set_epoch: tell the sampler (set_epoch)
+    sampler.set_epoch(epoch) → pass
+counts_epochs_from_0: counts its epochs from 0
+    for epoch in epochs: → for epoch, _ in enumerate(epochs):
+divides_by_accumulate: where a window has fewer micro-batches
+    (len(batch) / count) → (1 / accumulate)
+divides_by_micro_batches: a short micro-batch counts as much as a full one
+    (len(batch) / count) → (1 / len(window))
+adds_up_the_means: adds up the means of a window's micro-batches
+    * (len(batch) / count) →
+divides_by_ranks_again: divided by the number of ranks once more
+    (len(batch) / count) → (len(batch) / count) / k
+half: 3 ranks
+    (len(batch) / count) → (len(batch) / count) * (k / min(k, 2))
+leaves_out_the_last_window: a last, incomplete window
+    while batches: → while len(batches) >= accumulate:
+drops_the_short_batch: drops the last, short micro-batch
+    range(0, len(rows), batch_size) → range(0, len(rows) - batch_size + 1, batch_size)
+drop_last: drops rows (drop_last)
+    seed=seed) → seed=seed, drop_last=True)
+not_shuffled: without shuffling
+    seed=seed) → seed=seed, shuffle=False)
+never_clears: zero_grad is missing
+    optimizer.zero_grad() → pass
+clears_every_micro_batch: expected
+    loss = loss_fn → optimizer.zero_grad(); loss = loss_fn
+ignores_the_rate: 2 ranks, 16 rows, windows of 2
+    lr=lr → lr=0.2
+ignores_the_seed: squared error
+    , seed=seed) → )
+ignores_the_loss: squared error
+    loss_fn( → nn.functional.cross_entropy(
+ignores_the_group: in two groups
+    process_group=group → process_group=None
+    dist.all_reduce(shown, group=group) → dist.all_reduce(shown)
+scales_the_rate: the sum of the ranks' gradients
+    lr=lr → lr=lr * k
+own_loss: the loss of this rank's own rows
+    dist.all_reduce(shown, group=group) → shown *= k
+sum_of_losses: the sum of the ranks' losses
+    shown.item() / k → shown.item()
+returns_nothing: is missing
+    return losses → return []
+sets_the_mode: the model came in one mode
+    DistributedDataParallel(model, process_group=group) → …; model.train()
+wraps_every_epoch: Wrap the model once
+    sampler.set_epoch(epoch)
+  → …
+  → again = DistributedDataParallel(model, process_group=group)
+  → again = DistributedDataParallel(model, process_group=group)
+momentum: expected
+    lr=lr → lr=lr, momentum=0.9
+epochs_in_a_row: generator
+    for epoch in epochs: → for epoch in range(epochs[0], epochs[0] + len(epochs)):
+walks_epochs_twice: no step was taken
+    losses = [] → …; runs = sum(1 for _ in epochs)
+windows_go_on: a run whose windows go on in the next epoch
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        rows = list(sampler)
+        batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+  → batches = []
+  → for epoch in epochs:
+  →     sampler.set_epoch(epoch)
+  →     rows = list(sampler)
+  →     batches += [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+  → if True:
+unfreezes: 2 ranks, a frozen layer
+    losses = [] → …; model.requires_grad_(True)
+""")
+edits_of(train__by_hand)("""
+broadcasts_parameters_only: each rank kept the buffers that it began with
+    model.state_dict().values() → [param.data for param in model.parameters()]
+needs_all_gradients: a frozen layer
+    if param.requires_grad] → ]
+gradients_in_float32: parameter 0 after training
+    dist.all_reduce(param.grad, group=group)
+  → wire = param.grad.float(); dist.all_reduce(wire, group=group); param.grad = wire.to(param.dtype)
+""")
+edits_of(train__no_sync)("""
+mean_of_micro_batches_losses: a short one counted like a full one
+    shown += loss.detach() → … * count / len(batch) / len(window)
+""")
 
 
 # evaluate ----------------------------------------------------------------------------------
@@ -365,114 +300,61 @@ def evaluate__contiguous_and_gathered(model, loss_fn, x, y, batch_size, group=No
     return sum(each[0] for each in everyone) / len(x), sum(each[1] for each in everyone) / len(x)
 
 
-def evaluate_with(*edits):
-    return edited(evaluate__strided, *edits)
-
-
-ROWS = "rows = list(range(len(x)))[rank::k]"
-REDUCE = "dist.all_reduce(sums, group=group)"
-
-evaluate__padding = fails("padded rows are counted")(
-    evaluate_with((ROWS, "rows = list(DistributedSampler(range(len(x)), k, rank, shuffle=False))"))
-)
-evaluate__drop_last = fails("without the last rows, which no rank looked at")(
-    evaluate_with((ROWS, "rows = list(range(len(x) - len(x) % k))[rank::k]"))
-)
-evaluate__mean_of_means = fails("the mean of the ranks' means")(
-    evaluate_with(
-        (
-            REDUCE,
-            "sums[:2] /= sums[2].item() or 1; sums[2] = 1; " + REDUCE,
-        )
-    )
-)
-evaluate__mean_of_batches = fails("a short batch counts as much as a full one")(
-    evaluate_with(
-        (".item() * len(batch)", ".item()"),
-        (".sum().item()", ".float().mean().item()"),
-        ("len(rows)]", "-(-len(rows) // batch_size)]"),
-    )
-)
-evaluate__own_rows = fails("the result of this rank's rows alone")(evaluate_with((REDUCE, "pass")))
-evaluate__everybody_everything = fails("The ranks share the work")(
-    evaluate_with((ROWS, "rows = list(range(len(x)))"))
-)
-evaluate__rank_0_everything = fails("The ranks share the work")(
-    evaluate_with((ROWS, "rows = list(range(len(x))) if rank == 0 else []"))
-)
-evaluate__stays_in_eval_mode = fails("the model came in one mode")(
-    evaluate_with(("model.train(mode)", "pass"))
-)
-evaluate__turns_training_on = fails("the model came in one mode")(
-    evaluate_with(("model.train(mode)", "model.train()"))
-)
-evaluate__in_training_mode = fails("rank 0: the model was given rows in training mode")(
-    evaluate_with(("model.eval()", "pass"))
-)
-evaluate__ignores_the_batch_size = fails("rows at once")(
-    evaluate_with(
-        ("range(0, len(rows), batch_size)", "range(0, len(rows), max(1, len(rows)))"),
-        ("at + batch_size", "len(rows)"),
-    )
-)
-evaluate__ignores_the_group = fails("in two groups")(
-    evaluate_with(("(group)", "()"), ("group=group", "group=None"))
-)
-evaluate__ignores_the_loss = fails("4 ranks, 11 rows")(
-    evaluate_with(("loss_fn(out", "nn.functional.cross_entropy(out"))
-)
-evaluate__swaps_the_pair = fails("mean loss: expected")(
-    evaluate_with(
-        (
-            "return sums[0].item() / sums[2].item(), sums[1]",
-            "return sums[1].item() / sums[2].item(), sums[0]",
-        )
-    )
-)
-evaluate__loss_only = fails("not a pair (mean loss, accuracy)")(
-    evaluate_with((", sums[1].item() / sums[2].item()", ""))
-)
-evaluate__turns_gradients_off = fails("gradients are disabled after the call")(
-    evaluate_with(("model.train(mode)", "model.train(mode); torch.set_grad_enabled(False)"))
-)
-evaluate__gathers_outputs = fails("Three sums are all that the others need")(
-    evaluate_with((REDUCE, REDUCE + "; dist.all_reduce(torch.zeros(200), group=group)"))
-)
-evaluate__to_rank_0_only = fails("rank 1: mean loss")(
-    evaluate_with(
-        (REDUCE, "dist.reduce(sums, group_dst=0, group=group)"),
-    )
-)
-
-evaluate__adds_up_means = fails("loss_fn gives a mean, multiply it")(
-    evaluate_with((".item() * len(batch)", ".item()"))
-)
-evaluate__only_norm_off = fails("the model was given rows in training mode")(
-    evaluate_with(
-        (
-            "model.eval()",
-            "[m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]",
-        )
-    )
-)
-evaluate__mean_of_nothing = fails("The mean of no rows is nan")(
-    evaluate_with(("range(0, len(rows), batch_size)", "range(0, max(1, len(rows)), batch_size)"))
-)
-evaluate__clears_gradients = fails("changes the gradients of the model")(
-    evaluate_with(("model.eval()", "model.eval(); model.zero_grad()"))
-)
-evaluate__resets_statistics = fails("changes parameters or buffers")(
-    evaluate_with(
-        (
-            "model.train(mode)",
-            "model.train(mode); [m.reset_running_stats() for m in model.modules() "
-            "if isinstance(m, torch.nn.BatchNorm1d)]",
-        )
-    )
-)
-evaluate__barrier_of_all = fails("pass group=group to every call")(
-    evaluate_with(("model.train(mode)", "model.train(mode); dist.barrier()"))
-)
+edits_of(evaluate__strided)("""
+padding: padded rows are counted
+    list(range(len(x)))[rank::k] → list(DistributedSampler(range(len(x)), k, rank, shuffle=False))
+drop_last: without the last rows, which no rank looked at
+    rows = list(range(len(x)))[rank::k] → rows = list(range(len(x) - len(x) % k))[rank::k]
+mean_of_means: the mean of the ranks' means
+    dist.all_reduce → sums[:2] /= sums[2].item() or 1; sums[2] = 1; dist.all_reduce
+mean_of_batches: a short batch counts as much as a full one
+    .item() * len(batch) → .item()
+    .sum().item() → .float().mean().item()
+    [loss, right, len(rows)] → [loss, right, -(-len(rows) // batch_size)]
+own_rows: the result of this rank's rows alone
+    dist.all_reduce(sums, group=group) → pass
+everybody_everything: The ranks share the work
+    rows = list(range(len(x)))[rank::k] → rows = list(range(len(x)))
+rank_0_everything: The ranks share the work
+    rows = list(range(len(x)))[rank::k] → rows = list(range(len(x))) if rank == 0 else []
+stays_in_eval_mode: the model came in one mode
+    model.train(mode) → pass
+turns_training_on: the model came in one mode
+    model.train(mode) → model.train()
+in_training_mode: rank 0: the model was given rows in training mode
+    model.eval() → pass
+ignores_the_batch_size: rows at once
+    range(0, len(rows), batch_size) → range(0, len(rows), max(1, len(rows)))
+    at + batch_size → len(rows)
+ignores_the_group: in two groups
+    (group) → ()
+    group=group → group=None
+ignores_the_loss: 4 ranks, 11 rows
+    loss_fn(out, y[batch]) → nn.functional.cross_entropy(out, y[batch])
+swaps_the_pair: mean loss: expected
+    sums[0].item() / sums[2].item(), sums[1] → sums[1].item() / sums[2].item(), sums[0]
+loss_only: not a pair (mean loss, accuracy)
+    sums[2].item(), sums[1].item() / sums[2].item() → sums[2].item()
+turns_gradients_off: gradients are disabled after the call
+    model.train(mode) → …; torch.set_grad_enabled(False)
+gathers_outputs: Three sums are all that the others need
+    all_reduce(sums, group=group) → …; dist.all_reduce(torch.zeros(200), group=group)
+to_rank_0_only: rank 1: mean loss
+    dist.all_reduce(sums, group=group) → dist.reduce(sums, group_dst=0, group=group)
+adds_up_means: loss_fn gives a mean, multiply it
+    .item() * len(batch) → .item()
+only_norm_off: the model was given rows in training mode
+    model.eval() → [m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+mean_of_nothing: The mean of no rows is nan
+    range(0, len(rows), batch_size) → range(0, max(1, len(rows)), batch_size)
+clears_gradients: changes the gradients of the model
+    model.eval() → …; model.zero_grad()
+resets_statistics: changes parameters or buffers
+    model.train(mode)
+  → …; [m.reset_running_stats() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+barrier_of_all: pass group=group to every call
+    model.train(mode) → …; dist.barrier()
+""")
 
 
 # save_checkpoint ---------------------------------------------------------------------------
@@ -500,94 +382,56 @@ def save_checkpoint__strips_the_prefix(file, ddp, optimizer, epoch, group=None):
         torch.save({"model": state, "optimizer": optimizer.state_dict(), "epoch": epoch}, file)
 
 
-def save_with(*edits):
-    return edited(save_checkpoint__and_waits, *edits)
-
-
-save_checkpoint__by_all = fails("rank 1 writes, expected a file from rank 0")(
-    save_with(("if dist.get_rank() == first:", "if True:"))
-)
-save_checkpoint__by_rank_0_of_the_world = fails(
-    "rank 1 writes nothing, expected a file from rank 1"
-)(save_with(("== first", "== 0")))
-save_checkpoint__by_the_last = fails("rank 0 writes nothing")(
-    save_with(("WORLD)[0]", "WORLD)[-1]"))
-)
-save_checkpoint__with_the_wrapper = fails("These are the wrapper's names")(
-    save_with(("ddp.module.state_dict()", "ddp.state_dict()"))
-)
-save_checkpoint__no_optimizer = fails("not a dict of model, optimizer and epoch")(
-    save_with(('"optimizer": optimizer.state_dict(),', ""))
-)
-save_checkpoint__no_momentum = fails(
-    "optimizer's state of parameter 0 in the file momentum_buffer is missing"
-)(
-    save_with(
-        (
-            '"optimizer": optimizer.state_dict(),',
-            '"optimizer": {**optimizer.state_dict(), "state": {}},',
-        )
-    )
-)
-save_checkpoint__whole_objects = fails("Weights only load failed")(
-    save_with(("ddp.module.state_dict()", "ddp.module"))
-)
-save_checkpoint__epoch_before = fails("epoch in the file: expected")(
-    save_with(('"epoch": epoch', '"epoch": epoch - 1'))
-)
-save_checkpoint__first_rank_waits_alone = fails("waits in barrier")(
-    save_with(
-        ("    dist.barrier(group)", "    if dist.get_rank() == first:\n        dist.barrier(group)")
-    )
-)
-
-save_checkpoint__parameters_only = fails("middle.module.scale is missing")(
-    save_with(
-        ("ddp.module.state_dict()", "{n: p.detach() for n, p in ddp.module.named_parameters()}")
-    )
-)
-save_checkpoint__no_settings = fails("setting in the file lr of group 0 is missing")(
-    save_with(
-        (
-            '"optimizer": optimizer.state_dict(),',
-            '"optimizer": {**optimizer.state_dict(), "param_groups": []},',
-        )
-    )
-)
-save_checkpoint__scales_the_rate = fails("setting in the file lr of group 0: expected")(
-    save_with(
-        (
-            '"optimizer": optimizer.state_dict(),',
-            '"optimizer": {"state": optimizer.state_dict()["state"], "param_groups": '
-            '[{**g, "lr": g["lr"] * dist.get_world_size(group)} for g in optimizer.param_groups]},',
-        ),
-        (
-            "for g in optimizer.param_groups",
-            'for g in optimizer.state_dict()["param_groups"]',
-        ),
-    )
-)
-save_checkpoint__momentum_only = fails("state of parameter 0 in the file step is missing")(
-    save_with(
-        (
-            '"optimizer": optimizer.state_dict(),',
-            '"optimizer": {**optimizer.state_dict(), "state": {i: '
-            '{"momentum_buffer": s.get("momentum_buffer")} '
-            'for i, s in optimizer.state_dict()["state"].items()}},',
-        )
-    )
-)
-save_checkpoint__others_write_too = fails("rank 1 writes, expected a file from rank 0")(
-    save_with(
-        ("    dist.barrier(group)", '    dist.get_rank() == first or file.write(b"see rank 0")')
-    )
-)
-save_checkpoint__empties_the_optimizer = fails("after saving")(
-    save_with(("    dist.barrier(group)", "    optimizer.state.clear()"))
-)
-save_checkpoint__everybody_meets = fails("pass group=group to every call")(
-    save_with(("dist.barrier(group)", "dist.barrier()"))
-)
+edits_of(save_checkpoint__and_waits)("""
+by_all: rank 1 writes, expected a file from rank 0
+    if dist.get_rank() == first: → if True:
+by_rank_0_of_the_world: rank 1 writes nothing, expected a file from rank 1
+    == first → == 0
+by_the_last: rank 0 writes nothing
+    WORLD)[0] → WORLD)[-1]
+with_the_wrapper: These are the wrapper's names
+    ddp.module.state_dict() → ddp.state_dict()
+no_optimizer: not a dict of model, optimizer and epoch
+    "optimizer": optimizer.state_dict(), →
+no_momentum: optimizer's state of parameter 0 in the file momentum_buffer is missing
+    "optimizer": optimizer.state_dict(), → "optimizer": {**optimizer.state_dict(), "state": {}},
+whole_objects: Weights only load failed
+    ddp.module.state_dict() → ddp.module
+epoch_before: epoch in the file: expected
+    "epoch": epoch → … - 1
+first_rank_waits_alone: waits in barrier
+    dist.barrier(group)
+  → if dist.get_rank() == first:
+  →     …
+parameters_only: middle.module.scale is missing
+    ddp.module.state_dict() → {n: p.detach() for n, p in ddp.module.named_parameters()}
+no_settings: setting in the file lr of group 0 is missing
+    optimizer.state_dict() → {**optimizer.state_dict(), "param_groups": []}
+scales_the_rate: setting in the file lr of group 0: expected
+    "optimizer": optimizer.state_dict(),
+  → "optimizer": {
+  →     "state": optimizer.state_dict()["state"],
+  →     "param_groups": [
+  →         {**g, "lr": g["lr"] * dist.get_world_size(group)}
+  →         for g in optimizer.state_dict()["param_groups"]
+  →     ],
+  → },
+momentum_only: state of parameter 0 in the file step is missing
+    "optimizer": optimizer.state_dict(),
+  → "optimizer": {
+  →     **optimizer.state_dict(),
+  →     "state": {
+  →         i: {"momentum_buffer": s.get("momentum_buffer")}
+  →         for i, s in optimizer.state_dict()["state"].items()
+  →     },
+  → },
+others_write_too: rank 1 writes, expected a file from rank 0
+    dist.barrier(group) → dist.get_rank() == first or file.write(b"see rank 0")
+empties_the_optimizer: after saving
+    dist.barrier(group) → optimizer.state.clear()
+everybody_meets: pass group=group to every call
+    dist.barrier(group) → dist.barrier()
+""")
 
 
 # load_checkpoint ---------------------------------------------------------------------------
@@ -617,85 +461,51 @@ def load_checkpoint__by_all_gather(file, model, optimizer, group=None):
     return state["epoch"]
 
 
-def load_with(*edits):
-    return edited(load_checkpoint__by_broadcasts, *edits)
-
-
-SHARE = "dist.broadcast_object_list(saved, src=first, group=group)"
-
-load_checkpoint__on_every_rank = fails("AttributeError")(
-    load_with(
-        (
-            "torch.load(file, weights_only=True) if file else None",
-            "torch.load(file, weights_only=True)",
-        ),
-        (SHARE, "pass"),
-    )
-)
-load_checkpoint__first_rank_only = fails("it was not loaded here")(
-    load_with((SHARE, "if not file: return 4"))
-)
-load_checkpoint__weights_of_the_first_only = fails("it was not loaded here")(
-    load_with(
-        ('model.load_state_dict(state["model"])', 'file and model.load_state_dict(state["model"])')
-    )
-)
-load_checkpoint__forgets_the_optimizer = fails("rank 0: the optimizer has no state")(
-    load_with(('optimizer.load_state_dict(state["optimizer"])', "pass"))
-)
-load_checkpoint__momentum_of_the_first_only = fails("rank 1: the optimizer has no state")(
-    load_with(("optimizer.load_state_dict(", "file and optimizer.load_state_dict("))
-)
-load_checkpoint__keeps_the_rate = fails("optimizer's setting lr of group 0: expected")(
-    load_with(
-        ('return state["epoch"]', 'optimizer.param_groups[0]["lr"] = 0.123; return state["epoch"]')
-    )
-)
-load_checkpoint__from_the_start = fails("epoch to begin with: expected")(
-    load_with(('return state["epoch"]', "return 0"))
-)
-load_checkpoint__one_epoch_on = fails("epoch to begin with: expected")(
-    load_with(('return state["epoch"]', 'return state["epoch"] + 1'))
-)
-load_checkpoint__from_rank_0_of_the_world = fails("4 ranks, in two groups")(
-    load_with(("src=first", "src=0"))
-)
-load_checkpoint__only_the_first_broadcasts = fails("waits in broadcast")(
-    load_with(
-        (SHARE, f"if file: {SHARE}"),
-        ("state = saved[0]", "if not file: return 0\n    state = saved[0]"),
-    )
-)
-
-load_checkpoint__broadcasts_parameters = fails("loaded model middle.module.scale")(
-    load_with(
-        (
-            'model.load_state_dict(state["model"])',
-            'file and model.load_state_dict(state["model"]); '
-            "[dist.broadcast(p.data, src=first, group=group) for p in model.parameters()]",
-        )
-    )
-)
-load_checkpoint__momentum_by_hand = fails("optimizer's state of parameter 0")(
-    load_with(
-        (
-            'optimizer.load_state_dict(state["optimizer"])',
-            'old = state["optimizer"]; optimizer.param_groups[0].update(old["param_groups"][0], '
-            'params=optimizer.param_groups[0]["params"]); '
-            '[optimizer.state[p].update(momentum_buffer=old["state"][i].get("momentum_buffer")) '
-            "for i, p in enumerate(model.parameters())]",
-        )
-    )
-)
-load_checkpoint__keeps_fresh_settings = fails("optimizer's setting lr of group 0: expected")(
-    load_with(
-        (
-            'optimizer.load_state_dict(state["optimizer"])',
-            'optimizer.load_state_dict({**state["optimizer"], '
-            '"param_groups": optimizer.state_dict()["param_groups"]})',
-        )
-    )
-)
+edits_of(load_checkpoint__by_broadcasts)("""
+on_every_rank: AttributeError
+    torch.load(file, weights_only=True) if file else None → torch.load(file, weights_only=True)
+    dist.broadcast_object_list(saved, src=first, group=group) → pass
+first_rank_only: it was not loaded here
+    dist.broadcast_object_list(saved, src=first, group=group) → if not file: return 4
+weights_of_the_first_only: it was not loaded here
+    model.load_state_dict(state["model"]) → file and …
+forgets_the_optimizer: rank 0: the optimizer has no state
+    optimizer.load_state_dict(state["optimizer"]) → pass
+momentum_of_the_first_only: rank 1: the optimizer has no state
+    optimizer.load_state_dict( → file and …
+keeps_the_rate: optimizer's setting lr of group 0: expected
+    return state["epoch"] → optimizer.param_groups[0]["lr"] = 0.123; …
+from_the_start: epoch to begin with: expected
+    return state["epoch"] → return 0
+one_epoch_on: epoch to begin with: expected
+    return state["epoch"] → … + 1
+from_rank_0_of_the_world: 4 ranks, in two groups
+    src=first → src=0
+only_the_first_broadcasts: waits in broadcast
+    dist.broadcast_object_list(saved, src=first, group=group)
+  → if file:
+  →     …
+  → if not file:
+  →     return 0
+broadcasts_parameters: loaded model middle.module.scale
+    model.load_state_dict(state["model"])
+  → file and …; [dist.broadcast(p.data, src=first, group=group) for p in model.parameters()]
+momentum_by_hand: optimizer's state of parameter 0
+    optimizer.load_state_dict(state["optimizer"])
+  → old = state["optimizer"]
+  → optimizer.param_groups[0].update(
+  →     old["param_groups"][0], params=optimizer.param_groups[0]["params"]
+  → )
+  → [
+  →     optimizer.state[p].update(momentum_buffer=old["state"][i].get("momentum_buffer"))
+  →     for i, p in enumerate(model.parameters())
+  → ]
+keeps_fresh_settings: optimizer's setting lr of group 0: expected
+    optimizer.load_state_dict(state["optimizer"])
+  → optimizer.load_state_dict(
+  →     {**state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]}
+  → )
+""")
 
 
 # The museum --------------------------------------------------------------------------------
@@ -737,30 +547,20 @@ def exhibit_1__as_it_hangs(model, loss_fn, batches, lr, group=None):
         optimizer.step()
 
 
-exhibit_1__sum = fails("the sum of the ranks' gradients")(
-    edited(
-        exhibit_1__as_it_hangs,
-        ("dist.all_reduce(param.data", "dist.all_reduce(param.grad"),
-        ("param.data /= dist.get_world_size(group)", "pass"),
-    )
-)
-exhibit_1__half = fails("3 ranks")(
-    edited(
-        exhibit_1__as_it_hangs,
-        ("param.data", "param.grad"),
-        ("dist.get_world_size(group)", "min(2, dist.get_world_size(group))"),
-    )
-)
-exhibit_1__ignores_the_group = fails("in two groups")(
-    edited(
-        exhibit_1__as_it_hangs,
-        *(("param.data", "param.grad"), ("group=group", "group=None")),
-        ("get_world_size(group)", "get_world_size()"),
-    )
-)
-exhibit_1__only_takes_it_out = fails("nothing was averaged")(
-    edited(exhibit_1__as_it_hangs, ("dist.all_reduce(param.data, group=group)", "continue"))
-)
+edits_of(exhibit_1__as_it_hangs)("""
+sum: the sum of the ranks' gradients
+    dist.all_reduce(param.data, group=group) → dist.all_reduce(param.grad, group=group)
+    param.data /= dist.get_world_size(group) → pass
+half: 3 ranks
+    param.data → param.grad
+    dist.get_world_size(group) → min(2, …)
+ignores_the_group: in two groups
+    param.data → param.grad
+    group=group → group=None
+    get_world_size(group) → get_world_size()
+only_takes_it_out: nothing was averaged
+    dist.all_reduce(param.data, group=group) → continue
+""")
 
 
 @passes
@@ -778,28 +578,22 @@ def exhibit_2__counts(model, loss_fn, x, y, lr, batch_size, epochs, seed, group=
             optimizer.step()
 
 
-def exhibit_2_with(*edits):
-    return edited(exhibit_2__counts, *edits)
-
-
-TELL = "sampler.set_epoch(epoch)"
-exhibit_2__as_it_hangs = fails("tell the sampler (set_epoch)")(exhibit_2_with((TELL, "pass")))
-exhibit_2__one_ahead = fails("2 ranks, 16 rows")(
-    exhibit_2_with((TELL, "sampler.set_epoch(epoch + 1)"))
-)
-exhibit_2__after_the_epoch = fails("2 ranks, 16 rows")(
-    exhibit_2_with(
-        (
-            "for rows in torch.tensor(list(sampler))",
-            "rows = torch.tensor(list(sampler)); pass\n        for rows in rows",
-        ),
-        (TELL, "sampler.set_epoch(max(0, epoch - 1))"),
-    )
-)
-exhibit_2__turns_shuffling_off = fails("without shuffling")(
-    exhibit_2_with(("seed=seed", "seed=seed, shuffle=False"))
-)
-exhibit_2__another_seed = fails("2 ranks, 16 rows")(exhibit_2_with((", seed=seed", ", seed=0")))
+edits_of(exhibit_2__counts)("""
+as_it_hangs: tell the sampler (set_epoch)
+    sampler.set_epoch(epoch) → pass
+one_ahead: 2 ranks, 16 rows
+    sampler.set_epoch(epoch) → sampler.set_epoch(epoch + 1)
+after_the_epoch: 2 ranks, 16 rows
+    for rows in torch.tensor(list(sampler)).split(batch_size):
+  → rows = torch.tensor(list(sampler))
+  → pass
+  → for rows in rows.split(batch_size):
+    sampler.set_epoch(epoch) → sampler.set_epoch(max(0, epoch - 1))
+turns_shuffling_off: without shuffling
+    seed=seed → seed=seed, shuffle=False
+another_seed: 2 ranks, 16 rows
+    dist.get_rank(group), seed=seed → dist.get_rank(group), seed=0
+""")
 
 
 @passes
@@ -833,44 +627,27 @@ def exhibit_3__all_reduce(model, loss_fn, batches, lr, group=None):
             param.data -= lr * param.grad / dist.get_world_size(group)
 
 
-exhibit_3__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
-    edited(
-        exhibit_3__all_reduce,
-        (
-            "            dist.all_reduce(param.grad, group=group)\n",
-            "            work = dist.all_reduce(param.grad, group=group, async_op=True)\n"
-            "            param.grad /= dist.get_world_size(group)\n"
-            "            work.wait()\n",
-        ),
-        ("param.grad / dist.get_world_size(group)", "param.grad"),
-    )
-)
-
-
-def exhibit_3_with(*edits):
-    return edited(exhibit_3__passes_on, *edits)
-
-
-ADDS = "total = total + incoming"
-exhibit_3__as_it_hangs = fails("nothing was averaged")(
-    exhibit_3_with((ADDS, "total = total + own"))
-)
-exhibit_3__sends_the_total = fails("3 ranks")(
-    exhibit_3_with(("outgoing = incoming", "outgoing = total"))
-)
-exhibit_3__never_passes_on = fails("3 ranks")(exhibit_3_with(("outgoing = incoming", "pass")))
-exhibit_3__waits_for_all = fails("waits in")(
-    exhibit_3_with(
-        (
-            "sending = dist.isend(outgoing, right, group=group)",
-            "dist.send(outgoing, right, group=group)",
-        ),
-        ("sending.wait()", "pass"),
-    )
-)
-exhibit_3__does_not_wait = fails("never waits for the handle")(
-    exhibit_3_with(("sending.wait()", "pass"))
-)
+edits_of(exhibit_3__all_reduce)("""
+divides_what_is_under_way (simulated): before its wait()
+    dist.all_reduce(param.grad, group=group)
+  → work = dist.all_reduce(param.grad, group=group, async_op=True)
+  → param.grad /= dist.get_world_size(group)
+  → work.wait()
+    param.grad / dist.get_world_size(group) → param.grad
+""")
+edits_of(exhibit_3__passes_on)("""
+as_it_hangs: nothing was averaged
+    total = total + incoming → total = total + own
+sends_the_total: 3 ranks
+    outgoing = incoming → outgoing = total
+never_passes_on: 3 ranks
+    outgoing = incoming → pass
+waits_for_all: waits in
+    sending = dist.isend(outgoing, right, group=group) → dist.send(outgoing, right, group=group)
+    sending.wait() → pass
+does_not_wait: never waits for the handle
+    sending.wait() → pass
+""")
 
 
 @passes
@@ -905,48 +682,33 @@ def exhibit_4__finds_them(model, loss_fn, batches, lr, group=None):
         optimizer.step()
 
 
-def exhibit_4_with(*edits):
-    return edited(exhibit_4__finds_them, *edits)
-
-
-exhibit_4__as_it_hangs = fails("Expected to have finished reduction")(
-    exhibit_4_with((", find_unused_parameters=True", ""))
-)
-exhibit_4__skips_unused_ones = fails("ranks")(
-    edited(
-        exhibit_4__by_hand,
-        (
-            "grad = torch.zeros_like(param) if param.grad is None else param.grad",
-            "if param.grad is None: continue\n            grad = param.grad",
-        ),
-    )
-)
-exhibit_4__own_gradients = fails("nothing was averaged")(
-    exhibit_4_with(
-        (
-            "DistributedDataParallel(model, process_group=group, find_unused_parameters=True)",
-            "model",
-        )
-    )
-)
-
-exhibit_4__knows_the_model = fails("2 ranks, another model")(
-    edited(
-        exhibit_4__touches_all,
-        ("for param in model.parameters())", "for e in model.experts for param in e.parameters())"),
-    )
-)
-exhibit_4__divides_by_those_who_used_it = fails("parameter 0 at the end")(
-    edited(
-        exhibit_4__by_hand,
-        (
-            "dist.all_reduce(grad, group=group)",
-            "used = torch.tensor(float(param.grad is not None)); "
-            "dist.all_reduce(used, group=group); dist.all_reduce(grad, group=group); "
-            "grad *= dist.get_world_size(group) / max(1, used.item())",
-        ),
-    )
-)
+edits_of(exhibit_4__finds_them)("""
+as_it_hangs: Expected to have finished reduction
+    group, find_unused_parameters=True → group
+""")
+edits_of(exhibit_4__by_hand)("""
+skips_unused_ones: ranks
+    grad = torch.zeros_like(param) if param.grad is None else param.grad
+  → if param.grad is None:
+  →     continue
+  → grad = param.grad
+""")
+edits_of(exhibit_4__finds_them)("""
+own_gradients: nothing was averaged
+    DistributedDataParallel(model, process_group=group, find_unused_parameters=True) → model
+""")
+edits_of(exhibit_4__touches_all)("""
+knows_the_model: 2 ranks, another model
+    for param in model.parameters()) → for e in model.experts for param in e.parameters())
+""")
+edits_of(exhibit_4__by_hand)("""
+divides_by_those_who_used_it: parameter 0 at the end
+    grad = torch.zeros_like(param) if param.grad is None else param.grad
+  → …
+  → used = torch.tensor(float(param.grad is not None))
+  → dist.all_reduce(used, group=group)
+    dist.all_reduce(grad, group=group) → …; grad *= dist.get_world_size(group) / max(1, used.item())
+""")
 
 
 @passes
@@ -965,59 +727,38 @@ def exhibit_5__the_default(model, loss_fn, batches, x_test, lr, group=None):
     return predicted
 
 
-def exhibit_5_with(*edits):
-    return edited(exhibit_5__the_default, *edits)
-
-
-OFF = ("process_group=group", "process_group=group, forward_sync_buffers=False")
-exhibit_5__broadcasts_at_the_end = passes(
-    exhibit_5_with(
-        OFF,
-        (
-            "training = model.training",
-            "training = model.training; "
-            "[dist.broadcast(buffer, group_src=0, group=group) for buffer in model.buffers()]",
-        ),
-    )
-)
-exhibit_5__as_it_hangs = fails("the buffers came apart")(exhibit_5_with(OFF))
-exhibit_5__without_the_wrapper = fails("this rank's last batch has changed")(
-    exhibit_5_with(("predicted = ddp(x_test)", "predicted = model(x_test)"))
-)
-exhibit_5__averages_buffers = fails("prediction")(
-    exhibit_5_with(
-        OFF,
-        (
-            "training = model.training",
-            "training = model.training; k = dist.get_world_size(group); "
-            "[(dist.all_reduce(b, group=group), b.div_(k)) for b in model.buffers() if b.dim()]",
-        ),
-    )
-)
-exhibit_5__in_training_mode = fails("prediction")(exhibit_5_with(("model.eval()", "pass")))
-exhibit_5__stays_in_eval_mode = fails("the model came in one mode")(
-    exhibit_5_with(("model.train(training)", "pass"))
-)
-
-exhibit_5__sends_predictions = fails("buffer 0 at the end")(
-    exhibit_5_with(
-        OFF,
-        (
-            "model.train(training)",
-            "model.train(training); dist.broadcast(predicted, group_src=0, group=group)",
-        ),
-    )
-)
-exhibit_5__means_only = fails("prediction")(
-    exhibit_5_with(
-        OFF,
-        (
-            "training = model.training",
-            "training = model.training; [dist.broadcast(b, group_src=0, group=group) "
-            'for name, b in model.named_buffers() if "mean" in name]',
-        ),
-    )
-)
+edits_of(exhibit_5__the_default)("""
+broadcasts_at_the_end passes
+    process_group=group → …, forward_sync_buffers=False
+    training = model.training
+  → …; [dist.broadcast(buffer, group_src=0, group=group) for buffer in model.buffers()]
+as_it_hangs: the buffers came apart
+    process_group=group → …, forward_sync_buffers=False
+without_the_wrapper: this rank's last batch has changed
+    predicted = ddp(x_test) → predicted = model(x_test)
+averages_buffers: prediction
+    process_group=group → …, forward_sync_buffers=False
+    training = model.training
+  → …
+  → k = dist.get_world_size(group)
+  → [(dist.all_reduce(b, group=group), b.div_(k)) for b in model.buffers() if b.dim()]
+in_training_mode: prediction
+    model.eval() → pass
+stays_in_eval_mode: the model came in one mode
+    model.train(training) → pass
+sends_predictions: buffer 0 at the end
+    process_group=group → …, forward_sync_buffers=False
+    train(training) → …; dist.broadcast(predicted, group_src=0, group=group)
+means_only: prediction
+    process_group=group → …, forward_sync_buffers=False
+    training = model.training
+  → …
+  → [
+  →     dist.broadcast(b, group_src=0, group=group)
+  →     for name, b in model.named_buffers()
+  →     if "mean" in name
+  → ]
+""")
 
 
 @passes
@@ -1033,48 +774,37 @@ def exhibit_6__divides(model, loss_fn, batches, lr, group=None):
         optimizer.step()
 
 
-exhibit_6__in_full = passes(edited(exhibit_6__divides, (".to(torch.bfloat16)", ".clone()")))
-exhibit_6__converts = passes(
-    edited(
-        exhibit_6__divides,
-        (
-            "to(torch.bfloat16)",
-            "to(torch.bfloat16) * torch.tensor(1 / dist.get_world_size(group)).bfloat16()",
-        ),
-        (" / dist.get_world_size(group)\n", "\n"),
-    )
-)
-READ_WRONG = "torch.tensor([1 / dist.get_world_size(group)]).view(torch.bfloat16)[0]"
-exhibit_6__as_it_hangs = fails("every gradient was zero")(
-    edited(
-        exhibit_6__divides,
-        ("to(torch.bfloat16)", f"to(torch.bfloat16) * {READ_WRONG}"),
-        (" / dist.get_world_size(group)\n", "\n"),
-    )
-)
-exhibit_6__reads_the_other_half = fails("rank 0: parameter")(
-    edited(
-        exhibit_6__divides,
-        (
-            "to(torch.bfloat16)",
-            f"to(torch.bfloat16) * {READ_WRONG.replace('bfloat16)[0]', 'float16)[1].bfloat16()')}",
-        ),
-        (" / dist.get_world_size(group)\n", "\n"),
-    )
-)
-exhibit_6__sum = fails("the sum of the ranks' gradients")(
-    edited(exhibit_6__divides, (" / dist.get_world_size(group)\n", "\n"))
-)
-exhibit_6__divides_twice = fails("divided by the number of ranks once more")(
-    edited(
-        exhibit_6__divides,
-        ("to(torch.bfloat16)", "to(torch.bfloat16) / dist.get_world_size(group)"),
-    )
-)
-
-exhibit_6__in_float16 = fails("2 ranks, large gradients")(
-    edited(exhibit_6__divides, ("torch.bfloat16", "torch.float16"))
-)
+edits_of(exhibit_6__divides)("""
+in_full passes
+    .to(torch.bfloat16) → .clone()
+converts passes
+    wire = param.grad.to(torch.bfloat16)
+  → wire = (
+  →     param.grad.to(torch.bfloat16)
+  →     * torch.tensor(1 / dist.get_world_size(group)).bfloat16()
+  → )
+    wire.to(param.dtype) / dist.get_world_size(group) → wire.to(param.dtype)
+as_it_hangs: every gradient was zero
+    wire = param.grad.to(torch.bfloat16)
+  → wire = (
+  →     param.grad.to(torch.bfloat16)
+  →     * torch.tensor([1 / dist.get_world_size(group)]).view(torch.bfloat16)[0]
+  → )
+    wire.to(param.dtype) / dist.get_world_size(group) → wire.to(param.dtype)
+reads_the_other_half: rank 0: parameter
+    wire = param.grad.to(torch.bfloat16)
+  → wire = (
+  →     param.grad.to(torch.bfloat16)
+  →     * torch.tensor([1 / dist.get_world_size(group)]).view(torch.float16)[1].bfloat16()
+  → )
+    wire.to(param.dtype) / dist.get_world_size(group) → wire.to(param.dtype)
+sum: the sum of the ranks' gradients
+    / dist.get_world_size(group) →
+divides_twice: divided by the number of ranks once more
+    to(torch.bfloat16) → … / dist.get_world_size(group)
+in_float16: 2 ranks, large gradients
+    torch.bfloat16 → torch.float16
+""")
 
 
 # diagnoses ---------------------------------------------------------------------------------
@@ -1092,22 +822,22 @@ def diagnoses__spelt_out():
     }
 
 
-def diagnoses_with(*edits):
-    return edited(diagnoses__spelt_out, *edits)
-
-
-diagnoses__start = fails("exhibit_1: not C (the replicas start from different weights)")(
-    diagnoses_with(('"D"', '"C"'))
-)
-diagnoses__padding = fails("exhibit_2: not A (padded rows are counted)")(
-    diagnoses_with(('"B"', '"A"'))
-)
-diagnoses__mean_of_means = fails("exhibit_3: not F")(diagnoses_with(('"E"', '"F"')))
-diagnoses__not_cleared = fails("exhibit_4: not H")(diagnoses_with(('"G"', '"H"')))
-diagnoses__swapped = fails("exhibit_5: not J")(
-    diagnoses_with(('"I"', '"?"'), ('"J"', '"I"'), ('"?"', '"J"'))
-)
-diagnoses__rate = fails("exhibit_6: not K")(diagnoses_with(('"J"', '"K"')))
+edits_of(diagnoses__spelt_out)("""
+start: exhibit_1: not C (the replicas start from different weights)
+    "D" → "C"
+padding: exhibit_2: not A (padded rows are counted)
+    "B" → "A"
+mean_of_means: exhibit_3: not F
+    "E" → "F"
+not_cleared: exhibit_4: not H
+    "G" → "H"
+swapped: exhibit_5: not J
+    "I" → "?"
+    "J" → "I"
+    "?" → "J"
+rate: exhibit_6: not K
+    "J" → "K"
+""")
 
 
 @fails("the answer is list")
@@ -1115,10 +845,12 @@ def diagnoses__a_list():
     return ["D", "B", "E", "G", "I", "J"]
 
 
-diagnoses__one_missing = fails("one for each of exhibit_1")(
-    diagnoses_with(('"exhibit_6": "J",', ""))
-)
-diagnoses__in_words = fails("none of the letters A to L")(diagnoses_with(('"I"', '"buffers"')))
+edits_of(diagnoses__spelt_out)("""
+one_missing: one for each of exhibit_1
+    "exhibit_6": "J", →
+in_words: none of the letters A to L
+    "I" → "buffers"
+""")
 
 
 # What is kept from one call to the next, and what holds for one setting only ---------------
@@ -1198,12 +930,11 @@ def my_batches__pieces_of_equal_length(length, batch_size, epoch, seed, group=No
     return [each.tolist() for each in torch.tensor(list(order)).chunk(-(-len(order) // batch_size))]
 
 
-@fails("expected a list of lists of row numbers")
-def my_batches__rows_and_no_batches(length, batch_size, epoch, seed, group=None):
-    size, me = dist.get_world_size(group), dist.get_rank(group)
-    order = DistributedSampler(range(length), size, me, seed=seed)
-    order.set_epoch(epoch)
-    return list(order)
+edits_of(my_batches__pieces_of_equal_length)("""
+rows_and_no_batches: expected a list of lists of row numbers
+    return [each.tolist() for each in torch.tensor(list(order)).chunk(-(-len(order) // batch_size))]
+  → return list(order)
+""")
 
 
 @fails("which is in none of this rank's batches")
@@ -1231,19 +962,18 @@ def train__everybody_everything(
     return losses
 
 
-train__sorts_the_epochs = fails("3 ranks, 14 rows, squared error")(
-    train_with(("for epoch in epochs:", "for epoch in sorted(epochs):"))
-)
-train__divides_by_a_full_window = fails("divides by batch_size · accumulate also where")(
-    train_with(("/ count", "/ (batch_size * accumulate)"))
-)
-train__loss_to_one_rank = fails("reduce gives the sum to one rank")(
-    train_with((SHOWN, "dist.reduce(shown, group=group, group_dst=0)"))
-)
-
-evaluate__sums_in_float32 = passes(
-    evaluate_with((", dtype=torch.float64", ", dtype=torch.float32"))
-)
+edits_of(train__no_sync)("""
+sorts_the_epochs: 3 ranks, 14 rows, squared error
+    for epoch in epochs: → for epoch in sorted(epochs):
+divides_by_a_full_window: divides by batch_size · accumulate also where
+    / count → / (batch_size * accumulate)
+loss_to_one_rank: reduce gives the sum to one rank
+    dist.all_reduce(shown, group=group) → dist.reduce(shown, group=group, group_dst=0)
+""")
+edits_of(evaluate__strided)("""
+sums_in_float32 passes
+    [loss, right, len(rows)], dtype=torch.float64 → [loss, right, len(rows)], dtype=torch.float32
+""")
 
 
 @fails("expected at least", only=["simulated", "cpu"])
@@ -1266,22 +996,22 @@ def evaluate__through_the_store(model, loss_fn, x, y, batch_size, group=None):
     return tuple((torch.tensor(theirs, dtype=torch.float64).sum(0) / len(x)).tolist())
 
 
-def saves_under(names):
-    state = f"{{{names}: value for key, value in ddp.state_dict().items()}}"
-    return save_with(("ddp.module.state_dict()", state))
-
-
-save_checkpoint__strips_letters = fails("a key is 'ast.bias'")(saves_under("key.lstrip('module.')"))
-save_checkpoint__strips_everywhere = fails("a key is 'middle.scale'")(
-    saves_under("key.replace('module.', '')")
-)
-save_checkpoint__last_names_only = fails("a key is 'module.scale'")(
-    saves_under("'.'.join(key.split('.')[-2:])")
-)
-save_checkpoint__slices_the_prefix_off = passes(saves_under("key[len('module.') :]"))
-save_checkpoint__closes_the_file = fails("closes the file")(
-    save_with(("    dist.barrier(group)", "    file.close()"))
-)
+edits_of(save_checkpoint__and_waits)("""
+strips_letters: a key is 'ast.bias'
+    ddp.module.state_dict()
+  → {key.lstrip('module.'): value for key, value in ddp.state_dict().items()}
+strips_everywhere: a key is 'middle.scale'
+    ddp.module.state_dict()
+  → {key.replace('module.', ''): value for key, value in ddp.state_dict().items()}
+last_names_only: a key is 'module.scale'
+    ddp.module.state_dict()
+  → {'.'.join(key.split('.')[-2:]): value for key, value in ddp.state_dict().items()}
+slices_the_prefix_off passes
+    ddp.module.state_dict()
+  → {key[len('module.') :]: value for key, value in ddp.state_dict().items()}
+closes_the_file: closes the file
+    dist.barrier(group) → file.close()
+""")
 
 
 @passes

@@ -2,7 +2,7 @@
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
 ``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edited`` writes it in place of another.
+a right solution: ``edits_of`` says which line, and what stands there instead.
 """
 
 # ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
@@ -10,11 +10,9 @@ a right solution: ``edited`` writes it in place of another.
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
-TIMED = ("simulated", "grader")
 """Where time is exact: what only takes too long is not found elsewhere."""
-HIDDEN_TOO = ("simulated", "grader")
 """Where the hidden cases run."""
 
 # assign_buckets ----------------------------------------------------------------------------
@@ -63,110 +61,73 @@ def assign_buckets__open_buckets(params, cap, first_cap):
     return sorted(buckets, key=min, reverse=True)
 
 
-def assign_with(*edits):
-    return edited(assign_buckets__open_buckets, *edits)
-
-
-FULL = "if bucket and filled + param.nbytes > limit:"
-
-assign_buckets__forward_order = fails("not in reverse order")(
-    assign_with(("reversed(range(len(params)))", "range(len(params))"))
-)
-assign_buckets__forward_inside = fails("not in reverse order")(
-    assign_with(("sorted(buckets, key=min, reverse=True)", "[sorted(b) for b in buckets]"))
-)
-assign_buckets__cap_ignored = fails("first_cap is 16 B")(assign_with((FULL, "if False:")))
-assign_buckets__closes_after_the_cap = fails(
-    "[[5, 4], [3, 2, 1], [0]] has 32 B, first_cap is 16 B"
-)(assign_with((FULL, "if bucket and filled > limit:")))
-assign_buckets__first_is_not_small = fails("first_cap is 16 B")(
-    assign_with(("min(cap, first_cap)", "cap"))
-)
-assign_buckets__all_are_small = fails("still has room")(assign_with(("[], 0, cap", "[], 0, limit")))
-assign_buckets__first_above_the_cap = fails("first_cap is 8 B")(
-    assign_with(("min(cap, first_cap)", "first_cap"))
-)
-assign_buckets__counts_elements = fails("first_cap is 16 B")(
-    assign_with(("param.nbytes", "param.numel()"))
-)
-assign_buckets__one_each = fails("still has room")(assign_with((FULL, "if bucket:")))
-assign_buckets__includes_frozen = fails("is frozen, and in a bucket")(
-    assign_with(("if not param.requires_grad:", "if False:"))
-)
-assign_buckets__tied_twice = fails("are one tensor, expected only 0")(
-    assign_with(("if first[param] != i:", "if False:"))
-)
-assign_buckets__tied_at_its_last_use = fails("are one tensor, expected only 0")(
-    assign_with(("first.setdefault(param, i)", "first[param] = i"))
-)
-assign_buckets__mixes_dtypes = fails("has 2 dtypes, expected one")(
-    assign_with(("param.dtype", "'any'"))
-)
-assign_buckets__in_order_of_opening = fails("not in the order in which they are complete")(
-    assign_with(("sorted(buckets, key=min, reverse=True)", "buckets"))
-)
-assign_buckets__drops_what_is_too_large = fails("are in no bucket")(
-    assign_with(
-        ("if not param.requires_grad:", "if not param.requires_grad or param.nbytes > cap:")
-    )
-)
-assign_buckets__parameters = fails("not made of indices")(
-    assign_with(("bucket.append(i)", "bucket.append(param.numel() + 100)"))
-)
-assign_buckets__walks_twice = fails("are in no bucket")(
-    assign_with(("params = list(params)", "len(list(params)); params = list(params)"))
-)
-assign_buckets__four_bytes = fails("two bytes each")(
-    assign_with(("param.nbytes", "(8 if param.dtype == torch.float64 else 4) * param.numel()"))
-)
-assign_buckets__counts_the_memory = fails("still has room")(
-    assign_with(("param.nbytes", "param.untyped_storage().nbytes()"))
-)
-assign_buckets__empty_ones_are_one = fails("are in no bucket")(
-    assign_with(
-        ("first.setdefault(param, i)", "first.setdefault(param.data_ptr(), i)"),
-        ("first[param] != i", "first[param.data_ptr()] != i"),
-    )
-)
-assign_buckets__large_one_is_not_the_first = fails("the last is larger than the cap")(
-    assign_with(("[], 0, cap", "[], 0, limit if filled > limit else cap"))
-)
-assign_buckets__large_one_aside = fails("one larger than the cap")(
-    assign_with(
-        (FULL, FULL.replace("limit:", "limit and param.nbytes <= cap:")),
-        (
-            "if not bucket:",
-            "if bucket and param.nbytes > cap:\n            buckets.append([i])\n"
-            "            continue\n        if not bucket:",
-        ),
-    )
-)
-assign_buckets__tied_counts_twice = fails("still has room")(
-    assign_with(
-        (
-            "if first[param] != i:",
-            "if first[param] != i:\n"
-            "            bucket, filled, limit = still_open.get(param.dtype, ([], 0, 0))\n"
-            "            if bucket:\n"
-            "                still_open[param.dtype] = bucket, filled + param.nbytes, limit",
-        )
-    )
-)
-assign_buckets__clears_gradients = fails("assign_buckets changes .grad")(
-    assign_with(("bucket.append(i)", "bucket.append(i); param.grad = None"))
-)
-assign_buckets__unfreezes = fails("it keeps something from one call to the next")(
-    assign_with(("return sorted", "[p.requires_grad_() for p in params]\n    return sorted"))
-)
-assign_buckets__keeps_buckets = fails("keeps something from one call to the next")(
-    assign_with(
-        ("cap, first_cap):", "cap, first_cap, still_open={}):"),
-        ("still_open, buckets = {}, []", "buckets = []"),
-    )
-)
-assign_buckets__a_little_over_the_cap = fails("two bytes each")(
-    assign_with((FULL, "if bucket and filled + param.nbytes >= limit + 4:"))
-)
+edits_of(assign_buckets__open_buckets)("""
+forward_order: not in reverse order
+    reversed(range(len(params))) → range(len(params))
+forward_inside: not in reverse order
+    sorted(buckets, key=min, reverse=True) → [sorted(b) for b in buckets]
+cap_ignored: first_cap is 16 B
+    if bucket and filled + param.nbytes > limit: → if False:
+closes_after_the_cap: [[5, 4], [3, 2, 1], [0]] has 32 B, first_cap is 16 B
+    if bucket and filled + param.nbytes > limit: → if bucket and filled > limit:
+first_is_not_small: first_cap is 16 B
+    min(cap, first_cap) → cap
+all_are_small: still has room
+    [], 0, cap → [], 0, limit
+first_above_the_cap: first_cap is 8 B
+    min(cap, first_cap) → first_cap
+counts_elements: first_cap is 16 B
+    param.nbytes → param.numel()
+one_each: still has room
+    if bucket and filled + param.nbytes > limit: → if bucket:
+includes_frozen: is frozen, and in a bucket
+    if not param.requires_grad: → if False:
+tied_twice: are one tensor, expected only 0
+    if first[param] != i: → if False:
+tied_at_its_last_use: are one tensor, expected only 0
+    first.setdefault(param, i) → first[param] = i
+mixes_dtypes: has 2 dtypes, expected one
+    param.dtype → 'any'
+in_order_of_opening: not in the order in which they are complete
+    sorted(buckets, key=min, reverse=True) → buckets
+drops_what_is_too_large: are in no bucket
+    if not param.requires_grad: → if not param.requires_grad or param.nbytes > cap:
+parameters: not made of indices
+    bucket.append(i) → bucket.append(param.numel() + 100)
+walks_twice: are in no bucket
+    params = list(params) → len(list(params)); …
+four_bytes: two bytes each
+    param.nbytes → (8 if param.dtype == torch.float64 else 4) * param.numel()
+counts_the_memory: still has room
+    param.nbytes → param.untyped_storage().nbytes()
+empty_ones_are_one: are in no bucket
+    first.setdefault(param, i) → first.setdefault(param.data_ptr(), i)
+    first[param] != i → first[param.data_ptr()] != i
+large_one_is_not_the_first: the last is larger than the cap
+    [], 0, cap → [], 0, limit if filled > limit else cap
+large_one_aside: one larger than the cap
+    nbytes > limit → nbytes > limit and param.nbytes <= cap
+    if not bucket:
+  → if bucket and param.nbytes > cap:
+  →     buckets.append([i])
+  →     continue
+  → …
+tied_counts_twice: still has room
+    if first[param] != i:
+  → …
+  →     bucket, filled, limit = still_open.get(param.dtype, ([], 0, 0))
+  →     if bucket:
+  →         still_open[param.dtype] = bucket, filled + param.nbytes, limit
+clears_gradients: assign_buckets changes .grad
+    bucket.append(i) → …; param.grad = None
+unfreezes: it keeps something from one call to the next
+    return sorted(buckets, key=min, reverse=True) → [p.requires_grad_() for p in params]; …
+keeps_buckets: keeps something from one call to the next
+    cap, first_cap): → cap, first_cap, still_open={}):
+    still_open, buckets = {}, [] → buckets = []
+a_little_over_the_cap: two bytes each
+    if bucket and filled + param.nbytes > limit: → if bucket and filled + param.nbytes >= limit + 4:
+""")
 
 
 # send_bucket -------------------------------------------------------------------------------
@@ -203,75 +164,50 @@ def send_bucket__views(params, group=None):
     return dist.all_reduce(buffer, group=group, async_op=True).wait
 
 
-def send_with(*edits):
-    return edited(send_bucket__by_cat, *edits)
-
-
-START = "work = dist.all_reduce(flat, group=group, async_op=True)"
-MEAN = "mean = flat / dist.get_world_size(group)"
-GRADS = "[torch.zeros_like(p) if p.grad is None else p.grad for p in params]"
-
-send_bucket__sum = fails("the sum over the ranks, not the mean")(send_with((MEAN, "mean = flat")))
-IN_FLIGHT = send_with(
-    (START, START + "\n    flat /= dist.get_world_size(group)"), (MEAN, "mean = flat")
-)
-send_bucket__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
-    edited(IN_FLIGHT)
-)
-send_bucket__divides_what_is_overwritten = fails("the sum over the ranks", only=["grader"])(
-    edited(IN_FLIGHT)
-)
-send_bucket__divides_twice = fails("divided by the number of ranks once more")(
-    send_with((MEAN, MEAN + " / dist.get_world_size(group)"))
-)
-send_bucket__parameters = fails("a hook gets the parameter")(send_with((GRADS, "params")))
-send_bucket__forgets_to_wait = fails("never waits for the handle")(
-    send_with(("work.wait()", "pass"))
-)
-send_bucket__waits_at_once = fails(
-    "0 % of the time in all_reduce passes while it computes", only=TIMED
-)(send_with((START, START + "; work.wait()")))
-send_bucket__starts_in_finish = fails(
-    "0 % of the time in all_reduce passes while it computes", only=TIMED
-)(send_with((START, "pass"), ("work.wait()", "dist.all_reduce(flat, group=group)")))
-send_bucket__whole_world = fails("the mean over all 4 ranks, expected the mean over its group")(
-    send_with(("group=group", "group=None"), ("get_world_size(group)", "get_world_size()"))
-)
-send_bucket__world_size_of_all = fails("4 ranks, in two groups")(
-    send_with(("get_world_size(group)", "get_world_size()"))
-)
-send_bucket__leaves_out_what_is_missing = fails("2 ranks, one without a gradient")(
-    send_with(("params = list(params)", "params = [p for p in params if p.grad is not None]"))
-)
-send_bucket__does_not_write_back = fails("nothing was averaged")(
-    send_with(("param.grad = piece.view(param.shape)", "pass"))
-)
-send_bucket__needs_contiguous_gradients = fails("view size is not compatible")(
-    send_with(("grad.detach().flatten()", "grad.detach().view(-1)"))
-)
-send_bucket__one_by_one = fails("A bucket is one tensor")(
-    send_with(
-        (
-            START,
-            "works = [dist.all_reduce(piece, group=group, async_op=True) "
-            "for piece in flat.split([p.numel() for p in params])]",
-        ),
-        ("work.wait()", "[work.wait() for work in works]"),
-    )
-)
-send_bucket__returns_nothing = fails("is NoneType, expected a function")(
-    send_with(("return finish", "finish()"))
-)
-send_bucket__by_all_gather = fails("this task allows all_reduce only")(
-    send_with(
-        (
-            START,
-            "copies = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]; "
-            "work = dist.all_gather(copies, flat, group=group, async_op=True)",
-        ),
-        (MEAN, "mean = sum(copies) / len(copies)"),
-    )
-)
+edits_of(send_bucket__by_cat)("""
+sum: the sum over the ranks, not the mean
+    mean = flat / dist.get_world_size(group) → mean = flat
+divides_what_is_under_way (simulated): before its wait()
+divides_what_is_overwritten (grader): the sum over the ranks
+    work = dist.all_reduce(flat, group=group, async_op=True) → …; flat /= dist.get_world_size(group)
+    mean = flat / dist.get_world_size(group) → mean = flat
+divides_twice: divided by the number of ranks once more
+    get_world_size(group) → get_world_size(group) / dist.get_world_size(group)
+parameters: a hook gets the parameter
+    [torch.zeros_like(p) if p.grad is None else p.grad for p in params] → params
+forgets_to_wait: never waits for the handle
+    work.wait() → pass
+waits_at_once (simulated, grader): 0 % of the time in all_reduce passes while it computes
+    all_reduce(flat, group=group, async_op=True) → …; work.wait()
+starts_in_finish (simulated, grader): 0 % of the time in all_reduce passes while it computes
+    work = dist.all_reduce(flat, group=group, async_op=True) → pass
+    work.wait() → dist.all_reduce(flat, group=group)
+whole_world: the mean over all 4 ranks, expected the mean over its group
+    group=group → group=None
+    get_world_size(group) → get_world_size()
+world_size_of_all: 4 ranks, in two groups
+    get_world_size(group) → get_world_size()
+leaves_out_what_is_missing: 2 ranks, one without a gradient
+    params = list(params) → params = [p for p in params if p.grad is not None]
+does_not_write_back: nothing was averaged
+    param.grad = piece.view(param.shape) → pass
+needs_contiguous_gradients: view size is not compatible
+    grad.detach().flatten() → grad.detach().view(-1)
+one_by_one: A bucket is one tensor
+    work = dist.all_reduce(flat, group=group, async_op=True)
+  → works = [
+  →     dist.all_reduce(piece, group=group, async_op=True)
+  →     for piece in flat.split([p.numel() for p in params])
+  → ]
+    work.wait() → [work.wait() for work in works]
+returns_nothing: is NoneType, expected a function
+    return finish → finish()
+by_all_gather: this task allows all_reduce only
+    work = dist.all_reduce(flat, group=group, async_op=True)
+  → copies = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+  → work = dist.all_gather(copies, flat, group=group, async_op=True)
+    mean = flat / dist.get_world_size(group) → mean = sum(copies) / len(copies)
+""")
 
 
 @fails("2 ranks, two at once")
@@ -294,9 +230,10 @@ def send_bucket__one_at_a_time(params, group=None, kept={}):
     return finish
 
 
-send_bucket__freezes = fails("changes which parameters require a gradient")(
-    send_with(("work.wait()", "work.wait(); [p.requires_grad_(False) for p in params]"))
-)
+edits_of(send_bucket__by_cat)("""
+freezes: changes which parameters require a gradient
+    work.wait() → …; [p.requires_grad_(False) for p in params]
+""")
 
 # hook_buckets ------------------------------------------------------------------------------
 
@@ -377,156 +314,89 @@ def hook_buckets__buffers(buckets, group=None):
     return finish
 
 
-def hooks_with(*edits):
-    return edited(hook_buckets__one_order, *edits)
-
-
-PUT = "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))"
-HOOKED = "param.register_post_accumulate_grad_hook(hook)"
-AS_FAR = "while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):"
-REST = "while len(sent) < len(buckets):"
-MEANS = "mean = flat / dist.get_world_size(group)"
-
-hook_buckets__sends_parameters = fails("a hook gets the parameter")(
-    hooks_with(("else p.grad for p in params", "else p for p in params"))
-)
-hook_buckets__before_accumulation = fails("there was no gradient yet in what was sent")(
-    hooks_with((HOOKED, "param.register_hook(lambda _, p=param: hook(p))"))
-)
-hook_buckets__takes_what_is_added = fails("what .grad held before is lost")(
-    hooks_with(
-        (HOOKED, "param.register_hook(lambda g, p=param: (added.__setitem__(p, g), hook(p))[1])"),
-        ("ready, sent = set(), []", "ready, sent, added = set(), [], {}"),
-        ("torch.zeros_like(p) if p.grad is None else p.grad", "added.get(p, torch.zeros_like(p))"),
-    )
-)
-hook_buckets__forgets_to_wait = fails("never waits for the handle")(
-    hooks_with(("work.wait()", "pass"))
-)
-hook_buckets__waits_in_the_hook = fails(
-    "Launch a bucket in the hook that completes it", only=TIMED
-)(hooks_with((PUT, PUT + "; sent[-1][1].wait()")))
-hook_buckets__all_in_finish = fails("Launch a bucket in the hook that completes it", only=TIMED)(
-    hooks_with((HOOKED, "pass"))
-)
-hook_buckets__one_for_each_hook = fails(
-    "Launch a bucket in the hook that completes it", only=TIMED
-)(hooks_with((AS_FAR, AS_FAR.replace("while", "if"))))
-hook_buckets__when_complete = fails("The ranks disagree about collective #1")(
-    hooks_with(
-        ("ready, sent = set(), []", "ready, sent, order = set(), [], []"),
-        ("params = buckets[len(sent)]", "params = order[len(sent)]"),
-        (
-            AS_FAR,
-            "bucket = buckets[bucket_of[param]]\n"
-            "        if ready.issuperset(bucket):\n"
-            "            order.append(bucket)",
-        ),
-        (
-            REST,
-            "order.extend(b for b in buckets if all(b is not o for o in order))\n"
-            "        while len(sent) < len(buckets):",
-        ),
-        ("zip(buckets, sent", "zip(order, sent"),
-        ("ready.clear()", "ready.clear(); order.clear()"),
-    )
-)
-hook_buckets__sum = fails("the sum over the ranks, not the mean")(
-    hooks_with((MEANS, "mean = flat"))
-)
-hook_buckets__divides_twice = fails("divided by the number of ranks once more")(
-    hooks_with((MEANS, MEANS + " / dist.get_world_size(group)"))
-)
-hook_buckets__whole_world = fails("the mean over all 4 ranks, expected the mean over its group")(
-    hooks_with(("group=group", "group=None"), ("get_world_size(group)", "get_world_size()"))
-)
-hook_buckets__unused_never_leaves = fails("waits in all_reduce")(
-    hooks_with((REST, "while False:"), ("zip(buckets, sent, strict=True)", "zip(buckets, sent)"))
-)
-hook_buckets__does_not_write_back = fails("nothing was averaged")(
-    hooks_with(("param.grad = piece.view(param.shape)", "pass"))
-)
-hook_buckets__forward_order = fails("Buckets leave in one order")(
-    hooks_with(("bucket_of = {", "buckets = buckets[::-1]; bucket_of = {"))
-)
-hook_buckets__never_begins_anew = fails("gradient in step 1 of parameter 0")(
-    hooks_with(
-        ("        sent.clear()\n", ""),
-        ("zip(buckets, sent, strict", "zip(buckets, sent[-len(buckets):], strict"),
-    )
-)
-hook_buckets__forgets_what_is_ready = fails("there was no gradient yet in what was sent")(
-    hooks_with(("ready.clear()", "pass"))
-)
-hook_buckets__per_parameter = fails("Each bucket leaves once per step")(
-    hooks_with(
-        ("bucket_of = {", "buckets = [[p] for bucket in buckets for p in bucket]; bucket_of = {")
-    )
-)
-hook_buckets__asks_who_used_what = fails("Each bucket leaves once per step")(
-    hooks_with(
-        (
-            "ready.clear()",
-            "dist.all_reduce(torch.tensor([float(p in ready) for p in bucket_of]), group=group); "
-            "ready.clear()",
-        )
-    )
-)
-hook_buckets__in_one_bucket = fails("Buckets leave in one order")(
-    hooks_with(("bucket_of = {", "buckets = [sum(buckets, [])]; bucket_of = {"))
-)
-hook_buckets__returns_nothing = fails("is NoneType, expected a function")(
-    hooks_with(("return finish", "pass"))
-)
-hook_buckets__skips_empty_buckets = fails("The ranks disagree about collective")(
-    hooks_with(
-        (
-            REST + "\n            launch()",
-            "for bucket in buckets[len(sent):]:\n"
-            "            if all(p.grad is None for p in bucket):\n"
-            "                break\n"
-            "            launch()",
-        ),
-        ("zip(buckets, sent, strict=True)", "zip(buckets, sent)"),
-    )
-)
-hook_buckets__zeros_for_those_left_out = fails("leaves one out, .grad is not empty")(
-    hooks_with(("if p.grad is None else", "if p not in ready else"))
-)
-hook_buckets__divides_in_the_hook = fails("leaves one out, .grad is not empty")(
-    hooks_with(
-        ("ready.add(param)", "ready.add(param); param.grad /= dist.get_world_size(group)"),
-        (MEANS, "mean = flat"),
-    )
-)
-hook_buckets__last_member_completes = fails("there was no gradient yet in what was sent")(
-    hooks_with((AS_FAR, "while len(sent) < len(buckets) and buckets[len(sent)][-1] in ready:"))
-)
-hook_buckets__counts_calls = fails("each its own order")(
-    hooks_with(
-        (
-            AS_FAR,
-            "while len(sent) < len(buckets) and "
-            "len(ready) >= sum(map(len, buckets[: len(sent) + 1])):",
-        )
-    )
-)
-hook_buckets__two_steps_only = fails("Launch a bucket in the hook that completes it", only=TIMED)(
-    hooks_with(
-        ("ready.clear()", "ready.clear(); done.append(1)"),
-        ("ready, sent = set(), []", "ready, sent, done = set(), [], []"),
-        (AS_FAR, AS_FAR.replace("while ", "while len(done) < 2 and ")),
-    )
-)
-hook_buckets__up_to_four_ranks = fails("gradient in step 0", only=HIDDEN_TOO)(
-    hooks_with((MEANS, "mean = flat / min(4, dist.get_world_size(group))"))
-)
-hook_buckets__shares_its_state = fails("2 ranks, two models at once")(
-    hooks_with(
-        ("(buckets, group=None):", "(buckets, group=None, ready=set(), sent=[]):"),
-        ("    ready, sent = set(), []\n", ""),
-    )
-)
+edits_of(hook_buckets__one_order)("""
+sends_parameters: a hook gets the parameter
+    else p.grad for p in params → else p for p in params
+before_accumulation: there was no gradient yet in what was sent
+    param.register_post_accumulate_grad_hook(hook) → param.register_hook(lambda _, p=param: hook(p))
+takes_what_is_added: what .grad held before is lost
+    param.register_post_accumulate_grad_hook(hook)
+  → param.register_hook(lambda g, p=param: (added.__setitem__(p, g), hook(p))[1])
+    ready, sent = set(), [] → ready, sent, added = set(), [], {}
+    torch.zeros_like(p) if p.grad is None else p.grad → added.get(p, torch.zeros_like(p))
+forgets_to_wait: never waits for the handle
+    work.wait() → pass
+waits_in_the_hook (simulated, grader): Launch a bucket in the hook that completes it
+    sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
+all_in_finish (simulated, grader): Launch a bucket in the hook that completes it
+    param.register_post_accumulate_grad_hook(hook) → pass
+one_for_each_hook (simulated, grader): Launch a bucket in the hook that completes it
+    while len(sent) < len(buckets) and → if len(sent) < len(buckets) and
+when_complete: The ranks disagree about collective #1
+    ready, sent = set(), [] → ready, sent, order = set(), [], []
+    params = buckets[len(sent)] → params = order[len(sent)]
+    while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):
+  → bucket = buckets[bucket_of[param]]
+  → if ready.issuperset(bucket):
+  →     order.append(bucket)
+    while len(sent) < len(buckets):
+  → order.extend(b for b in buckets if all(b is not o for o in order))
+  → …
+    zip(buckets, sent, strict=True) → zip(order, sent, strict=True)
+    ready.clear() → …; order.clear()
+sum: the sum over the ranks, not the mean
+    mean = flat / dist.get_world_size(group) → mean = flat
+divides_twice: divided by the number of ranks once more
+    get_world_size(group) → get_world_size(group) / dist.get_world_size(group)
+whole_world: the mean over all 4 ranks, expected the mean over its group
+    group=group → group=None
+    get_world_size(group) → get_world_size()
+unused_never_leaves: waits in all_reduce
+    while len(sent) < len(buckets): → while False:
+    zip(buckets, sent, strict=True) → zip(buckets, sent)
+does_not_write_back: nothing was averaged
+    param.grad = piece.view(param.shape) → pass
+forward_order: Buckets leave in one order
+    bucket_of = { → buckets = buckets[::-1]; …
+never_begins_anew: gradient in step 1 of parameter 0
+    sent.clear() →
+    zip(buckets, sent, strict=True) → zip(buckets, sent[-len(buckets):], strict=True)
+forgets_what_is_ready: there was no gradient yet in what was sent
+    ready.clear() → pass
+per_parameter: Each bucket leaves once per step
+    bucket_of = { → buckets = [[p] for bucket in buckets for p in bucket]; …
+asks_who_used_what: Each bucket leaves once per step
+    ready.clear()
+  → dist.all_reduce(torch.tensor([float(p in ready) for p in bucket_of]), group=group); …
+in_one_bucket: Buckets leave in one order
+    bucket_of = { → buckets = [sum(buckets, [])]; …
+returns_nothing: is NoneType, expected a function
+    return finish → pass
+skips_empty_buckets: The ranks disagree about collective
+    while len(sent) < len(buckets):
+  → for bucket in buckets[len(sent) :]:
+  →     if all(p.grad is None for p in bucket):
+  →         break
+    zip(buckets, sent, strict=True) → zip(buckets, sent)
+zeros_for_those_left_out: leaves one out, .grad is not empty
+    if p.grad is None else → if p not in ready else
+divides_in_the_hook: leaves one out, .grad is not empty
+    ready.add(param) → …; param.grad /= dist.get_world_size(group)
+    mean = flat / dist.get_world_size(group) → mean = flat
+last_member_completes: there was no gradient yet in what was sent
+    ready.issuperset(buckets[len(sent)]) → buckets[len(sent)][-1] in ready
+counts_calls: each its own order
+    ready.issuperset(buckets[len(sent)]) → len(ready) >= sum(map(len, buckets[: len(sent) + 1]))
+two_steps_only (simulated, grader): Launch a bucket in the hook that completes it
+    ready.clear() → …; done.append(1)
+    ready, sent = set(), [] → ready, sent, done = set(), [], []
+    len(sent) < len(buckets) and → len(done) < 2 and …
+up_to_four_ranks (simulated, grader): gradient in step 0
+    mean = flat / dist.get_world_size(group) → mean = flat / min(4, dist.get_world_size(group))
+shares_its_state: 2 ranks, two models at once
+    (buckets, group=None): → (buckets, group=None, ready=set(), sent=[]):
+    ready, sent = set(), [] →
+""")
 
 
 @fails("3 ranks, nobody uses one, then one rank a bucket")
@@ -707,178 +577,105 @@ def data_parallel__as_a_class(params, cap, first_cap, group=None):
     return averager.finish, averager.no_sync
 
 
-def parallel_with(*edits):
-    return edited(data_parallel__all_in_one, *edits)
-
-
-CLOSES = "if bucket and filled + param.nbytes > limit:"
-QUIET = "if local:"
-PARAMS = "[p for p in dict.fromkeys(params) if p.requires_grad]"
-LAUNCHES = "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))"
-
-data_parallel__cap_ignored = fails("where cap and dtypes allow")(
-    parallel_with((CLOSES, "if False:"))
-)
-data_parallel__first_is_not_small = fails("Buckets leave in one order")(
-    parallel_with(("min(cap, first_cap)", "cap"))
-)
-data_parallel__one_bucket_each = fails("Each bucket leaves once per step")(
-    parallel_with((CLOSES, "if bucket:"))
-)
-data_parallel__forward_order = fails("Buckets leave in one order")(
-    parallel_with(("params[::-1]", "params"), ("-place[bucket[-1]]", "place[bucket[-1]]"))
-)
-data_parallel__counts_elements = fails("where cap and dtypes allow")(
-    parallel_with(("param.nbytes", "param.numel()"))
-)
-data_parallel__mixes_dtypes = fails("3 ranks, in two groups, two dtypes")(
-    parallel_with(("param.dtype", "'any'"))
-)
-data_parallel__includes_frozen = fails("RuntimeError")(
-    parallel_with((PARAMS, "list(dict.fromkeys(params))"))
-)
-data_parallel__gives_frozen_a_gradient = fails("expected None")(
-    parallel_with(
-        (PARAMS, "list(dict.fromkeys(params))"),
-        (
-            "    for param in params:\n",
-            "    for param in (p for p in params if p.requires_grad):\n",
-        ),
-    )
-)
-data_parallel__tied_twice = fails("a tied parameter is in it once")(
-    parallel_with((PARAMS, "[p for p in params if p.requires_grad]"))
-)
-data_parallel__tied_at_its_last_use = fails("Buckets leave in one order")(
-    parallel_with(("dict.fromkeys(params)", "list(dict.fromkeys(list(params)[::-1]))[::-1]"))
-)
-data_parallel__no_sync_ignored = fails("This equals the mean of the first micro-batch")(
-    parallel_with((QUIET, "if False:"))
-)
-data_parallel__no_sync_loses_gradients = fails("what .grad held before is lost")(
-    parallel_with(("local.pop()", "local.pop(); [setattr(p, 'grad', None) for p in params]"))
-)
-data_parallel__no_sync_for_ever = fails(
-    "Launch a bucket in the hook that completes it", only=TIMED
-)(
-    parallel_with(
-        ("local.pop()", "pass"),
-        ("ready, sent, local = set(), [], []", "ready, sent, local = set(), [], [True]"),
-    )
-)
-data_parallel__zeros_for_those_that_are_not_ready = fails(
-    "there was no gradient yet in what was sent"
-)(parallel_with(("if p.grad is None else p.grad", "if p not in ready else p.grad")))
-data_parallel__waits_in_the_hook = fails(
-    "Launch a bucket in the hook that completes it", only=TIMED
-)(parallel_with((LAUNCHES, LAUNCHES + "; sent[-1][1].wait()")))
-data_parallel__sum = fails("the sum over the ranks, not the mean")(
-    parallel_with(("mean = flat / dist.get_world_size(group)", "mean = flat"))
-)
-data_parallel__divides_twice = fails("divided by the number of ranks once more")(
-    parallel_with(("get_world_size(group)\n", "get_world_size(group) ** 2\n"))
-)
-data_parallel__whole_world = fails("the mean over all 4 ranks, expected the mean over its group")(
-    parallel_with(("group=group", "group=None"), ("get_world_size(group)", "get_world_size()"))
-)
-data_parallel__forgets_to_wait = fails("never waits for the handle")(
-    parallel_with(("work.wait()", "pass"))
-)
-data_parallel__divides_what_is_under_way = fails("before its wait()", only=["simulated"])(
-    parallel_with(
-        (LAUNCHES, LAUNCHES + "\n        flat /= dist.get_world_size(group)"),
-        ("mean = flat / dist.get_world_size(group)", "mean = flat"),
-    )
-)
-data_parallel__loses_what_no_sync_gathered = fails("two steps with no_sync")(
-    parallel_with(("if p.grad is None else p.grad", "if p not in ready else p.grad"))
-)
-data_parallel__unused_never_leaves = fails("nothing was averaged")(
-    parallel_with(
-        (
-            "        while len(sent) < len(buckets):\n            launch()\n        for",
-            "        for",
-        ),
-        ("zip(buckets, sent, strict=True)", "zip(buckets, sent)"),
-    )
-)
-data_parallel__returns_finish_only = fails("expected (finish, no_sync)")(
-    parallel_with(("return finish, no_sync", "return finish"))
-)
-data_parallel__no_sync_is_missing = fails("no_sync is NoneType, expected a function")(
-    parallel_with(("return finish, no_sync", "return finish, None"))
-)
-data_parallel__stays_quiet = fails("Launch a bucket in the hook that completes it", only=TIMED)(
-    parallel_with(("local.pop()", "pass"))
-)
-data_parallel__swallows_exceptions = fails("no_sync swallows an exception")(
-    parallel_with(
-        (
-            "            yield\n        finally:",
-            "            yield\n        except Exception:\n            pass\n        finally:",
-        )
-    )
-)
-data_parallel__quiet_after_an_exception = fails(
-    "Launch a bucket in the hook that completes it", only=TIMED
-)(
-    parallel_with(
-        (
-            "        try:\n            yield\n        finally:\n            local.pop()",
-            "        yield\n        local.pop()",
-        )
-    )
-)
-data_parallel__ends_at_the_inner_no_sync = fails("3 ranks, no_sync for two of three")(
-    parallel_with(("local.pop()", "local.clear()"))
-)
-data_parallel__one_flag_for_all_models = fails("two steps with no_sync")(
-    parallel_with(
-        ("group=None):", "group=None, flag=[False]):"),
-        (QUIET, "if flag[0]:"),
-        ("local.append(True)", "flag[0] = True"),
-        ("local.pop()", "flag[0] = False"),
-    )
-)
-data_parallel__one_counter_for_all_models = fails("another model in no_sync", only=TIMED)(
-    parallel_with(
-        ("group=None):", "group=None, local=[]):"),
-        ("ready, sent, local = set(), [], []", "ready, sent = set(), []"),
-    )
-)
-data_parallel__caps_of_the_first_call = fails("Each bucket leaves once per step")(
-    parallel_with(
-        (
-            "group=None):",
-            "group=None, kept={}):\n    cap, first_cap = kept.setdefault('caps', (cap, first_cap))",
-        )
-    )
-)
-data_parallel__one_first_bucket = fails("2 ranks, two dtypes, small first buckets")(
-    parallel_with(("min(cap, first_cap)))", "cap if still_open else min(cap, first_cap)))"))
-)
-data_parallel__in_order_of_opening = fails("Buckets leave in one order")(
-    parallel_with(("    buckets.sort(key=lambda bucket: -place[bucket[-1]])\n", ""))
-)
-data_parallel__none_stays_none = fails("some are left out")(
-    parallel_with(
-        (
-            "param.grad = piece.view(param.shape)",
-            "param.grad = None if param.grad is None else piece.view(param.shape)",
-        )
-    )
-)
-data_parallel__clears_first = fails("two steps with no_sync")(
-    parallel_with(
-        ("ready, sent, local =", "[setattr(p, 'grad', None) for p in params]; ready, sent, local =")
-    )
-)
-data_parallel__shares_its_state = fails("2 ranks, two models at once")(
-    parallel_with(
-        ("group=None):", "group=None, ready=set(), sent=[], local=[]):"),
-        ("    ready, sent, local = set(), [], []\n", ""),
-    )
-)
+edits_of(data_parallel__all_in_one)("""
+cap_ignored: where cap and dtypes allow
+    if bucket and filled + param.nbytes > limit: → if False:
+first_is_not_small: Buckets leave in one order
+    min(cap, first_cap) → cap
+one_bucket_each: Each bucket leaves once per step
+    if bucket and filled + param.nbytes > limit: → if bucket:
+forward_order: Buckets leave in one order
+    params[::-1] → params
+    -place[bucket[-1]] → place[bucket[-1]]
+counts_elements: where cap and dtypes allow
+    param.nbytes → param.numel()
+mixes_dtypes: 3 ranks, in two groups, two dtypes
+    param.dtype → 'any'
+includes_frozen: RuntimeError
+    [p for p in dict.fromkeys(params) if p.requires_grad] → list(dict.fromkeys(params))
+gives_frozen_a_gradient: expected None
+    [p for p in dict.fromkeys(params) if p.requires_grad] → list(dict.fromkeys(params))
+    for param in params: → for param in (p for p in params if p.requires_grad):
+tied_twice: a tied parameter is in it once
+    [p for p in dict.fromkeys(params) if p.requires_grad] → [p for p in params if p.requires_grad]
+tied_at_its_last_use: Buckets leave in one order
+    dict.fromkeys(params) → list(dict.fromkeys(list(params)[::-1]))[::-1]
+no_sync_ignored: This equals the mean of the first micro-batch
+    if local: → if False:
+no_sync_loses_gradients: what .grad held before is lost
+    local.pop() → …; [setattr(p, 'grad', None) for p in params]
+no_sync_for_ever (simulated, grader): Launch a bucket in the hook that completes it
+    local.pop() → pass
+    ready, sent, local = set(), [], [] → ready, sent, local = set(), [], [True]
+zeros_for_those_that_are_not_ready: there was no gradient yet in what was sent
+    if p.grad is None else p.grad → if p not in ready else p.grad
+waits_in_the_hook (simulated, grader): Launch a bucket in the hook that completes it
+    sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
+sum: the sum over the ranks, not the mean
+    mean = flat / dist.get_world_size(group) → mean = flat
+divides_twice: divided by the number of ranks once more
+    get_world_size(group) → … ** 2
+whole_world: the mean over all 4 ranks, expected the mean over its group
+    group=group → group=None
+    get_world_size(group) → get_world_size()
+forgets_to_wait: never waits for the handle
+    work.wait() → pass
+divides_what_is_under_way (simulated): before its wait()
+    sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+  → …
+  → flat /= dist.get_world_size(group)
+    mean = flat / dist.get_world_size(group) → mean = flat
+loses_what_no_sync_gathered: two steps with no_sync
+    if p.grad is None else p.grad → if p not in ready else p.grad
+unused_never_leaves: nothing was averaged
+    while len(sent) < len(buckets):
+        launch()
+  →
+    zip(buckets, sent, strict=True) → zip(buckets, sent)
+returns_finish_only: expected (finish, no_sync)
+    return finish, no_sync → return finish
+no_sync_is_missing: no_sync is NoneType, expected a function
+    return finish, no_sync → return finish, None
+stays_quiet (simulated, grader): Launch a bucket in the hook that completes it
+    local.pop() → pass
+swallows_exceptions: no_sync swallows an exception
+    finally:
+  → except Exception:
+  →     pass
+  → finally:
+quiet_after_an_exception (simulated, grader): Launch a bucket in the hook that completes it
+    try:
+        yield
+    finally:
+        local.pop()
+  → yield
+  → local.pop()
+ends_at_the_inner_no_sync: 3 ranks, no_sync for two of three
+    local.pop() → local.clear()
+one_flag_for_all_models: two steps with no_sync
+    group=None): → group=None, flag=[False]):
+    if local: → if flag[0]:
+    local.append(True) → flag[0] = True
+    local.pop() → flag[0] = False
+one_counter_for_all_models (simulated, grader): another model in no_sync
+    group=None): → group=None, local=[]):
+    ready, sent, local = set(), [], [] → ready, sent = set(), []
+caps_of_the_first_call: Each bucket leaves once per step
+    def data_parallel__all_in_one(params, cap, first_cap, group=None):
+  → def data_parallel__all_in_one(params, cap, first_cap, group=None, kept={}):
+  →     cap, first_cap = kept.setdefault("caps", (cap, first_cap))
+one_first_bucket: 2 ranks, two dtypes, small first buckets
+    min(cap, first_cap))) → cap if still_open else …
+in_order_of_opening: Buckets leave in one order
+    buckets.sort(key=lambda bucket: -place[bucket[-1]]) →
+none_stays_none: some are left out
+    piece.view → None if param.grad is None else piece.view
+clears_first: two steps with no_sync
+    ready, sent, local = → [setattr(p, 'grad', None) for p in params]; …
+shares_its_state: 2 ranks, two models at once
+    group=None): → group=None, ready=set(), sent=[], local=[]):
+    ready, sent, local = set(), [], [] →
+""")
 
 
 # What is kept from one call to the next ----------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 # quantize ----------------------------------------------------------------------------------
 
@@ -37,79 +37,68 @@ def quantize__into_the_wire(x, u):
     return wire
 
 
-def quantize_with(*edits):
-    return edited(quantize__numpy, *edits)
-
-
-quantize__to_the_nearest = fails("rounded to the nearest: u decides")(
-    quantize_with(("np.floor(scaled + u)", "np.round(scaled)"))
-)
-quantize__rounds_down = fails("every number is rounded down")(
-    quantize_with(("scaled + u", "scaled"))
-)
-quantize__cuts_off = fails("cut off towards zero, whatever u is")(
-    quantize_with(("np.floor(scaled + u)", "np.trunc(scaled)"))
-)
-quantize__cuts_off_after_adding = fails("numbers below zero are rounded up, and biased")(
-    quantize_with(("np.floor(", "np.trunc("))
-)
-quantize__subtracts_u = fails("that u moves the wrong way")(
-    quantize_with(
-        ("np.minimum(np.floor(scaled + u), 127)", "np.maximum(np.ceil(scaled - u), -127)")
-    )
-)
-quantize__lets_128_wrap = fails("128, which int8 does not have")(
-    edited(quantize__into_the_wire, ("codes[codes > 127] = 127", "codes[codes > 127] = -128"))
-)
-quantize__floats_on_the_wire = fails("A code is one byte")(
-    quantize_with((".astype(np.int8)", ".astype(np.float32)"))
-)
-quantize__returns_codes = fails("expected a vector of")(
-    edited(quantize__into_the_wire, ("return wire", "return wire[4:].view(torch.int8)"))
-)
-quantize__returns_a_pair = fails("expected a vector of")(
-    edited(quantize__into_the_wire, ("return wire", "return wire[:4], wire[4:]"))
-)
-quantize__without_the_scale = fails("Where is the scale?")(
-    edited(quantize__into_the_wire, ("return wire", "return wire[4:]"))
-)
-quantize__a_scale_of_eight_bytes = fails("The scale is float32, 4 bytes")(
-    quantize_with(("scale.tobytes()", "np.float64(scale).tobytes()"))
-)
-quantize__a_scale_above_zero = fails("scale[0]: expected 0")(
-    quantize_with(("max(initial=0)", "max(initial=1e-6)"))
-)
-quantize__needs_numbers = fails("no numbers")(quantize_with((".max(initial=0)", ".max()")))
-quantize__by_128 = fails("scale")(quantize_with(("np.float32(127)", "np.float32(128)")))
-quantize__largest_not_absolute = fails("scale")(quantize_with(("np.abs(x).max", "x.max")))
-quantize__own_noise = fails("codes")(
-    quantize_with(("u.numpy().ravel()", "np.random.default_rng(0).random(x.numel())"))
-)
-quantize__contiguous_only = fails("view size is not compatible")(
-    edited(quantize__into_the_wire, ("x.detach().reshape(-1)", "x.view(-1)"))
-)
-quantize__column_order = fails("codes[")(quantize_with(("ravel()", "ravel(order='A')")))
-
-
-quantize__next_to_nothing_for_zero = fails("codes")(
-    quantize_with(("x / scale if scale else x", "x / (scale + np.float32(1e-12))"))
-)
-
-quantize__rounds_u_to_half = fails("codes[")(
-    quantize_with(("scaled + u", "scaled + u.astype(np.float16)"))
-)
-quantize__scale_in_the_dtype_of_x = fails("scale[0]: expected")(
-    edited(
-        quantize__into_the_wire,
-        (
-            'struct.pack("=f", largest / 127)',
-            'struct.pack("=f", float((x.abs().max() / 127)) if largest else 0.0)',
-        ),
-    )
-)
-quantize__an_epsilon = fails("codes[")(
-    quantize_with(("x / scale if scale else x", "x / (scale + np.float32(1e-30))"))
-)
+edits_of(quantize__numpy)("""
+to_the_nearest: rounded to the nearest: u decides
+    np.floor(scaled + u) → np.round(scaled)
+rounds_down: every number is rounded down
+    scaled + u → scaled
+cuts_off: cut off towards zero, whatever u is
+    np.floor(scaled + u) → np.trunc(scaled)
+cuts_off_after_adding: numbers below zero are rounded up, and biased
+    np.floor( → np.trunc(
+subtracts_u: that u moves the wrong way
+    np.minimum(np.floor(scaled + u), 127) → np.maximum(np.ceil(scaled - u), -127)
+""")
+edits_of(quantize__into_the_wire)("""
+lets_128_wrap: 128, which int8 does not have
+    codes[codes > 127] = 127 → codes[codes > 127] = -128
+""")
+edits_of(quantize__numpy)("""
+floats_on_the_wire: A code is one byte
+    .astype(np.int8) → .astype(np.float32)
+""")
+edits_of(quantize__into_the_wire)("""
+returns_codes: expected a vector of
+    return wire → return wire[4:].view(torch.int8)
+returns_a_pair: expected a vector of
+    return wire → return wire[:4], wire[4:]
+without_the_scale: Where is the scale?
+    return wire → return wire[4:]
+""")
+edits_of(quantize__numpy)("""
+a_scale_of_eight_bytes: The scale is float32, 4 bytes
+    scale.tobytes() → np.float64(scale).tobytes()
+a_scale_above_zero: scale[0]: expected 0
+    max(initial=0) → max(initial=1e-6)
+needs_numbers: no numbers
+    .max(initial=0) → .max()
+by_128: scale
+    np.float32(127) → np.float32(128)
+largest_not_absolute: scale
+    np.abs(x).max → x.max
+own_noise: codes
+    u.numpy().ravel() → np.random.default_rng(0).random(x.numel())
+""")
+edits_of(quantize__into_the_wire)("""
+contiguous_only: view size is not compatible
+    x.detach().reshape(-1) → x.view(-1)
+""")
+edits_of(quantize__numpy)("""
+column_order: codes[
+    ravel() → ravel(order='A')
+next_to_nothing_for_zero: codes
+    x / scale if scale else x → x / (scale + np.float32(1e-12))
+rounds_u_to_half: codes[
+    scaled + u → scaled + u.astype(np.float16)
+""")
+edits_of(quantize__into_the_wire)("""
+scale_in_the_dtype_of_x: scale[0]: expected
+    largest / 127 → float((x.abs().max() / 127)) if largest else 0.0
+""")
+edits_of(quantize__numpy)("""
+an_epsilon: codes[
+    x / scale if scale else x → x / (scale + np.float32(1e-30))
+""")
 
 
 @fails("scale[0]: expected")
@@ -192,32 +181,29 @@ def dequantize__in_place(wire, shape, dtype):
     return result.mul_(wire[:4].view(torch.float32)[0]).to(dtype)
 
 
-def dequantize_with(*edits):
-    return edited(dequantize__in_place, *edits)
-
-
-dequantize__unsigned = fails("codes read as 0 to 255")(dequantize_with((".view(torch.int8)", "")))
-dequantize__views_any_four_bytes = fails("divisible")(
-    dequantize_with(("wire = wire.clone()", "pass"))
-)
-dequantize__float32_only = fails("has dtype torch.float32")(dequantize_with((".to(dtype)", "")))
-dequantize__in_the_dtype_of_the_result = fails("numbers")(
-    dequantize_with((".to(torch.float32)", ".to(dtype)"), ("[0]).to(dtype)", "[0].to(dtype))"))
-)
-dequantize__flat = fails("has shape")(dequantize_with(("reshape(shape)", "clone()")))
-dequantize__divides = fails("numbers")(dequantize_with(("mul_", "div_")))
-dequantize__reads_the_scale_at_the_end = fails("numbers")(
-    dequantize_with(("wire[4:]", "wire[:-4]"), ("wire[:4]", "wire[-4:].clone()"))
-)
-dequantize__drops_the_scale = fails("numbers")(
-    dequantize_with((".mul_(wire[:4].view(torch.float32)[0])", ""))
-)
-dequantize__writes_into_the_wire = fails("the function changes bytes")(
-    dequantize_with(
-        ("wire = wire.clone()", "wire, given = wire.clone(), wire"),
-        ("return ", "given.zero_()\n    return "),
-    )
-)
+edits_of(dequantize__in_place)("""
+unsigned: codes read as 0 to 255
+    .view(torch.int8) →
+views_any_four_bytes: divisible
+    wire = wire.clone() → pass
+float32_only: has dtype torch.float32
+    .to(dtype) →
+in_the_dtype_of_the_result: numbers
+    .to(torch.float32) → .to(dtype)
+    [0]).to(dtype) → [0].to(dtype))
+flat: has shape
+    reshape(shape) → clone()
+divides: numbers
+    mul_ → div_
+reads_the_scale_at_the_end: numbers
+    wire[4:] → wire[:-4]
+    wire[:4] → wire[-4:].clone()
+drops_the_scale: numbers
+    .mul_(wire[:4].view(torch.float32)[0]) →
+writes_into_the_wire: the function changes bytes
+    wire = wire.clone() → wire, given = wire.clone(), wire
+    result = wire[4:].view(torch.int8).reshape(shape).to(torch.float32) → …; given.zero_()
+""")
 
 
 @fails("this call has changed what an earlier one returned")
@@ -274,105 +260,83 @@ def encode_top_k__by_threshold(x, k):
     return torch.cat([x[places].view(torch.uint8), places.int().view(torch.uint8)])
 
 
-def top_k_with(*edits):
-    return edited(encode_top_k__numpy, *edits)
-
-
-encode_top_k__largest_numbers = fails("their absolute values count")(
-    top_k_with(("-np.abs(x)", "-x"))
-)
-encode_top_k__smallest = fails("the k smallest")(top_k_with(("-np.abs(x)", "np.abs(x)")))
-encode_top_k__without_signs = fails("without signs")(
-    top_k_with(("x[places].tobytes()", "np.abs(x[places]).tobytes()"))
-)
-encode_top_k__int64_places = fails("int32 is enough")(
-    top_k_with((".astype(np.int32)", ".astype(np.int64)"))
-)
-encode_top_k__always_a_list = fails("Here the bitmap")(
-    top_k_with(("bitmap if len(bitmap) < len(listed) else listed", "listed"))
-)
-encode_top_k__always_a_bitmap = fails("Here k places of 4 bytes")(
-    top_k_with(("bitmap if len(bitmap) < len(listed) else listed", "bitmap"))
-)
-encode_top_k__counts_whole_bytes_only = fails("61 bits take 8 whole bytes")(
-    top_k_with(("len(bitmap) < len(listed)", "n // 8 < 4 * k"))
-)
-encode_top_k__counts_bits = fails("61 bits take 8 whole bytes")(
-    top_k_with(("len(bitmap) < len(listed)", "n < 8 * 4 * k"))
-)
-encode_top_k__one_byte_too_many = fails("Here the bitmap")(
-    top_k_with(("len(bitmap) < len(listed)", "n // 8 + 1 < 4 * k"))
-)
-encode_top_k__without_places = fails("Where were they?")(
-    top_k_with((" + (bitmap if len(bitmap) < len(listed) else listed)", ""))
-)
-encode_top_k__bools = fails("A bool is a whole byte")(
-    top_k_with(('np.packbits(bits, bitorder="little")', "bits"))
-)
-encode_top_k__highest_bit_first = fails("the first element has the highest bit")(
-    top_k_with((', bitorder="little"', ""))
-)
-encode_top_k__last_byte_missing = fails("filled up with zeros, and not left out")(
-    edited(
-        encode_top_k__by_hand,
-        ("bits = torch.zeros((n + 7) // 8 * 8", "bits = torch.zeros(n // 8 * 8"),
-        ("bits[:n] = kept", "bits[:] = kept[: len(bits)]"),
-    )
-)
-encode_top_k__padded_in_front = fails("the places in it are not")(
-    edited(encode_top_k__by_hand, ("bits[:n] = kept", "bits[-n:] = kept"))
-)
-encode_top_k__in_order_of_size = fails("not in the same order")(
-    top_k_with(("np.sort(np.argsort(-np.abs(x))[:k])", "np.argsort(-np.abs(x))[:k]"))
-)
-encode_top_k__zeros_left_in = fails("Zeros take as many bytes")(
-    edited(
-        encode_top_k__by_hand,
-        ("wire = [", "return torch.where(kept, flat, 0).view(torch.uint8)\n    wire = ["),
-    )
-)
-encode_top_k__values_in_the_dtype_of_x = fails("Values are float32 on the wire")(
-    edited(encode_top_k__by_hand, ("reshape(-1).to(torch.float32)", "reshape(-1)"))
-)
-encode_top_k__two_tensors = fails("expected a vector of")(
-    edited(encode_top_k__by_hand, ("return torch.cat(wire)", "return wire"))
-)
-encode_top_k__one_too_few = fails("expected")(top_k_with(("[:k])", "[: k - 1])")))
-encode_top_k__contiguous_only = fails("view size is not compatible")(
-    edited(encode_top_k__by_hand, ("x.detach().reshape(-1)", "x.view(-1)"))
-)
-encode_top_k__clears_what_it_sends = fails("the function changes x")(
-    edited(
-        encode_top_k__by_hand,
-        ("wire = [", "x *= 1 - kept.view(x.shape).to(x.dtype)\n    wire = ["),
-        ("x.detach().reshape(-1).to(torch.float32)", "x.detach().clone().reshape(-1).float()"),
-    )
-)
-
-encode_top_k__drops_a_zero = fails("all of 9")(
-    edited(
-        encode_top_k__by_hand,
-        (
-            "kept[flat.abs().argsort(descending=True)[:k]] = True",
-            "kept[flat.abs().argsort(descending=True)[:k]] = True\n    kept &= flat != 0",
-        ),
-    )
-)
-encode_top_k__at_least_one = fails("none of six")(top_k_with(("[:k])", "[: max(k, 1)])")))
-encode_top_k__places_below_256 = fails("of 600")(
-    edited(encode_top_k__by_hand, (".to(torch.int32)", ".to(torch.uint8).to(torch.int32)"))
-)
-encode_top_k__list_in_order_of_size = fails("not in the order of x")(
-    edited(
-        encode_top_k__by_threshold,
-        (
-            "    n = len(x)",
-            "    n = len(x)\n"
-            "    if 8 * 4 * k <= n:\n"
-            "        places = places[x[places].abs().argsort(descending=True)]",
-        ),
-    )
-)
+edits_of(encode_top_k__numpy)("""
+largest_numbers: their absolute values count
+    -np.abs(x) → -x
+smallest: the k smallest
+    -np.abs(x) → np.abs(x)
+without_signs: without signs
+    x[places].tobytes() → np.abs(x[places]).tobytes()
+int64_places: int32 is enough
+    .astype(np.int32) → .astype(np.int64)
+always_a_list: Here the bitmap
+    bitmap if len(bitmap) < len(listed) else listed → listed
+always_a_bitmap: Here k places of 4 bytes
+    bitmap if len(bitmap) < len(listed) else listed → bitmap
+counts_whole_bytes_only: 61 bits take 8 whole bytes
+    len(bitmap) < len(listed) → n // 8 < 4 * k
+counts_bits: 61 bits take 8 whole bytes
+    len(bitmap) < len(listed) → n < 8 * 4 * k
+one_byte_too_many: Here the bitmap
+    len(bitmap) < len(listed) → n // 8 + 1 < 4 * k
+without_places: Where were they?
+    + (bitmap if len(bitmap) < len(listed) else listed) →
+bools: A bool is a whole byte
+    np.packbits(bits, bitorder="little") → bits
+highest_bit_first: the first element has the highest bit
+    bits, bitorder="little" → bits
+""")
+edits_of(encode_top_k__by_hand)("""
+last_byte_missing: filled up with zeros, and not left out
+    bits = torch.zeros((n + 7) // 8 * 8 → bits = torch.zeros(n // 8 * 8
+    bits[:n] = kept → bits[:] = kept[: len(bits)]
+padded_in_front: the places in it are not
+    bits[:n] = kept → bits[-n:] = kept
+""")
+edits_of(encode_top_k__numpy)("""
+in_order_of_size: not in the same order
+    np.sort(np.argsort(-np.abs(x))[:k]) → np.argsort(-np.abs(x))[:k]
+""")
+edits_of(encode_top_k__by_hand)("""
+zeros_left_in: Zeros take as many bytes
+    kept[flat.abs().argsort(descending=True)[:k]] = True
+  → …
+  → return torch.where(kept, flat, 0).view(torch.uint8)
+values_in_the_dtype_of_x: Values are float32 on the wire
+    reshape(-1).to(torch.float32) → reshape(-1)
+two_tensors: expected a vector of
+    return torch.cat(wire) → return wire
+""")
+edits_of(encode_top_k__numpy)("""
+one_too_few: expected
+    np.sort(np.argsort(-np.abs(x))[:k]) → np.sort(np.argsort(-np.abs(x))[: k - 1])
+""")
+edits_of(encode_top_k__by_hand)("""
+contiguous_only: view size is not compatible
+    x.detach().reshape(-1) → x.view(-1)
+clears_what_it_sends: the function changes x
+    kept[flat.abs().argsort(descending=True)[:k]] = True
+  → …
+  → x *= 1 - kept.view(x.shape).to(x.dtype)
+    x.detach().reshape(-1).to(torch.float32) → x.detach().clone().reshape(-1).float()
+drops_a_zero: all of 9
+    kept[flat.abs().argsort(descending=True)[:k]] = True → …; kept &= flat != 0
+""")
+edits_of(encode_top_k__numpy)("""
+at_least_one: none of six
+    np.sort(np.argsort(-np.abs(x))[:k]) → np.sort(np.argsort(-np.abs(x))[: max(k, 1)])
+""")
+edits_of(encode_top_k__by_hand)("""
+places_below_256: of 600
+    .to(torch.int32) → .to(torch.uint8).to(torch.int32)
+""")
+edits_of(encode_top_k__by_threshold)("""
+list_in_order_of_size: not in the order of x
+    n = len(x)
+  → …
+  → if 8 * 4 * k <= n:
+  →     places = places[x[places].abs().argsort(descending=True)]
+""")
 
 
 @fails("this call has changed what an earlier one returned")
@@ -435,77 +399,62 @@ def with_feedback__default_dict(compress):
     return send
 
 
-def feedback_with(*edits):
-    return edited(with_feedback__a_class, *edits)
-
-
-with_feedback__dropped = fails("what was left out is not added")(
-    feedback_with(("sent = compress(e)", "sent = compress(x.float())"))
-)
-with_feedback__new_each_time = fails("what was left out is not added")(
-    feedback_with(("self.left.setdefault(key, torch.zeros(x.shape))", "torch.zeros(x.shape)"))
-)
-with_feedback__added_twice = fails("the residual is added twice")(
-    edited(
-        with_feedback__default_dict,
-        ("p = residuals[key]", "p = 2 * residuals[key]"),
-        ("torch.sub(p, result)", "p - residuals[key] - result"),
-    )
-)
-with_feedback__subtracted = fails("C(x - e)")(
-    edited(
-        with_feedback__default_dict,
-        ("residuals[key] + x.to(torch.float32)", "x.float() - residuals[key]"),
-        ("torch.sub(p, result)", "p + 2 * residuals[key] - result"),
-    )
-)
-with_feedback__one_for_all_keys = fails("one residual for all keys")(
-    feedback_with(("setdefault(key,", "setdefault(0,"))
-)
-with_feedback__by_shape = fails("one residual for all keys")(
-    feedback_with(("setdefault(key,", "setdefault(x.shape,"))
-)
-with_feedback__of_x_alone = fails("what x - C(x + e) leaves")(
-    edited(with_feedback__default_dict, ("torch.sub(p, result)", "x.float() - result"))
-)
-with_feedback__remembers_x = fails("also what was sent")(
-    edited(with_feedback__default_dict, ("torch.sub(p, result)", "x.float().clone()"))
-)
-with_feedback__remembers_all = fails("also what was sent")(feedback_with(("e -= sent", "pass")))
-with_feedback__in_the_dtype_of_x = fails("keep it in float32")(
-    edited(
-        with_feedback__default_dict,
-        ("torch.sub(p, result)", "torch.sub(p, result).to(x.dtype).float()"),
-    )
-)
-with_feedback__of_what_was_converted = fails("e is p - C(p) before C(p) is converted")(
-    edited(
-        with_feedback__default_dict,
-        ("torch.sub(p, result)", "p - result.to(x.dtype).float()"),
-    )
-)
-with_feedback__compresses_the_dtype_of_x = fails("compress takes a float32 tensor, not torch.")(
-    feedback_with(("torch.zeros(x.shape)", "torch.zeros_like(x)"))
-)
-with_feedback__adds_in_the_dtype_of_x = fails("convert x before you add")(
-    edited(
-        with_feedback__default_dict,
-        (
-            "p = residuals[key] + x.to(torch.float32)",
-            "p = (residuals[key].to(x.dtype) + x).to(torch.float32)",
-        ),
-    )
-)
-with_feedback__float32_only = fails("has dtype torch.float32")(feedback_with((".to(x.dtype)", "")))
-with_feedback__changes_x = fails("x afterwards")(
-    edited(
-        with_feedback__default_dict,
-        ("p = residuals[key] + x.to(torch.float32)", "p = x.add_(residuals[key]).float()"),
-    )
-)
-with_feedback__returns_what_was_left_out = fails("expected")(
-    feedback_with(("return sent.clone()", "return e.clone()"))
-)
+edits_of(with_feedback__a_class)("""
+dropped: what was left out is not added
+    sent = compress(e) → sent = compress(x.float())
+new_each_time: what was left out is not added
+    self.left.setdefault(key, torch.zeros(x.shape)) → torch.zeros(x.shape)
+""")
+edits_of(with_feedback__default_dict)("""
+added_twice: the residual is added twice
+    p = residuals[key] → p = 2 * residuals[key]
+    torch.sub(p, result) → p - residuals[key] - result
+subtracted: C(x - e)
+    residuals[key] + x.to(torch.float32) → x.float() - residuals[key]
+    torch.sub(p, result) → p + 2 * residuals[key] - result
+""")
+edits_of(with_feedback__a_class)("""
+one_for_all_keys: one residual for all keys
+    self.left.setdefault(key, torch.zeros(x.shape)) → self.left.setdefault(0, torch.zeros(x.shape))
+by_shape: one residual for all keys
+    setdefault(key, torch.zeros(x.shape)) → setdefault(x.shape, torch.zeros(x.shape))
+""")
+edits_of(with_feedback__default_dict)("""
+of_x_alone: what x - C(x + e) leaves
+    torch.sub(p, result) → x.float() - result
+remembers_x: also what was sent
+    torch.sub(p, result) → x.float().clone()
+""")
+edits_of(with_feedback__a_class)("""
+remembers_all: also what was sent
+    e -= sent → pass
+""")
+edits_of(with_feedback__default_dict)("""
+in_the_dtype_of_x: keep it in float32
+    torch.sub(p, result) → torch.sub(p, result).to(x.dtype).float()
+of_what_was_converted: e is p - C(p) before C(p) is converted
+    torch.sub(p, result) → p - result.to(x.dtype).float()
+""")
+edits_of(with_feedback__a_class)("""
+compresses_the_dtype_of_x: compress takes a float32 tensor, not torch.
+    torch.zeros(x.shape) → torch.zeros_like(x)
+""")
+edits_of(with_feedback__default_dict)("""
+adds_in_the_dtype_of_x: convert x before you add
+    residuals[key] + x → (residuals[key].to(x.dtype) + x)
+""")
+edits_of(with_feedback__a_class)("""
+float32_only: has dtype torch.float32
+    .to(x.dtype) →
+""")
+edits_of(with_feedback__default_dict)("""
+changes_x: x afterwards
+    p = residuals[key] + x.to(torch.float32) → p = x.add_(residuals[key]).float()
+""")
+edits_of(with_feedback__a_class)("""
+returns_what_was_left_out: expected
+    return sent.clone() → return e.clone()
+""")
 
 
 @fails("compress is called twice for one tensor")
@@ -555,40 +504,22 @@ def with_feedback__returns_nothing(compress):
         residuals[key] -= compress(residuals[key])
 
 
-with_feedback__one_shape = fails("must match the size")(
-    edited(
-        with_feedback__default_dict,
-        ("residuals = defaultdict(lambda: torch.zeros(()))", "residuals, first = {}, []"),
-        (
-            "p = residuals[key]",
-            "first.append(torch.zeros(x.shape))\n        p = residuals.get(key, first[0])",
-        ),
-    )
-)
-with_feedback__on_compress = fails("that two senders share")(
-    edited(
-        with_feedback__default_dict,
-        (
-            "residuals = defaultdict(lambda: torch.zeros(()))",
-            "residuals = compress.__dict__.setdefault('residuals', "
-            "defaultdict(lambda: torch.zeros(())))",
-        ),
-    )
-)
-with_feedback__no_key_0 = fails("what was left out is not added")(
-    edited(
-        with_feedback__default_dict, ("p = residuals[key]", "p = (residuals[key] if key else 0)")
-    )
-)
-with_feedback__compresses_a_vector = fails("expected")(
-    edited(
-        with_feedback__default_dict,
-        ("result = compress(p)", "result = compress(p.flatten()).view(p.shape)"),
-    )
-)
-with_feedback__in_float64 = fails("compress takes a float32 tensor")(
-    edited(with_feedback__default_dict, ("x.to(torch.float32)", "x.double()"))
-)
+edits_of(with_feedback__default_dict)("""
+one_shape: must match the size
+    residuals = defaultdict(lambda: torch.zeros(())) → residuals, first = {}, []
+    p = residuals[key] + x.to(torch.float32)
+  → first.append(torch.zeros(x.shape))
+  → p = residuals.get(key, first[0]) + x.to(torch.float32)
+on_compress: that two senders share
+    residuals = defaultdict(lambda: torch.zeros(()))
+  → residuals = compress.__dict__.setdefault('residuals', defaultdict(lambda: torch.zeros(())))
+no_key_0: what was left out is not added
+    p = residuals[key] → p = (residuals[key] if key else 0)
+compresses_a_vector: expected
+    result = compress(p) → result = compress(p.flatten()).view(p.shape)
+in_float64: compress takes a float32 tensor
+    x.to(torch.float32) → x.double()
+""")
 
 # compressed_all_reduce ---------------------------------------------------------------------
 
@@ -662,48 +593,43 @@ def compressed_all_reduce__in_turn(x, encode, decode, group=None):
     x.copy_(torch.cat(totals).view(x.shape))
 
 
-def all_reduce_with(*edits):
-    return edited(compressed_all_reduce__messages, *edits)
-
-
-compressed_all_reduce__nothing_to_send = fails("which ended without taking part")(
-    all_reduce_with(
-        ("    shards = list(", "    if not x.any():\n        return\n    shards = list(")
-    )
-)
-
-compressed_all_reduce__sum_of_compressed = fails("the sums are sent as they are")(
-    edited(
-        compressed_all_reduce__in_turn,
-        ("wire = encode(torch.stack(decoded).sum(0))", "whole = torch.stack(decoded).sum(0)"),
-        ("rows = [", "whole = torch.empty(shard.shape)\n        rows = ["),
-        ("dist.broadcast(wire,", "dist.broadcast(whole,"),
-        ("totals.append(decode(wire, shard.shape, torch.float32))", "totals.append(whole)"),
-    )
-)
-compressed_all_reduce__own_sum_exact = fails("the sums are sent as they are")(
-    all_reduce_with(("x.copy_(", "decoded[rank] = total\n    x.copy_("))
-)
-compressed_all_reduce__compresses_the_sum_only = fails("what each rank sends at first is not")(
-    all_reduce_with(
-        ("total = torch.zeros_like(own)", "dist.all_reduce(flat, group=group)\n    total = own"),
-        ("total += decode(wire, own.shape, torch.float32)", "pass"),
-    )
-)
-compressed_all_reduce__the_librarys = fails("nothing is compressed")(
-    all_reduce_with(
-        ("flat = x.detach()", "dist.all_reduce(x, group=group)\n    return\n    flat = x.detach()")
-    )
-)
-compressed_all_reduce__adds_bytes = fails("expected")(
-    all_reduce_with(
-        (
-            "own = shards[rank]",
-            "wire = encode(flat)\n    dist.all_reduce(wire, group=group)\n"
-            "    x.copy_(decode(wire, x.shape, torch.float32))\n    return\n    own = shards[rank]",
-        ),
-    )
-)
+edits_of(compressed_all_reduce__messages)("""
+nothing_to_send: which ended without taking part
+    flat = x.detach().to(torch.float32).reshape(-1)
+  → …
+  → if not x.any():
+  →     return
+""")
+edits_of(compressed_all_reduce__in_turn)("""
+sum_of_compressed: the sums are sent as they are
+    wire = encode(torch.stack(decoded).sum(0)) → whole = torch.stack(decoded).sum(0)
+    wire = encode(shard) → …; whole = torch.empty(shard.shape)
+    dist.broadcast(wire, → dist.broadcast(whole,
+    totals.append(decode(wire, shard.shape, torch.float32)) → totals.append(whole)
+""")
+edits_of(compressed_all_reduce__messages)("""
+own_sum_exact: the sums are sent as they are
+    decoded = [decode(w, s.shape, torch.float32) for w, s in zip(sums, shards, strict=True)]
+  → …
+  → decoded[rank] = total
+compresses_the_sum_only: what each rank sends at first is not
+    total = torch.zeros_like(own)
+  → dist.all_reduce(flat, group=group)
+  → total = own
+    total += decode(wire, own.shape, torch.float32) → pass
+the_librarys: nothing is compressed
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+  → …
+  → dist.all_reduce(x, group=group)
+  → return
+adds_bytes: expected
+    own = shards[rank]
+  → wire = encode(flat)
+  → dist.all_reduce(wire, group=group)
+  → x.copy_(decode(wire, x.shape, torch.float32))
+  → return
+  → …
+""")
 
 
 @fails("each shard is encoded by itself")
@@ -772,94 +698,53 @@ def compressed_all_reduce__floats_on_the_wire(x, encode, decode, group=None):
     x.copy_(torch.cat(sums).view(x.shape))
 
 
-compressed_all_reduce__one_rank_stays_out = fails("3 ranks")(
-    all_reduce_with(("range(1, k)", "range(1, min(k, 2))"))
-)
-compressed_all_reduce__divisible_only = fails("3 ranks, 95 numbers")(
-    all_reduce_with(("flat.tensor_split(k)", "flat.view(k, -1).unbind()"))
-)
-compressed_all_reduce__chunks = fails("3 ranks, 95 numbers")(
-    all_reduce_with(("list(flat.tensor_split(k))", "list(flat.split(max(1, len(flat) // k)))[:k]"))
-)
-compressed_all_reduce__whole_world = fails("4 ranks in two groups")(
-    all_reduce_with(("group=group", "group=None"), ("(group)", "(None)"))
-)
-compressed_all_reduce__ranks_for_places = fails("4 ranks in two groups")(
-    all_reduce_with(("group_dst=to", "dst=to"), ("group_src=source", "src=source"))
-)
-compressed_all_reduce__every_second_rank = fails("two groups", only=("simulated", "grader"))(
-    all_reduce_with(
-        (
-            "rank, k = dist.get_rank(group)",
-            "rank, k = dist.get_rank() // (1 if group is None else 2)",
-        )
-    )
-)
-compressed_all_reduce__in_the_dtype_of_x = fails("takes a float32 vector")(
-    all_reduce_with((".to(torch.float32).reshape(-1)", ".reshape(-1)"))
-)
-compressed_all_reduce__contiguous_only = fails("view size is not compatible")(
-    all_reduce_with(("x.detach().to(torch.float32).reshape(-1)", "x.view(-1).float()"))
-)
-compressed_all_reduce__into_a_copy = fails("nothing was written into it")(
-    all_reduce_with(("x.copy_(torch", "return (torch"))
-)
-compressed_all_reduce__mean = fails("nobody asked to divide")(
-    all_reduce_with(("x.copy_(torch.cat(decoded)", "x.copy_(torch.cat(decoded).div(k)"))
-)
-compressed_all_reduce__encodes_the_sum_for_each = fails("expected")(
-    all_reduce_with(("[encode(total)] * k", "[encode(total) for _ in range(k)]"))
-)
-compressed_all_reduce__decodes_in_the_dtype_of_x = fails("expected")(
-    all_reduce_with(
-        ("decode(wire, own.shape, torch.float32)", "decode(wire, own.shape, x.dtype).float()")
-    )
-)
-compressed_all_reduce__sends_first = fails("waits in send", only=("simulated", "grader"))(
-    all_reduce_with(
-        ("dist.isend(", "dist.send("),
-        (
-            "handles.append(dist.send(outgoing[to], group=group, group_dst=to))",
-            "dist.send(outgoing[to], group=group, group_dst=to)",
-        ),
-    )
-)
-compressed_all_reduce__does_not_wait = fails("never waits for the handle of")(
-    edited(
-        compressed_all_reduce__padded,
-        (
-            "dist.all_to_all_single(arrived, table, group=group)",
-            "dist.all_to_all_single(arrived, table, group=group, async_op=True)",
-        ),
-    )
-)
-compressed_all_reduce__leaves_out_its_own = fails("expected")(
-    all_reduce_with(("total += decode(", "total += 0 if wire is wires[rank] else decode("))
-)
-
-compressed_all_reduce__in_new_memory = fails("tensor[")(
-    all_reduce_with(
-        (
-            "x.copy_(torch.cat(decoded).view(x.shape))",
-            "x.data = torch.cat(decoded).view(x.shape).to(x.dtype)",
-        )
-    )
-)
-compressed_all_reduce__needs_a_dimension = fails("3 ranks, one number")(
-    all_reduce_with(
-        ("x.copy_(torch.cat(decoded).view(x.shape))", "x[:] = torch.cat(decoded).view(x.shape)")
-    )
-)
-compressed_all_reduce__remembers_its_wires = fails("of the second call")(
-    all_reduce_with(
-        (
-            "wires = [encode(shard) for shard in shards]",
-            "known = compressed_all_reduce__messages.__dict__\n"
-            "    wires = known.setdefault(str((rank, x.shape)), "
-            "[encode(shard) for shard in shards])",
-        ),
-    )
-)
+edits_of(compressed_all_reduce__messages)("""
+one_rank_stays_out: 3 ranks
+    range(1, k) → range(1, min(k, 2))
+divisible_only: 3 ranks, 95 numbers
+    flat.tensor_split(k) → flat.view(k, -1).unbind()
+chunks: 3 ranks, 95 numbers
+    list(flat.tensor_split(k)) → list(flat.split(max(1, len(flat) // k)))[:k]
+whole_world: 4 ranks in two groups
+    group=group → group=None
+    (group) → (None)
+ranks_for_places: 4 ranks in two groups
+    group_dst=to → dst=to
+    group_src=source → src=source
+every_second_rank (simulated, grader): two groups
+    rank, k = dist.get_rank(group) → rank, k = dist.get_rank() // (1 if group is None else 2)
+in_the_dtype_of_x: takes a float32 vector
+    .to(torch.float32).reshape(-1) → .reshape(-1)
+contiguous_only: view size is not compatible
+    x.detach().to(torch.float32).reshape(-1) → x.view(-1).float()
+into_a_copy: nothing was written into it
+    x.copy_(torch.cat(decoded).view(x.shape)) → return (torch.cat(decoded).view(x.shape))
+mean: nobody asked to divide
+    x.copy_(torch.cat(decoded).view(x.shape)) → x.copy_(torch.cat(decoded).div(k).view(x.shape))
+encodes_the_sum_for_each: expected
+    [encode(total)] * k → [encode(total) for _ in range(k)]
+decodes_in_the_dtype_of_x: expected
+    decode(wire, own.shape, torch.float32) → decode(wire, own.shape, x.dtype).float()
+sends_first (simulated, grader): waits in send
+    handles.append(dist.isend(outgoing[to], group=group, group_dst=to))
+  → dist.send(outgoing[to], group=group, group_dst=to)
+""")
+edits_of(compressed_all_reduce__padded)("""
+does_not_wait: never waits for the handle of
+    table, group=group → table, group=group, async_op=True
+""")
+edits_of(compressed_all_reduce__messages)("""
+leaves_out_its_own: expected
+    total += decode( → total += 0 if wire is wires[rank] else decode(
+in_new_memory: tensor[
+    copy_(torch.cat(decoded).view(x.shape)) → data = torch.cat(decoded).view(x.shape).to(x.dtype)
+needs_a_dimension: 3 ranks, one number
+    x.copy_(torch.cat(decoded).view(x.shape)) → x[:] = torch.cat(decoded).view(x.shape)
+remembers_its_wires: of the second call
+    wires = [encode(shard) for shard in shards]
+  → known = compressed_all_reduce__messages.__dict__
+  → wires = known.setdefault(str((rank, x.shape)), [encode(shard) for shard in shards])
+""")
 
 # random_k_mean -----------------------------------------------------------------------------
 
@@ -900,184 +785,114 @@ def random_k_mean__smallest_of_random_numbers(x, k, seed, group=None):
     return result
 
 
-def random_k_with(*edits):
-    return edited(random_k_mean__sample, *edits)
+edits_of(random_k_mean__sample)("""
+own_seed: draws other places than rank
+    random.Random(seed) → random.Random(seed + dist.get_rank())
+no_seed: draws other places than rank
+    random.Random(seed) → random.Random()
+global_generator: draws or seeds random numbers of the torch generator
+    places = random.Random(seed).sample(range(n), k)
+  → torch.manual_seed(seed)
+  → places = torch.randperm(n)[:k]
+""")
+edits_of(random_k_mean__numpy)("""
+pythons_generator: draws or seeds random numbers of the Python generator
+    torch.from_numpy(np.random.default_rng(seed).choice(x.numel(), k, replace=False))
+  → torch.tensor((r := __import__('random')).seed(seed) or r.sample(range(x.numel()), k))
+""")
+edits_of(random_k_mean__sample)("""
+with_repetition: Draw k different places
+    random.Random(seed).sample(range(n), k) → random.Random(seed).choices(range(n), k=k)
+always_the_first: each place equally often
+    random.Random(seed).sample(range(n), k) → list(range(k))
+ignores_the_seed: each place equally often
+    random.Random(seed) → random.Random(0)
+neighbours: each place equally often
+    random.Random(seed).sample(range(n), k)
+  → range(s := random.Random(seed).randrange(n - k + 1), s + k)
+    flat[places] → flat[list(places)]
+    result[places] → result[list(places)]
+remembers_the_places_of_a_seed (simulated, cpu): out of bounds
+    group=None): → group=None, known={}):
+    places = random.Random(seed).sample(range(n), k)
+  → places = known.setdefault(seed, random.Random(seed).sample(range(n), k))
+goes_on_drawing: when it comes again
+    random.Random(seed) → GENERATORS.setdefault((dist.get_rank(), seed), …)
+    n, size = x.numel(), dist.get_world_size(group)
+  → GENERATORS = globals().setdefault("kept", {})
+  → …
+unscaled: it must be scaled by n/k
+    n / k / size → 1 / size
+scaled_by_k_over_n: scaled by k/n
+    n / k / size → k / n / size
+sum: the mean is asked for
+    n / k / size → n / k
+plain_sum: it must be divided by K, and scaled
+    values * (n / k / size) → values
+divides_twice: divided by the number of ranks once more
+    flat[places].clone() → flat[places] / size
+nothing_added: nothing was added
+    values = flat[places].clone() → values = flat[places] * size
+    dist.all_reduce(values, group=group) → pass
+whole_world: 4 ranks in two groups
+    group=group → group=None
+    dist.get_world_size(group) → dist.get_world_size()
+whole_tensor: One all_reduce of k numbers
+    values = flat[places].clone() → whole = flat.clone()
+    dist.all_reduce(values, group=group)
+  → dist.all_reduce(whole, group=group)
+  → values = whole[places]
+float64: One all_reduce of k numbers
+    flat[places].clone() → flat[places].double()
+    values * (n / k / size) → (…).to(x.dtype)
+sends_the_places: this task allows all_reduce only
+    places = random.Random(seed).sample(range(n), k)
+  → …
+  → sent = torch.tensor(places)
+  → dist.broadcast(sent, group=group, group_src=0)
+does_not_wait: never waits for the handle of
+    dist.all_reduce(values, group=group) → dist.all_reduce(values, group=group, async_op=True)
+in_place: the function changes x
+    return result.view(x.shape)
+  → x.copy_(result.view(x.shape))
+  → return x.clone()
+flat: has shape
+    return result.view(x.shape) → return result
+float32_only: dtypes match
+    dtype=x.dtype → dtype=torch.float32
+everything_drawn: Only what was drawn is sent
+    result = torch.zeros(n, dtype=x.dtype) → …; result += flat * (n / k)
+one_by_one: One all_reduce of k numbers
+    dist.all_reduce(values, group=group)
+  → for value in values.split(1):
+  →     dist.all_reduce(value, group=group)
+in_bfloat16: the result for seed
+    values = flat[places].clone() → …; values = values.bfloat16()
+    dist.all_reduce(values, group=group) → …; values = values.to(x.dtype)
+seeds_below_1000: draw the same places
+    random.Random(seed) → random.Random(seed % 1000)
+seed_in_float32: draw the same places
+    random.Random(seed) → random.Random(float(np.float32(seed)))
+enlarges_small_draws_only: it must be scaled by n/k
+    n / k / size → (n / k if 2 * k < n else 1) / size
+""")
 
-
-random_k_mean__own_seed = fails("draws other places than rank")(
-    random_k_with(("random.Random(seed)", "random.Random(seed + dist.get_rank())"))
-)
-random_k_mean__no_seed = fails("draws other places than rank")(
-    random_k_with(("random.Random(seed)", "random.Random()"))
-)
-random_k_mean__global_generator = fails("draws or seeds random numbers of the torch generator")(
-    random_k_with(
-        (
-            "places = random.Random(seed).sample(range(n), k)",
-            "torch.manual_seed(seed)\n    places = torch.randperm(n)[:k]",
-        )
-    )
-)
-random_k_mean__pythons_generator = fails("draws or seeds random numbers of the Python generator")(
-    edited(
-        random_k_mean__numpy,
-        (
-            "torch.from_numpy(np.random.default_rng(seed).choice(x.numel(), k, replace=False))",
-            "torch.tensor((r := __import__('random')).seed(seed) or r.sample(range(x.numel()), k))",
-        ),
-    )
-)
-random_k_mean__with_repetition = fails("Draw k different places")(
-    random_k_with(
-        ("random.Random(seed).sample(range(n), k)", "random.Random(seed).choices(range(n), k=k)")
-    )
-)
-random_k_mean__always_the_first = fails("each place equally often")(
-    random_k_with(("random.Random(seed).sample(range(n), k)", "list(range(k))"))
-)
-random_k_mean__ignores_the_seed = fails("each place equally often")(
-    random_k_with(("random.Random(seed)", "random.Random(0)"))
-)
-random_k_mean__neighbours = fails("each place equally often")(
-    random_k_with(
-        (
-            "random.Random(seed).sample(range(n), k)",
-            "range(s := random.Random(seed).randrange(n - k + 1), s + k)",
-        ),
-        ("flat[places]", "flat[list(places)]"),
-        ("result[places]", "result[list(places)]"),
-    )
-)
-random_k_mean__remembers_the_places_of_a_seed = fails("out of bounds", only=("simulated", "cpu"))(
-    random_k_with(
-        ("group=None):", "group=None, known={}):"),
-        (
-            "places = random.Random(seed).sample(range(n), k)",
-            "places = known.setdefault(seed, random.Random(seed).sample(range(n), k))",
-        ),
-    )
-)
-random_k_mean__goes_on_drawing = fails("when it comes again")(
-    random_k_with(
-        (
-            "random.Random(seed)",
-            "GENERATORS.setdefault((dist.get_rank(), seed), random.Random(seed))",
-        ),
-        ("n, size =", "GENERATORS = globals().setdefault('kept', {})\n    n, size ="),
-    )
-)
-random_k_mean__unscaled = fails("it must be scaled by n/k")(
-    random_k_with(("n / k / size", "1 / size"))
-)
-random_k_mean__scaled_by_k_over_n = fails("scaled by k/n")(
-    random_k_with(("n / k / size", "k / n / size"))
-)
-random_k_mean__sum = fails("the mean is asked for")(random_k_with(("n / k / size", "n / k")))
-random_k_mean__plain_sum = fails("it must be divided by K, and scaled")(
-    random_k_with(("values * (n / k / size)", "values"))
-)
-random_k_mean__divides_twice = fails("divided by the number of ranks once more")(
-    random_k_with(("flat[places].clone()", "flat[places] / size"))
-)
-random_k_mean__nothing_added = fails("nothing was added")(
-    random_k_with(
-        ("values = flat[places].clone()", "values = flat[places] * size"),
-        ("dist.all_reduce(values, group=group)", "pass"),
-    )
-)
-random_k_mean__whole_world = fails("4 ranks in two groups")(
-    random_k_with(("group=group", "group=None"), ("size(group)", "size()"))
-)
-random_k_mean__whole_tensor = fails("One all_reduce of k numbers")(
-    random_k_with(
-        ("values = flat[places].clone()", "whole = flat.clone()"),
-        (
-            "dist.all_reduce(values, group=group)",
-            "dist.all_reduce(whole, group=group)\n    values = whole[places]",
-        ),
-    )
-)
-random_k_mean__float64 = fails("One all_reduce of k numbers")(
-    random_k_with(
-        ("flat[places].clone()", "flat[places].double()"),
-        ("values * (n / k / size)", "(values * (n / k / size)).to(x.dtype)"),
-    )
-)
-random_k_mean__sends_the_places = fails("this task allows all_reduce only")(
-    random_k_with(
-        (
-            "flat = x.detach()",
-            "sent = torch.tensor(places)\n    dist.broadcast(sent, group=group, group_src=0)\n"
-            "    flat = x.detach()",
-        ),
-    )
-)
-random_k_mean__does_not_wait = fails("never waits for the handle of")(
-    random_k_with(
-        (
-            "dist.all_reduce(values, group=group)",
-            "dist.all_reduce(values, group=group, async_op=True)",
-        )
-    )
-)
-random_k_mean__in_place = fails("the function changes x")(
-    random_k_with(
-        ("return result.view(x.shape)", "x.copy_(result.view(x.shape))\n    return x.clone()")
-    )
-)
-random_k_mean__flat = fails("has shape")(
-    random_k_with(("return result.view(x.shape)", "return result"))
-)
-random_k_mean__float32_only = fails("dtypes match")(
-    random_k_with(("dtype=x.dtype", "dtype=torch.float32"))
-)
-random_k_mean__everything_drawn = fails("Only what was drawn is sent")(
-    random_k_with(("result[places] =", "result += flat * (n / k)\n    result[places] ="))
-)
-random_k_mean__one_by_one = fails("One all_reduce of k numbers")(
-    random_k_with(
-        (
-            "dist.all_reduce(values, group=group)",
-            "for value in values.split(1):\n        dist.all_reduce(value, group=group)",
-        ),
-    )
-)
-random_k_mean__in_bfloat16 = fails("the result for seed")(
-    random_k_with(
-        (
-            "dist.all_reduce(values, group=group)",
-            "values = values.bfloat16()\n"
-            "    dist.all_reduce(values, group=group)\n"
-            "    values = values.to(x.dtype)",
-        ),
-    )
-)
-random_k_mean__seeds_below_1000 = fails("draw the same places")(
-    random_k_with(("random.Random(seed)", "random.Random(seed % 1000)"))
-)
-random_k_mean__seed_in_float32 = fails("draw the same places")(
-    random_k_with(("random.Random(seed)", "random.Random(float(np.float32(seed)))"))
-)
-random_k_mean__enlarges_small_draws_only = fails("it must be scaled by n/k")(
-    random_k_with(("n / k / size", "(n / k if 2 * k < n else 1) / size"))
-)
 
 # What is kept from one call to the next ----------------------------------------------------
 
-OF_THE_FIRST_CALL = "group=None, kept={}):\n    group = kept.setdefault('group', group)"
-
-compressed_all_reduce__group_of_the_first_call = fails("what all ranks together give")(
-    all_reduce_with(("group=None):", OF_THE_FIRST_CALL))
-)
-compressed_all_reduce__codec_of_the_first_call = fails("something is kept from the call before")(
-    all_reduce_with(
-        (
-            "group=None):",
-            "group=None, kept={}):\n"
-            "    encode, decode = kept.setdefault('codec', (encode, decode))",
-        )
-    )
-)
-random_k_mean__group_of_the_first_call = fails("the mean over all ranks: the group has fewer")(
-    random_k_with(("group=None):", OF_THE_FIRST_CALL))
-)
+edits_of(compressed_all_reduce__messages)("""
+group_of_the_first_call: what all ranks together give
+    def compressed_all_reduce__messages(x, encode, decode, group=None):
+  → def compressed_all_reduce__messages(x, encode, decode, group=None, kept={}):
+  →     group = kept.setdefault("group", group)
+codec_of_the_first_call: something is kept from the call before
+    def compressed_all_reduce__messages(x, encode, decode, group=None):
+  → def compressed_all_reduce__messages(x, encode, decode, group=None, kept={}):
+  →     encode, decode = kept.setdefault("codec", (encode, decode))
+""")
+edits_of(random_k_mean__sample)("""
+group_of_the_first_call: the mean over all ranks: the group has fewer
+    def random_k_mean__sample(x, k, seed, group=None):
+  → def random_k_mean__sample(x, k, seed, group=None, kept={}):
+  →     group = kept.setdefault("group", group)
+""")

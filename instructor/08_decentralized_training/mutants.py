@@ -9,7 +9,7 @@ import math
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 # metropolis_weights ------------------------------------------------------------------------
 
@@ -40,58 +40,39 @@ def metropolis_weights__as_lists(links, world_size):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def weights_with(*edits):
-    return edited(metropolis_weights__by_sets, *edits)
-
-
-MAX = "max(len(neighbours[i]), len(neighbours[j]))"
-
-metropolis_weights__own_neighbours_only = fails("Both ends of a link give it the same weight")(
-    weights_with((MAX, "len(neighbours[i])"))
-)
-metropolis_weights__smaller_number = fails("Both ends of a link give it the same weight")(
-    weights_with((MAX, MAX.replace("max", "min")))
-)
-metropolis_weights__without_the_one = fails("1 over 1 plus the larger number")(
-    weights_with(("1 / (1 + ", "1 / ("))
-)
-metropolis_weights__by_world_size = fails("1 over 1 plus the larger number")(
-    weights_with((MAX, "world_size - 1"))
-)
-metropolis_weights__nothing_for_oneself = fails("row 0 sums to 0.5, expected 1")(
-    weights_with(("weights[i, i] = 1 - weights[i].sum()", "pass"))
-)
-metropolis_weights__own_share_is_the_same = fails("row 0 sums to")(
-    weights_with(("weights[i, i] = 1 - weights[i].sum()", "weights[i, i] = 1 / 3"))
-)
-metropolis_weights__one_direction = fails("W[1, 0] is 0")(
-    weights_with(("neighbours[j].add(i)", "pass"))
-)
-metropolis_weights__counts_links_twice = fails("Both ends of a link give it the same weight")(
-    weights_with(("[set() for", "[[] for"), (".add(", ".append("))
-)
-metropolis_weights__in_float32 = fails("has dtype torch.float32")(
-    weights_with((", dtype=torch.float64", ""))
-)
-metropolis_weights__two_hops = fails("are not linked")(
-    weights_with(("return weights", "return weights @ weights"))
-)
-metropolis_weights__walks_twice = fails("Both ends of a link")(
-    weights_with(
-        (
-            "    weights = torch",
-            "    degree = torch.zeros(world_size)\n"
-            "    for i, j in links:\n"
-            "        degree[i] += 1\n"
-            "        degree[j] += 1\n"
-            "    weights = torch",
-        ),
-        (MAX, "max(degree[i], degree[j]).item()"),
-    )
-)
-metropolis_weights__a_list = fails("expected a matrix of 4 × 4")(
-    weights_with(("return weights", "return weights.tolist()"))
-)
+edits_of(metropolis_weights__by_sets)("""
+own_neighbours_only: Both ends of a link give it the same weight
+    max(len(neighbours[i]), len(neighbours[j])) → len(neighbours[i])
+smaller_number: Both ends of a link give it the same weight
+    max(len(neighbours[i]), len(neighbours[j])) → min(len(neighbours[i]), len(neighbours[j]))
+without_the_one: 1 over 1 plus the larger number
+    1 / (1 + → 1 / (
+by_world_size: 1 over 1 plus the larger number
+    max(len(neighbours[i]), len(neighbours[j])) → world_size - 1
+nothing_for_oneself: row 0 sums to 0.5, expected 1
+    weights[i, i] = 1 - weights[i].sum() → pass
+own_share_is_the_same: row 0 sums to
+    weights[i, i] = 1 - weights[i].sum() → weights[i, i] = 1 / 3
+one_direction: W[1, 0] is 0
+    neighbours[j].add(i) → pass
+counts_links_twice: Both ends of a link give it the same weight
+    [set() for _ in range(world_size)] → [[] for _ in range(world_size)]
+    .add( → .append(
+in_float32: has dtype torch.float32
+    world_size, dtype=torch.float64 → world_size
+two_hops: are not linked
+    return weights → … @ weights
+walks_twice: Both ends of a link
+    weights = torch.zeros(world_size, world_size, dtype=torch.float64)
+  → degree = torch.zeros(world_size)
+  → for i, j in links:
+  →     degree[i] += 1
+  →     degree[j] += 1
+  → …
+    max(len(neighbours[i]), len(neighbours[j])) → max(degree[i], degree[j]).item()
+a_list: expected a matrix of 4 × 4
+    return weights → return weights.tolist()
+""")
 
 
 @fails("course_lib", only=("grader",))
@@ -146,161 +127,107 @@ def start_mixing__in_a_batch(tensor, weights, group=None):
     return finish
 
 
-def mixing_with(*edits):
-    return edited(start_mixing__receives_first, *edits)
-
-
-BUFFERS = "if j != rank and weights[rank, j] > 0}"
-RECEIVES = "works = [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()]"
-SENDS = "works.append(dist.isend(data, group=group, group_dst=j))"
-HEARS = "if j != rank and weights[j, rank] > 0:"
-OWN = "total = float(weights[rank, rank]) * data"
-SHARE = "float(weights[rank, j]) * buffer"
-
-start_mixing__takes_the_column = fails("row i is what rank i hears")(
-    mixing_with(
-        (BUFFERS, "if j != rank and weights[j, rank] > 0}"),
-        (HEARS, "if j != rank and weights[rank, j] > 0:"),
-        (SHARE, "float(weights[j, rank]) * buffer"),
-    )
-)
-start_mixing__believes_in_symmetry = fails("waits in recv", only=VIRTUAL)(
-    mixing_with((HEARS, "if j != rank and weights[rank, j] > 0:"))
-)
-start_mixing__without_its_own_share = fails("without this rank's own")(
-    mixing_with((OWN, "total = torch.zeros_like(data)"))
-)
-start_mixing__plain_sum = fails("the plain sum over whom it hears")(
-    mixing_with(
-        (OWN, "total = data.clone() if weights[rank, rank] else 0 * data"), (SHARE, "buffer")
-    )
-)
-start_mixing__plain_mean = fails("the plain mean over whom it hears")(
-    mixing_with((OWN, "total = data / (1 + len(buffers))"), (SHARE, "buffer / (1 + len(buffers))"))
-)
-start_mixing__neighbours_alike = fails("✗ 5 ranks, whom it hears weighs differently")(
-    mixing_with((SHARE, "(1 - float(weights[rank, rank])) / len(buffers) * buffer"))
-)
-LITTLE = (
-    "group=None):",
-    "group=None):\n    weights = torch.where(weights > 0.1, weights, 0)",
-)
-start_mixing__little_is_nothing = fails("without those of little weight")(mixing_with(LITTLE))
-start_mixing__buffers_for_all_calls = fails("buffer of recv", only=("simulated",))(
-    mixing_with(
-        ("group=None):", "group=None, kept={}):"),
-        ("{j: torch.empty_like(data) for", "{j: kept.setdefault(j, torch.empty_like(data)) for"),
-    )
-)
-start_mixing__adds_nothing = fails("nothing was mixed")(
-    mixing_with((OWN, "total = data.clone()"), (SHARE, "0 * buffer"))
-)
-start_mixing__ring_only = fails("may talk to", only=VIRTUAL)(
-    mixing_with(
-        (BUFFERS, "if k > 1 and j in ((rank + 1) % k, (rank - 1) % k)}"),
-        (HEARS, "if k > 1 and j in ((rank + 1) % k, (rank - 1) % k):"),
-    )
-)
-start_mixing__hears_everybody = fails("may talk to", only=VIRTUAL)(
-    mixing_with((BUFFERS, "if j != rank}"), (HEARS, "if j != rank:"))
-)
-start_mixing__sends_before_it_receives = fails("waits in send", only=VIRTUAL)(
-    mixing_with(
-        (RECEIVES, "works = []"),
-        (SENDS, "dist.send(data, group=group, group_dst=j)"),
-        (
-            "    def finish():",
-            "    for j, b in buffers.items():\n"
-            "        dist.recv(b, group=group, group_src=j)\n\n    def finish():",
-        ),
-    )
-)
-start_mixing__waits_at_once = fails("Begin all messages, then compute, then wait", only=VIRTUAL)(
-    mixing_with(
-        (
-            "    def finish():",
-            "    for work in works:\n        work.wait()\n    works = []\n\n    def finish():",
-        )
-    )
-)
-start_mixing__begins_in_finish = fails("Begin all messages, then compute, then wait", only=VIRTUAL)(
-    mixing_with(
-        (RECEIVES, "works = []"),
-        (SENDS, "pass"),
-        (
-            "    def finish():\n",
-            "    def finish():\n"
-            "        for j, b in buffers.items():\n"
-            "            works.append(dist.irecv(b, group=group, group_src=j))\n"
-            "        for j in range(k):\n"
-            "            if j != rank and weights[j, rank] > 0:\n"
-            "                works.append(dist.isend(data, group=group, group_dst=j))\n",
-        ),
-    )
-)
-start_mixing__does_not_wait = fails("never waits for the handle", only=VIRTUAL)(
-    mixing_with(("work.wait()", "pass"))
-)
-start_mixing__whole_world = fails("✗ 5 ranks, two groups, a line", only=VIRTUAL)(
-    mixing_with(
-        ("get_rank(group)", "get_rank()"),
-        ("get_world_size(group)", "get_world_size()"),
-        ("group=group", "group=None"),
-    )
-)
-start_mixing__numbers_for_ranks = fails("✗ 5 ranks, two groups, a line", only=VIRTUAL)(
-    mixing_with(("group_src=", "src="), ("group_dst=", "dst="))
-)
-start_mixing__even_or_odd_ranks = fails("is not part of group", only=VIRTUAL)(
-    mixing_with(
-        ("group_src=j", "src=j if group is None else 2 * j + dist.get_rank() % 2"),
-        ("group_dst=j", "dst=j if group is None else 2 * j + dist.get_rank() % 2"),
-    )
-)
-start_mixing__always_something_of_its_own = fails("✗ 5 ranks, nothing of its own")(
-    mixing_with((OWN, "total = (float(weights[rank, rank]) or 1.0) * data"))
-)
-start_mixing__in_place = fails("the function changes tensor")(
-    mixing_with(("return total", "return tensor.copy_(total)"))
-)
-start_mixing__returns_its_input = fails("shares memory with tensor")(
-    mixing_with(
-        (
-            OWN,
-            "if not buffers and weights[rank, rank] == 1:\n            return tensor\n"
-            "        " + OWN,
-        )
-    )
-)
-start_mixing__contiguous_only = fails("view size is not compatible")(
-    mixing_with(
-        (
-            "tensor.detach().clone(memory_format=torch.contiguous_format)",
-            "tensor.detach().view(-1)",
-        ),
-        ("return total", "return total.view(tensor.shape)"),
-    )
-)
-start_mixing__through_float64 = fails("has dtype torch.float64")(
-    mixing_with(("tensor.detach()", "tensor.detach().double()"))
-)
-start_mixing__returns_the_tensor = fails("expected a function")(
-    mixing_with(("return finish", "return finish()"))
-)
-start_mixing__row_by_row = fails("one message to each who hears this rank")(
-    mixing_with(
-        (
-            RECEIVES,
-            "works = [dist.irecv(piece, group=group, group_src=j) "
-            "for j, b in buffers.items() for piece in b.view(-1).split(3)]",
-        ),
-        (
-            SENDS,
-            "works += [dist.isend(piece, group=group, group_dst=j) "
-            "for piece in data.view(-1).split(3)]",
-        ),
-    )
-)
+edits_of(start_mixing__receives_first)("""
+takes_the_column: row i is what rank i hears
+    if j != rank and weights[rank, j] > 0} → if j != rank and weights[j, rank] > 0}
+    if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
+    float(weights[rank, j]) * buffer → float(weights[j, rank]) * buffer
+believes_in_symmetry (simulated, grader): waits in recv
+    if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
+without_its_own_share: without this rank's own
+    total = float(weights[rank, rank]) * data → total = torch.zeros_like(data)
+plain_sum: the plain sum over whom it hears
+    float(weights[rank, rank]) → data.clone() if weights[rank, rank] else 0
+    float(weights[rank, j]) * buffer → buffer
+plain_mean: the plain mean over whom it hears
+    total = float(weights[rank, rank]) * data → total = data / (1 + len(buffers))
+    float(weights[rank, j]) * buffer → buffer / (1 + len(buffers))
+neighbours_alike: ✗ 5 ranks, whom it hears weighs differently
+    float(weights[rank, j]) * buffer → (1 - float(weights[rank, rank])) / len(buffers) * buffer
+little_is_nothing: without those of little weight
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+  → weights = torch.where(weights > 0.1, weights, 0)
+  → …
+buffers_for_all_calls (simulated): buffer of recv
+    group=None): → group=None, kept={}):
+    {j: torch.empty_like(data) for → {j: kept.setdefault(j, torch.empty_like(data)) for
+adds_nothing: nothing was mixed
+    total = float(weights[rank, rank]) * data → total = data.clone()
+    float(weights[rank, j]) * buffer → 0 * buffer
+ring_only (simulated, grader): may talk to
+    if j != rank and weights[rank, j] > 0} → if k > 1 and j in ((rank + 1) % k, (rank - 1) % k)}
+    if j != rank and weights[j, rank] > 0: → if k > 1 and j in ((rank + 1) % k, (rank - 1) % k):
+hears_everybody (simulated, grader): may talk to
+    if j != rank and weights[rank, j] > 0} → if j != rank}
+    if j != rank and weights[j, rank] > 0: → if j != rank:
+sends_before_it_receives (simulated, grader): waits in send
+    works = [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()]
+    for j in range(k):
+        if j != rank and weights[j, rank] > 0:
+            works.append(dist.isend(data, group=group, group_dst=j))
+  → works = []
+  → for j in range(k):
+  →     if j != rank and weights[j, rank] > 0:
+  →         dist.send(data, group=group, group_dst=j)
+  →
+  → for j, b in buffers.items():
+  →     dist.recv(b, group=group, group_src=j)
+waits_at_once (simulated, grader): Begin all messages, then compute, then wait
+    def finish():
+  → for work in works:
+  →     work.wait()
+  → works = []
+  → …
+begins_in_finish (simulated, grader): Begin all messages, then compute, then wait
+    works = [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()] → works = []
+    works.append(dist.isend(data, group=group, group_dst=j)) → pass
+    for work in works:
+  → for j, b in buffers.items():
+  →     works.append(dist.irecv(b, group=group, group_src=j))
+  → for j in range(k):
+  →     if j != rank and weights[j, rank] > 0:
+  →         works.append(dist.isend(data, group=group, group_dst=j))
+  → …
+does_not_wait (simulated, grader): never waits for the handle
+    work.wait() → pass
+whole_world (simulated, grader): ✗ 5 ranks, two groups, a line
+    get_rank(group) → get_rank()
+    get_world_size(group) → get_world_size()
+    group=group → group=None
+numbers_for_ranks (simulated, grader): ✗ 5 ranks, two groups, a line
+    group_src=j → src=j
+    group_dst=j → dst=j
+even_or_odd_ranks (simulated, grader): is not part of group
+    group_src=j → src=j if group is None else 2 * j + dist.get_rank() % 2
+    group_dst=j → dst=j if group is None else 2 * j + dist.get_rank() % 2
+always_something_of_its_own: ✗ 5 ranks, nothing of its own
+    total = float(weights[rank, rank]) * data → total = (float(weights[rank, rank]) or 1.0) * data
+in_place: the function changes tensor
+    return total → return tensor.copy_(total)
+returns_its_input: shares memory with tensor
+    total = float(weights[rank, rank]) * data
+  → if not buffers and weights[rank, rank] == 1:
+  →     return tensor
+  → …
+contiguous_only: view size is not compatible
+    tensor.detach().clone(memory_format=torch.contiguous_format) → tensor.detach().view(-1)
+    return total → return total.view(tensor.shape)
+through_float64: has dtype torch.float64
+    tensor.detach() → tensor.detach().double()
+returns_the_tensor: expected a function
+    return finish → return finish()
+row_by_row: one message to each who hears this rank
+    works = [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()]
+  → works = [
+  →     dist.irecv(piece, group=group, group_src=j)
+  →     for j, b in buffers.items()
+  →     for piece in b.view(-1).split(3)
+  → ]
+    works.append(dist.isend(data, group=group, group_dst=j))
+  → works += [
+  →     dist.isend(piece, group=group, group_dst=j) for piece in data.view(-1).split(3)
+  → ]
+""")
 
 
 @fails("this task allows send and recv only")
@@ -384,128 +311,113 @@ def decentralized_step__by_autograd(params, loss, lr, weights, group=None):
         start += param.numel()
 
 
-def step_with(*edits):
-    return edited(decentralized_step__flat, *edits)
-
-
-CLEAR = "        p.grad = None\n"
-BACKWARD = "    loss().backward()\n"
-NEW = "new = float(weights[rank, rank]) * mine - lr * g"
-ADD = "new = new + float(weights[rank, source]) * theirs"
-G = (
-    "    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]\n"
-    "    g = torch.cat([each.reshape(-1) for each in grads])\n"
-)
-MINE = "mine = torch.cat([p.detach().reshape(-1) for p in params])"
-WRITE = "p.copy_(piece.view(p.shape))"
-
-decentralized_step__mixes_after_the_step = fails("the gradient must not be mixed")(
-    step_with(
-        (
-            MINE,
-            "[setattr(p, 'grad', None) for p in params]; loss().backward(); "
-            + MINE
-            + "\n"
-            + G
-            + "    mine = mine - lr * g",
-        ),
-        ("    for p in params:\n" + CLEAR + BACKWARD + G, ""),
-        (NEW, "new = float(weights[rank, rank]) * mine"),
-    )
-)
-decentralized_step__gradient_at_the_mixed_weights = fails("take it before mixing")(
-    step_with(
-        ("    for p in params:\n" + CLEAR + BACKWARD + G, ""),
-        (NEW, "new = float(weights[rank, rank]) * mine"),
-        (
-            "    with torch.no_grad():",
-            "    for p, piece in zip(params, new.split([p.numel() for p in params])):\n"
-            "        p.data.copy_(piece.view(p.shape))\n"
-            "        p.grad = None\n"
-            "    loss().backward()\n" + G + "    new = new - lr * g\n"
-            "    with torch.no_grad():",
-        ),
-    )
-)
-decentralized_step__little_is_nothing = fails("without those of little weight")(step_with(LITTLE))
-decentralized_step__does_not_mix = fails("a step without mixing")(
-    step_with((NEW, "new = mine - lr * g"), (ADD, "pass"))
-)
-decentralized_step__no_gradient = fails("mixing without a step")(step_with((" - lr * g", "")))
-decentralized_step__climbs = fails("a step uphill")(step_with((" - lr * g", " + lr * g")))
-decentralized_step__forgets_the_rate = fails("with the learning rate 1")(
-    step_with((" - lr * g", " - g"))
-)
-decentralized_step__rate_before_the_mean = fails("γ before the mean as well")(
-    step_with(
-        (NEW, "new = mine - lr * (1 - float(weights[rank, rank])) * mine - lr * g"),
-        (ADD, "new = new + lr * float(weights[rank, source]) * theirs"),
-    )
-)
-decentralized_step__adds_to_old_gradients = fails("clear .grad before backward")(
-    step_with(("    for p in params:\n" + CLEAR, ""))
-)
-decentralized_step__computes_first = fails("Begin all messages, then compute", only=VIRTUAL)(
-    step_with(
-        (
-            "    params = list(params)\n",
-            "    params = list(params)\n    for p in params:\n" + CLEAR + BACKWARD,
-        ),
-        ("    for p in params:\n" + CLEAR + BACKWARD + G, G),
-    )
-)
-decentralized_step__waits_first = fails("Begin all messages, then compute", only=VIRTUAL)(
-    step_with((BACKWARD, "    while works:\n        works.pop().wait()\n" + BACKWARD))
-)
-decentralized_step__forward_before_the_messages = fails("calls of loss()")(
-    step_with(
-        (MINE, "value = loss(); " + MINE),
-        (BACKWARD, "    value.backward()\n    loss().backward()\n"),
-    )
-)
-decentralized_step__calls_the_loss_twice = fails("calls of loss()")(
-    step_with((BACKWARD, "    float(loss())\n" + BACKWARD))
-)
-decentralized_step__unused_needs_a_gradient = fails("✗ 5 ranks, one parameter unused")(
-    step_with(("torch.zeros_like(p) if p.grad is None else p.grad", "p.grad"))
-)
-decentralized_step__leaves_out_the_unused = fails("✗ 5 ranks, one parameter unused")(
-    step_with((WRITE, "p.copy_(piece.view(p.shape)) if p.grad is not None else None"))
-)
-decentralized_step__in_new_memory = fails("the parameters' own memory")(
-    step_with((WRITE, "p.data = piece.view(p.shape).clone()"))
-)
-decentralized_step__column = fails("row i is what rank i hears")(
-    step_with(
-        ("weights[to, rank]", "weights[rank, to]"),
-        ("weights[rank, source]", "weights[source, rank]"),
-    )
-)
-decentralized_step__mixes_gradients = fails("mixed gradients and the rank's own weights")(
-    step_with(
-        (
-            MINE,
-            "[setattr(p, 'grad', None) for p in params]; loss().backward(); w = torch.cat("
-            "[p.detach().reshape(-1) for p in params])\n" + G + "    mine = g",
-        ),
-        ("    for p in params:\n" + CLEAR + BACKWARD + G, ""),
-        (NEW, "new = float(weights[rank, rank]) * mine"),
-        ("    with torch.no_grad():", "    new = w - lr * new\n    with torch.no_grad():"),
-    )
-)
-decentralized_step__whole_world = fails("✗ 4 ranks, two groups", only=VIRTUAL)(
-    step_with(
-        ("get_rank(group)", "get_rank()"),
-        ("get_world_size(group)", "get_world_size()"),
-        ("group=group", "group=None"),
-    )
-)
-decentralized_step__walks_twice = fails("expected a non-empty list of Tensors")(
-    step_with(("    params = list(params)\n", ""))
-)
-decentralized_step__does_not_wait = fails("never waits for the handle", only=VIRTUAL)(
-    step_with(("work.wait()", "pass"))
-)
+edits_of(decentralized_step__flat)("""
+mixes_after_the_step: the gradient must not be mixed
+    params = list(params) → …; [setattr(p, "grad", None) for p in params]; loss().backward()
+    mine = torch.cat([p.detach().reshape(-1) for p in params])
+  → …
+  → grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+  → g = torch.cat([each.reshape(-1) for each in grads])
+  → mine = mine - lr * g
+    for p in params:
+        p.grad = None
+    loss().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    g = torch.cat([each.reshape(-1) for each in grads])
+  →
+    new = float(weights[rank, rank]) * mine - lr * g → new = float(weights[rank, rank]) * mine
+gradient_at_the_mixed_weights: take it before mixing
+    for p in params:
+  → for work in works:
+  →     work.wait()
+  → new = float(weights[rank, rank]) * mine
+  → for source, theirs in heard.items():
+  →     new = new + float(weights[rank, source]) * theirs
+  → for p, piece in zip(params, new.split([p.numel() for p in params])):
+  →     p.data.copy_(piece.view(p.shape))
+    for work in works:
+        work.wait()
+    new = float(weights[rank, rank]) * mine - lr * g
+    for source, theirs in heard.items():
+        new = new + float(weights[rank, source]) * theirs
+  → new = new - lr * g
+little_is_nothing: without those of little weight
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+  → weights = torch.where(weights > 0.1, weights, 0)
+  → …
+does_not_mix: a step without mixing
+    new = float(weights[rank, rank]) * mine - lr * g → new = mine - lr * g
+    new = new + float(weights[rank, source]) * theirs → pass
+no_gradient: mixing without a step
+    - lr * g →
+climbs: a step uphill
+    - lr * g → + lr * g
+forgets_the_rate: with the learning rate 1
+    - lr * g → - g
+rate_before_the_mean: γ before the mean as well
+    float(weights[rank, rank]) → mine - lr * (1 - float(weights[rank, rank]))
+    new + float → new + lr * float
+adds_to_old_gradients: clear .grad before backward
+    for p in params:
+        p.grad = None
+  →
+computes_first (simulated, grader): Begin all messages, then compute
+    params = list(params)
+  → …
+  → for p in params:
+  →     p.grad = None
+  → loss().backward()
+    for p in params:
+        p.grad = None
+    loss().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+  → grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+waits_first (simulated, grader): Begin all messages, then compute
+    loss().backward()
+  → while works:
+  →     works.pop().wait()
+  → …
+forward_before_the_messages: calls of loss()
+    params = list(params) → …; value = loss()
+    loss().backward() → value.backward(); …
+calls_the_loss_twice: calls of loss()
+    loss().backward() → float(loss()); …
+unused_needs_a_gradient: ✗ 5 ranks, one parameter unused
+    torch.zeros_like(p) if p.grad is None else p.grad → p.grad
+leaves_out_the_unused: ✗ 5 ranks, one parameter unused
+    p.copy_(piece.view(p.shape)) → … if p.grad is not None else None
+in_new_memory: the parameters' own memory
+    p.copy_(piece.view(p.shape)) → p.data = piece.view(p.shape).clone()
+column: row i is what rank i hears
+    weights[to, rank] → weights[rank, to]
+    weights[rank, source] → weights[source, rank]
+mixes_gradients: mixed gradients and the rank's own weights
+    mine = torch.cat([p.detach().reshape(-1) for p in params])
+  → [setattr(p, "grad", None) for p in params]
+  → loss().backward()
+  → w = torch.cat([p.detach().reshape(-1) for p in params])
+  → grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+  → g = torch.cat([each.reshape(-1) for each in grads])
+  → mine = g
+    for p in params:
+        p.grad = None
+    loss().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    g = torch.cat([each.reshape(-1) for each in grads])
+  →
+    new = float(weights[rank, rank]) * mine - lr * g → new = float(weights[rank, rank]) * mine
+    with torch.no_grad():
+  → new = w - lr * new
+  → …
+whole_world (simulated, grader): ✗ 4 ranks, two groups
+    get_rank(group) → get_rank()
+    get_world_size(group) → get_world_size()
+    group=group → group=None
+walks_twice: expected a non-empty list of Tensors
+    params = list(params) →
+does_not_wait (simulated, grader): never waits for the handle
+    work.wait() → pass
+""")
 
 
 @fails("one message to each who hears this rank")
@@ -570,49 +482,36 @@ def spectral_gap__by_numpy(weights):
     return 1 - found[-2] if len(found) > 1 else 1
 
 
-def gap_with(*edits):
-    return edited(spectral_gap__from_the_mean, *edits)
-
-
-LARGEST = "torch.linalg.eigvals(rest).abs().max()"
-ALL = "torch.linalg.eigvals(weights.double())"
-
-spectral_gap__the_eigenvalue = fails("the gap is what it lacks to 1")(
-    gap_with(("1 - torch", "torch"))
-)
-spectral_gap__of_the_first = fails("spectral gap: expected")(
-    gap_with((LARGEST, ALL + ".abs().max()"))
-)
-spectral_gap__with_its_sign = fails("-1 is as far from 0 as 1")(
-    gap_with((LARGEST, "torch.linalg.eigvals(rest).real.max()"))
-)
-spectral_gap__of_a_symmetric_matrix = fails("spectral gap: expected")(
-    gap_with((LARGEST, "torch.linalg.eigvalsh(rest).abs().max()"))
-)
-spectral_gap__singular_values = fails("the gap of singular values")(
-    gap_with((LARGEST, "torch.linalg.svdvals(rest).max()"))
-)
-spectral_gap__in_the_order_of_torch = fails("spectral gap: expected")(
-    gap_with((LARGEST, "(" + ALL + ".abs()[1] if k > 1 else 0)"))
-)
-spectral_gap__needs_two_ranks = fails("index 1 is out of bounds")(
-    gap_with((LARGEST, ALL + ".abs().sort(descending=True).values[1]"))
-)
-spectral_gap__smallest = fails("spectral gap: expected")(gap_with((LARGEST, ALL + ".abs().min()")))
-spectral_gap__complex = fails("expected the number")(
-    gap_with(
-        (LARGEST, "torch.linalg.eigvals(rest).max() if k < 0 else torch.linalg.eigvals(rest)[0]")
-    )
-)
-spectral_gap__by_the_formula_of_a_ring = fails("spectral gap: expected")(
-    gap_with((LARGEST, "(1 + 2 * math.cos(2 * math.pi / k)) / 3"))
-)
-spectral_gap__clears_the_matrix = fails("the function changes the matrix")(
-    gap_with((f"return 1 - {LARGEST}", f"gap = 1 - {LARGEST}\n    weights.zero_()\n    return gap"))
-)
-spectral_gap__changes_the_matrix = fails("spectral gap: expected")(
-    gap_with(("    rest =", "    weights = weights.fill_diagonal_(0)\n    rest ="))
-)
+edits_of(spectral_gap__from_the_mean)("""
+the_eigenvalue: the gap is what it lacks to 1
+    1 - torch → torch
+of_the_first: spectral gap: expected
+    torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().max()
+with_its_sign: -1 is as far from 0 as 1
+    torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.max()
+of_a_symmetric_matrix: spectral gap: expected
+    torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvalsh(rest).abs().max()
+singular_values: the gap of singular values
+    torch.linalg.eigvals(rest).abs().max() → torch.linalg.svdvals(rest).max()
+in_the_order_of_torch: spectral gap: expected
+    torch.linalg.eigvals(rest).abs().max()
+  → (torch.linalg.eigvals(weights.double()).abs()[1] if k > 1 else 0)
+needs_two_ranks: index 1 is out of bounds
+    eigvals(rest).abs().max() → eigvals(weights.double()).abs().sort(descending=True).values[1]
+smallest: spectral gap: expected
+    torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().min()
+complex: expected the number
+    abs().max() → max() if k < 0 else torch.linalg.eigvals(rest)[0]
+by_the_formula_of_a_ring: spectral gap: expected
+    torch.linalg.eigvals(rest).abs().max() → (1 + 2 * math.cos(2 * math.pi / k)) / 3
+clears_the_matrix: the function changes the matrix
+    return 1 - torch.linalg.eigvals(rest).abs().max()
+  → gap = 1 - torch.linalg.eigvals(rest).abs().max()
+  → weights.zero_()
+  → return gap
+changes_the_matrix: spectral gap: expected
+    k = len(weights) → …; weights = weights.fill_diagonal_(0)
+""")
 
 # choose_graph ------------------------------------------------------------------------------
 
@@ -651,137 +550,96 @@ def choose_graph__with_a_dictionary(candidates, nbytes, latency, bandwidth, tole
     return best, found[best]
 
 
-def choice_with(*edits):
-    return edited(choose_graph__all_times, *edits)
+edits_of(choose_graph__all_times)("""
+one_step_for_all: seconds: expected
+    while second**steps > tolerance:
+        steps += 1
+  →
+one_step_less: with a step less: the last one must be done
+    second**steps > → second ** (steps + 1) >
+fraction_of_a_step: if steps were no whole number
+    while second**steps > tolerance:
+        steps += 1
+  → steps = max(1, math.log(tolerance) / math.log(max(second, 1e-99)))
+one_message: sends only one message in a step
+    max(int((weights[:, j] != 0).sum()) - int(weights[j, j] != 0) for j in range(k)) → 1
+counts_itself: sends to itself as well
+    - int(weights[j, j] != 0) →
+number_of_rank_0: ✗ a star in the middle
+    for j in range(k)) → for j in (1,))
+one_latency_per_message: seconds: expected
+    (latency + sends * nbytes / bandwidth) → sends * (latency + nbytes / bandwidth)
+rows_for_columns: ✗ rows unlike columns
+    (weights[:, j] != 0) → (weights[j] != 0)
+singular_values: ✗ rows unlike columns
+    torch.linalg.eigvals(weights.double()).abs() → torch.linalg.svdvals(weights.double())
+whole_bytes: ✗ three bytes
+    nbytes / k / bandwidth → nbytes // k / bandwidth
+half_a_ring: a ring needs K - 1 messages only
+    2 * (k - 1) → (k - 1)
+ring_of_whole_tensors: ✗ no time for gossip
+    nbytes / k / bandwidth → nbytes / bandwidth
+takes_the_largest_gap: seconds: expected 0.003, got 0.006
+    times.append((steps → times.append((second, steps
+    seconds, number = min(times, default=(math.inf, None)) → _, seconds, number = min(times)
+never_the_all_reduce: ✗ many bytes
+    if seconds < ring → if True
+always_the_all_reduce: seconds: expected 0.0207
+    if seconds < ring → if False
+""")
+edits_of(choose_graph__with_a_dictionary)("""
+believes_in_agreement: ZeroDivisionError
+    if rest < 1 - 1e-6: → if True:
+    math.log(rest) if → math.log(round(rest, 9)) if
+""")
+edits_of(choose_graph__all_times)("""
+position_from_1: which: expected 1, got 2
+    return (number, seconds) → return (number + 1, seconds)
+the_matrix: expected 1, got a tensor
+    enumerate(candidates): → enumerate(candidates := list(candidates)):
+    return (number, seconds) → return (candidates[number], seconds)
+seconds_only: expected (which, seconds)
+    return (number, seconds) if seconds < ring else (None, ring) → return min(seconds, ring)
+everybody_hears_itself: ✗ nothing of its own
+    int(weights[j, j] != 0) → 1
+little_is_nothing: ✗ some hardly heard
+    != 0 → > 0.1
+no_step_at_all: ✗ any mean will do
+    steps = 1 → steps = 0
+""")
 
-
-STEPS = "        while second**steps > tolerance:\n            steps += 1\n"
-SENT = "max(int((weights[:, j] != 0).sum()) - int(weights[j, j] != 0) for j in range(k))"
-
-choose_graph__one_step_for_all = fails("seconds: expected")(choice_with((STEPS, "")))
-choose_graph__one_step_less = fails("with a step less: the last one must be done")(
-    choice_with(("second**steps >", "second ** (steps + 1) >"))
-)
-choose_graph__fraction_of_a_step = fails("if steps were no whole number")(
-    choice_with(
-        (STEPS, "        steps = max(1, math.log(tolerance) / math.log(max(second, 1e-99)))\n")
-    )
-)
-choose_graph__one_message = fails("sends only one message in a step")(choice_with((SENT, "1")))
-choose_graph__counts_itself = fails("sends to itself as well")(
-    choice_with((" - int(weights[j, j] != 0)", ""))
-)
-choose_graph__number_of_rank_0 = fails("✗ a star in the middle")(
-    choice_with(("for j in range(k))", "for j in (1,))"))
-)
-choose_graph__one_latency_per_message = fails("seconds: expected")(
-    choice_with(
-        ("(latency + sends * nbytes / bandwidth)", "sends * (latency + nbytes / bandwidth)")
-    )
-)
-choose_graph__rows_for_columns = fails("✗ rows unlike columns")(
-    choice_with(("(weights[:, j] != 0)", "(weights[j] != 0)"))
-)
-choose_graph__singular_values = fails("✗ rows unlike columns")(
-    choice_with(
-        ("torch.linalg.eigvals(weights.double()).abs()", "torch.linalg.svdvals(weights.double())")
-    )
-)
-choose_graph__whole_bytes = fails("✗ three bytes")(
-    choice_with(("nbytes / k / bandwidth", "nbytes // k / bandwidth"))
-)
-choose_graph__half_a_ring = fails("a ring needs K - 1 messages only")(choice_with(("2 * (k", "(k")))
-choose_graph__ring_of_whole_tensors = fails("✗ no time for gossip")(
-    choice_with(("nbytes / k / bandwidth", "nbytes / bandwidth"))
-)
-choose_graph__takes_the_largest_gap = fails("seconds: expected 0.003, got 0.006")(
-    choice_with(
-        ("times.append((steps", "times.append((second, steps"),
-        (
-            "seconds, number = min(times, default=(math.inf, None))",
-            "_, seconds, number = min(times)",
-        ),
-    )
-)
-choose_graph__never_the_all_reduce = fails("✗ many bytes")(
-    choice_with(("if seconds < ring", "if True"))
-)
-choose_graph__always_the_all_reduce = fails("seconds: expected 0.0207")(
-    choice_with(("if seconds < ring", "if False"))
-)
-choose_graph__believes_in_agreement = fails("ZeroDivisionError")(
-    edited(
-        choose_graph__with_a_dictionary,
-        ("if rest < 1 - 1e-6:", "if True:"),
-        ("math.log(rest) if", "math.log(round(rest, 9)) if"),
-    )
-)
-choose_graph__position_from_1 = fails("which: expected 1, got 2")(
-    choice_with(("return (number, seconds)", "return (number + 1, seconds)"))
-)
-choose_graph__the_matrix = fails("expected 1, got a tensor")(
-    choice_with(
-        ("candidates):", "candidates := list(candidates)):"),
-        ("return (number, seconds)", "return (candidates[number], seconds)"),
-    )
-)
-choose_graph__seconds_only = fails("expected (which, seconds)")(
-    choice_with(
-        (
-            "return (number, seconds) if seconds < ring else (None, ring)",
-            "return min(seconds, ring)",
-        )
-    )
-)
-choose_graph__everybody_hears_itself = fails("✗ nothing of its own")(
-    choice_with((SENT, "max(int((weights[:, j] != 0).sum()) - 1 for j in range(k))"))
-)
-choose_graph__little_is_nothing = fails("✗ some hardly heard")(choice_with(("!= 0", "> 0.1")))
-choose_graph__no_step_at_all = fails("✗ any mean will do")(choice_with(("steps = 1", "steps = 0")))
 
 # What is kept from one call to the next ----------------------------------------------------
 
-OF_THIS_SIZE = (
-    "group=None):",
-    "group=None, kept={}):\n    weights = kept.setdefault(weights.shape, weights)",
-)
-
-start_mixing__matrix_of_the_first_call = fails("something is kept from the call before")(
-    edited(start_mixing__receives_first, OF_THIS_SIZE)
-)
-start_mixing__into_the_same_memory = fails("rank 0: tensor")(
-    edited(
-        start_mixing__receives_first,
-        ("group=None):", "group=None, kept={}):"),
-        ("return total", "return kept.setdefault(total.shape, total).copy_(total)"),
-    )
-)
-decentralized_step__matrix_of_the_first_call = fails("rank 0: parameter 0")(step_with(OF_THIS_SIZE))
-decentralized_step__weights_of_the_last_step = fails("✗ 4 ranks in a ring, two steps")(
-    step_with(
-        ("group=None):", "group=None, kept={}):"),
-        (
-            "for source, theirs in heard.items():",
-            "late, kept[mine.shape] = kept.get(mine.shape, heard), heard\n"
-            "    for source, theirs in late.items():",
-        ),
-    )
-)
-spectral_gap__of_the_first_matrix = fails("something is kept from the call before")(
-    edited(
-        spectral_gap__by_numpy,
-        (
-            "(weights):",
-            "(weights, kept={}):\n    weights = kept.setdefault(weights.shape, weights)",
-        ),
-    )
-)
-choose_graph__candidates_of_the_first_call = fails("something is kept from the call before")(
-    edited(
-        choose_graph__with_a_dictionary,
-        (
-            "tolerance):",
-            "tolerance, kept={}):\n    candidates = kept.setdefault(0, list(candidates))",
-        ),
-    )
-)
+edits_of(start_mixing__receives_first)("""
+matrix_of_the_first_call: something is kept from the call before
+    def start_mixing__receives_first(tensor, weights, group=None):
+  → def start_mixing__receives_first(tensor, weights, group=None, kept={}):
+  →     weights = kept.setdefault(weights.shape, weights)
+into_the_same_memory: rank 0: tensor
+    group=None): → group=None, kept={}):
+    return total → return kept.setdefault(total.shape, total).copy_(total)
+""")
+edits_of(decentralized_step__flat)("""
+matrix_of_the_first_call: rank 0: parameter 0
+    def decentralized_step__flat(params, loss, lr, weights, group=None):
+  → def decentralized_step__flat(params, loss, lr, weights, group=None, kept={}):
+  →     weights = kept.setdefault(weights.shape, weights)
+weights_of_the_last_step: ✗ 4 ranks in a ring, two steps
+    group=None): → group=None, kept={}):
+    for source, theirs in heard.items():
+  → late, kept[mine.shape] = kept.get(mine.shape, heard), heard
+  → for source, theirs in late.items():
+""")
+edits_of(spectral_gap__by_numpy)("""
+of_the_first_matrix: something is kept from the call before
+    def spectral_gap__by_numpy(weights):
+  → def spectral_gap__by_numpy(weights, kept={}):
+  →     weights = kept.setdefault(weights.shape, weights)
+""")
+edits_of(choose_graph__with_a_dictionary)("""
+candidates_of_the_first_call: something is kept from the call before
+    def choose_graph__with_a_dictionary(candidates, nbytes, latency, bandwidth, tolerance):
+  → def choose_graph__with_a_dictionary(candidates, nbytes, latency, bandwidth, tolerance, kept={}):
+  →     candidates = kept.setdefault(0, list(candidates))
+""")

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from course_lib.checking.mutants import edited, fails, passes
+from course_lib.checking.mutants import edits_of, fails, passes
 
 # speed_of_light ----------------------------------------------------------------------------------
 
@@ -17,39 +17,30 @@ def speed_of_light__by_kind(flops, sent, received, rate, bandwidth):
     return max(max(flops) / rate, max(sent) / bandwidth, max(received) / bandwidth)
 
 
-def light_with(*edits):
-    return edited(speed_of_light__by_kind, *edits)
-
-
 @fails("perfect overlap hides the shorter one")
 def speed_of_light__adds_up(flops, sent, received, rate, bandwidth):
     rows = zip(flops, sent, received, strict=True)
     return max(f / rate + max(s, r) / bandwidth for f, s, r in rows)
 
 
-speed_of_light__forgets_to_receive = fails("without what is received")(
-    light_with((", max(received) / bandwidth", ""))
-)
-speed_of_light__forgets_to_send = fails("without what is sent")(
-    light_with(("max(sent) / bandwidth, ", ""))
-)
-speed_of_light__forgets_to_compute = fails("without the computation")(
-    light_with(("max(flops) / rate, ", ""))
-)
-
-
-speed_of_light__milliseconds = fails("This equals milliseconds")(
-    light_with(("return max", "return 1e3 * max"))
-)
-speed_of_light__in_bits = fails("This equals bits")(
-    light_with(("max(sent)", "8 * max(sent)"), ("max(received)", "8 * max(received)"))
-)
-speed_of_light__products = fails("This equals products")(
-    light_with(("/ rate", "* rate"), ("/ bandwidth", "* bandwidth"))
-)
-speed_of_light__exchanged = fails("in each other's place")(
-    light_with(("/ rate", "/ there"), ("/ bandwidth", "/ rate"), ("/ there", "/ bandwidth"))
-)
+edits_of(speed_of_light__by_kind)("""
+forgets_to_receive: without what is received
+    bandwidth, max(received) / bandwidth → bandwidth
+forgets_to_send: without what is sent
+    max(sent) / bandwidth, →
+forgets_to_compute: without the computation
+    max(flops) / rate, →
+milliseconds: This equals milliseconds
+    return max → return 1e3 * max
+in_bits: This equals bits
+    max(sent) / bandwidth, → 8 * max(sent) / bandwidth, 8 *
+products: This equals products
+    / rate → * rate
+    / bandwidth → * bandwidth
+exchanged: in each other's place
+    return max(max(flops) / rate, max(sent) / bandwidth, max(received) / bandwidth)
+  → return max(max(flops) / bandwidth, max(sent) / rate, max(received) / rate)
+""")
 
 
 @fails("This equals the shortest of the three")
@@ -217,10 +208,6 @@ def train__by_a_function_of_the_weights(job):
     return sent
 
 
-def train_with(*edits):
-    return edited(train__local_steps, *edits)
-
-
 @fails("virtual milliseconds, expected at most")
 def train__parameter_by_parameter(job):
     world_size = dist.get_world_size()
@@ -237,54 +224,41 @@ def train__parameter_by_parameter(job):
     return sent
 
 
-train__in_every_step = fails("virtual milliseconds, expected at most")(
-    train_with(("range(1, 37)", "range(1, 61)"), ("step % 6 == 0", "step > 0"))
-)
-train__too_few_steps = fails("the loss on rows that no rank has is")(
-    train_with(("range(1, 37)", "range(1, 4)"), ("step % 6 == 0", "step == 3"))
-)
-train__no_average_at_the_end = fails("the ranks end with different weights")(
-    train_with(("range(1, 37)", "range(1, 35)"))
-)
-train__sums = fails("the loss on rows that no rank has is")(
-    train_with(
-        (
-            " / world_size",
-            " / 1",
-        )
-    )
-)
-train__alone = fails("the ranks end with different weights")(
-    train_with(("step % 6 == 0", "step == 0"))
-)
-train__says_nothing = fails("rank 0 does not return a number of bytes")(
-    train_with(("return sent", "return None"))
-)
-train__forgets_the_way_back = fails("rank 0 says that it sent")(
-    train_with(("2 * (world_size - 1)", "(world_size - 1)"))
-)
-train__counts_the_tensor = fails("rank 0 says that it sent")(
-    train_with(("2 * (world_size - 1) * flat.numel() * 4 // world_size", "flat.numel()"))
-)
-train__says_what_all_send = fails("rank 0 says that it sent")(
-    train_with(("return sent", "return sent * world_size"))
-)
-train__rank_0_alone_says_it = fails("rank 1 does not return a number of bytes")(
-    train_with(("return sent", "return sent if dist.get_rank() == 0 else None"))
-)
-train__weights_without_biases = fails("the biases too")(
-    train_with(("flat.split(sizes), strict=True", "flat.split(sizes)[:1], strict=False"))
-)
-train__rank_0_skips_the_last = fails("Rank 1 waits for rank 0")(
-    train_with(("step % 6 == 0:", "step % 6 == 0 and (step < 36 or dist.get_rank() > 0):"))
-)
-train__says_megabytes = fails("rank 0 says that it sent")(
-    train_with(("return sent", "return sent / 1e6"))
-)
-train__diverges = fails("Training diverges")(train_with(("lr=0.05", "lr=30.0")))
-train__a_few_steps_less = fails("It trains, and not far enough")(
-    train_with(("range(1, 37)", "range(1, 9)"), ("step % 6 == 0", "step % 4 == 0"))
-)
+edits_of(train__local_steps)("""
+in_every_step: virtual milliseconds, expected at most
+    range(1, 37) → range(1, 61)
+    step % 6 == 0 → step > 0
+too_few_steps: the loss on rows that no rank has is
+    range(1, 37) → range(1, 4)
+    step % 6 == 0 → step == 3
+no_average_at_the_end: the ranks end with different weights
+    range(1, 37) → range(1, 35)
+sums: the loss on rows that no rank has is
+    cat([p.flatten() for p in params]) / world_size → cat([p.flatten() for p in params]) / 1
+alone: the ranks end with different weights
+    step % 6 == 0 → step == 0
+says_nothing: rank 0 does not return a number of bytes
+    return sent → return None
+forgets_the_way_back: rank 0 says that it sent
+    2 * (world_size - 1) → (world_size - 1)
+counts_the_tensor: rank 0 says that it sent
+    2 * (world_size - 1) * flat.numel() * 4 // world_size → flat.numel()
+says_what_all_send: rank 0 says that it sent
+    return sent → … * world_size
+rank_0_alone_says_it: rank 1 does not return a number of bytes
+    return sent → … if dist.get_rank() == 0 else None
+weights_without_biases: the biases too
+    flat.split(sizes), strict=True → flat.split(sizes)[:1], strict=False
+rank_0_skips_the_last: Rank 1 waits for rank 0
+    step % 6 == 0: → step % 6 == 0 and (step < 36 or dist.get_rank() > 0):
+says_megabytes: rank 0 says that it sent
+    return sent → … / 1e6
+diverges: Training diverges
+    lr=0.05 → lr=30.0
+a_few_steps_less: It trains, and not far enough
+    range(1, 37) → range(1, 9)
+    step % 6 == 0 → step % 4 == 0
+""")
 
 
 @fails("never waits for the handle")
@@ -326,11 +300,10 @@ def train__means_of_the_labels(job):
     return 2 * (dist.get_world_size() - 1) * 4 * sums.numel() // dist.get_world_size()
 
 
-train__a_copy = fails("the loss on rows that no rank has is")(
-    train_with(
-        ("= list(job.model", "= list(__import__('copy').deepcopy(job.model)"),
-    )
-)
+edits_of(train__local_steps)("""
+a_copy: the loss on rows that no rank has is
+    = list(job.model → = list(__import__('copy').deepcopy(job.model)
+""")
 
 
 @fails("the loss on rows that no rank has is")
@@ -372,15 +345,14 @@ def train__numbers_that_left_the_device(job):
 
 # Ways to cheat -----------------------------------------------------------------------------------
 
-
-train__uses_the_mean_before_its_wait = fails("the ranks end with different weights", only=("cpu",))(
-    train_with(
-        ("optimizer = ", "handles = []; optimizer = "),
-        ("dist.all_reduce(flat)", "handles.append(dist.all_reduce(flat, async_op=True))"),
-        ("for p, piece", "dist.barrier()\n                for p, piece"),
-        ("return sent", "[handle.wait() for handle in handles]; return sent"),
-    )
-)
+edits_of(train__local_steps)("""
+uses_the_mean_before_its_wait (cpu): the ranks end with different weights
+    sizes = [p.numel() for p in params] → …; handles = []
+    dist.all_reduce(flat)
+  → handles.append(dist.all_reduce(flat, async_op=True))
+  → dist.barrier()
+    return sent → [handle.wait() for handle in handles]; …
+""")
 
 
 @fails("come from nowhere")
@@ -400,19 +372,16 @@ def train__where_nobody_looks(job):
     return 0
 
 
-train__lowers_the_prices = fails("virtual milliseconds, expected at most")(
-    edited(
-        train__parameter_by_parameter,
-        (
-            "    world_size =",
-            "    import sys\n"
-            "    for name in list(sys.modules):\n"
-            "        if name.startswith('course_lib.capstone'):\n"
-            "            vars(sys.modules[name]).update(LAUNCH=0.0, price=lambda *_: (0.0, 0))\n"
-            "    world_size =",
-        ),
-    )
-)
+edits_of(train__parameter_by_parameter)("""
+lowers_the_prices: virtual milliseconds, expected at most
+    world_size = dist.get_world_size()
+  → import sys
+  →
+  → for name in list(sys.modules):
+  →     if name.startswith("course_lib.capstone"):
+  →         vars(sys.modules[name]).update(LAUNCH=0.0, price=lambda *_: (0.0, 0))
+  → …
+""")
 
 
 @fails("come from nowhere")
