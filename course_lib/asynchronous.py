@@ -169,7 +169,8 @@ def serve(
     workers = [each for each in range(world_size) if each != rank]
     if updates < 0 or not workers:
         raise ValueError(
-            f"updates={updates} with {len(workers)} workers: give 0 or more, 1 or more"
+            f"updates={updates} with {len(workers)} workers: updates must be 0 or more, and there "
+            "must be at least one worker"
         )
     if bound is not None and (bound < 0 or wait_for is not None):
         raise ValueError(f"bound={bound} must be 0 or more, and cannot be used with wait_for")

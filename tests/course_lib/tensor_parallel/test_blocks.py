@@ -228,7 +228,7 @@ def wrong(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("heads", "3 heads do not divide"), ("length", "how many tokens")]
+    ("what", "said"), [("heads", "heads=3 does not divide"), ("length", "number of tokens")]
 )
 def test_errors_say_what_is_missing(ranks_of, what, said):
     with pytest.raises(RankError, match=f"ValueError: .*{said}"):
