@@ -42,8 +42,9 @@ c.ZipCollectApp.downloaded_directory = str(grading / "downloaded")
 # What must not reach a student: not on release, and not with the feedback.
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidden.py", "mutants.py"]
 
-# Before anything of a submission is copied: what no student needs to hand in is set aside.
-c.Autograde.pre_convert_hook = "autograder.passes.vet.vet"
+# Before anything of a submission is copied: what no student needs to hand in is set aside, and
+# nothing is graded where there is no sandbox that has all it needs.
+c.Autograde.pre_convert_hook = "autograder.passes.examine.before_any"
 # First of all, what was handed in becomes the released notebook with the student's code in it.
 c.Autograde.sanitize_preprocessors = [
     "autograder.passes.rebuild.Rebuild",
@@ -55,7 +56,7 @@ c.Autograde.sanitize_preprocessors = [
 ]
 # Examine takes the place of nbgrader's Execute: the verdict is made outside the student's process.
 c.Autograde.autograde_preprocessors = [
-    "autograder.passes.examine.Examine",
+    "autograder.passes.autograde.Examine",
     "nbgrader.preprocessors.SaveAutoGrades",
     "nbgrader.preprocessors.AssignLatePenalties",
     "nbgrader.preprocessors.CheckCellMetadata",

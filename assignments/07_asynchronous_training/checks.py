@@ -28,10 +28,16 @@ from course_lib.checking.asynchrony import (
     served,
     server_inputs,
     worked,
+    worker_computes,
     worker_inputs,
     worker_program,
 )
-from course_lib.checking.diloco import equals_diloco, rounds_inputs, rounds_program
+from course_lib.checking.diloco import (
+    equals_diloco,
+    rounds_computes,
+    rounds_inputs,
+    rounds_program,
+)
 
 AGE, COUNTED = "staleness of push {}", "push {} counts"
 
@@ -189,6 +195,7 @@ CHECKS = {
         "work",
         inputs=worker_inputs,
         program=worker_program,
+        computes=worker_computes,
         judges=[
             equals(
                 worked(),
@@ -266,6 +273,7 @@ CHECKS = {
         "diloco",
         inputs=rounds_inputs,
         program=rounds_program,
+        computes=rounds_computes,
         judges=[equals_diloco],
         expects=[
             only_calls("all_reduce"),

@@ -18,7 +18,12 @@ from course_lib.checking.mixing import (
     watched_weights,
     whole_numbers,
 )
-from course_lib.checking.neighbour_steps import equals_steps, steps_inputs, steps_program
+from course_lib.checking.neighbour_steps import (
+    equals_steps,
+    steps_computes,
+    steps_inputs,
+    steps_program,
+)
 from course_lib.ranks import compute
 
 # Task 1: weights for a graph ---------------------------------------------------------------------
@@ -58,6 +63,10 @@ def mixing_program(start_mixing, mine, given):
             raise TypeError(f"start_mixing returns {kind}, expected a function")
         compute(mine["seconds"])
     return {name: each() for name, each in finish.items()}
+
+
+def mixing_computes(own):
+    return {own["seconds"]: 2}
 
 
 MIXING_MISTAKES = {
@@ -171,6 +180,7 @@ CHECKS = {
         "start_mixing",
         inputs=mixing_inputs,
         program=mixing_program,
+        computes=mixing_computes,
         judges=[equals(mixed(), MIXING_MISTAKES)],
         expects=one_message_each(lambda case: torch.Size(case.parameters["shape"]).numel()),
         worth={"values": 2, "communication": 2},
@@ -193,6 +203,7 @@ CHECKS = {
         "decentralized_step",
         inputs=steps_inputs,
         program=steps_program,
+        computes=steps_computes,
         judges=[equals_steps],
         expects=one_message_each(
             lambda case: sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])

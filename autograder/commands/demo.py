@@ -1,7 +1,8 @@
 """``autograder demo``: a class of six, from release to feedback, in about a minute.
 
 The six submissions are made from the assignment's own solution, from ``mutants.py`` and from the
-released notebook, so that the demo shows what the course really does with them. It keeps to
+released notebook, so that the demo shows what the course really does with them. From that it also
+follows which points they must get: if they get others, the demo fails. It keeps to
 ``grading/demo/``: a real class beside it is not touched.
 """
 
@@ -9,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -26,7 +26,10 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.course import find_sources, load_config
 from autograder.examination.gpus import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.sandbox import bubblewrap as sandbox
+from autograder.passes.canary import solved
+from autograder.passes.examine import Exam
+from autograder.passes.settings import Settings
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 
@@ -48,6 +51,36 @@ class Result:
     reason: str
 
 
+@dataclass(frozen=True)
+class Made:
+    """A submission, and what follows from how it was made.
+
+    Attributes:
+        notebook: what is handed in.
+        wrong: task that is not solved → words that the report must have. All others are solved.
+
+    """
+
+    notebook: NotebookNode
+    wrong: Mapping[str, str]
+
+    def unexpected(self, verdict: Verdict) -> list[str]:
+        """Return in a sentence each what the verdict says otherwise."""
+        found = []
+        if unknown := set(self.wrong) - {check.task for check in verdict.checks}:
+            found.append(f"{', '.join(sorted(unknown))} was not graded")
+        for check in verdict.checks:
+            got = f"{check.task} got {check.score:g} of {check.max_score:g}"
+            words = self.wrong.get(check.task)
+            if words is None and check.score < check.max_score:
+                found.append(f"{got}, and its solution is right ({check.reason})")
+            elif words is not None and check.score >= check.max_score:
+                found.append(f"{got}, and its solution is wrong")
+            elif words is not None and words not in check.reason:
+                found.append(f"{got} because {check.reason!r}, and not because {words!r}")
+        return found
+
+
 class DemoError(RuntimeError):
     """A step of the demo failed."""
 
@@ -62,14 +95,14 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
 
     Raises:
         SourcesMissing: this copy of the course lacks the sources of the assignments.
-        SandboxUnavailable: nothing is graded without a sandbox.
+        SandboxUnavailable: nothing is graded without a sandbox that has all it needs.
         DemoError: a step failed.
 
     """
     source = find_sources(root) / ASSIGNMENT
-    sandbox.probe()
     if on == "gpu":
         gpu_mounts()
+    Exam.of(source).place(replace(Settings.of(load_config(root)), on=on))
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -82,10 +115,11 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     released = folder / "release" / ASSIGNMENT
     submissions = make_submissions(source, released)
     results = []
-    for number, (name, notebook) in enumerate(submissions.items(), 1):
+    unexpected: list[str] = []
+    for number, (name, made) in enumerate(submissions.items(), 1):
         handed_in = folder / "submitted" / name / ASSIGNMENT
         handed_in.mkdir(parents=True)
-        nbformat.write(notebook, handed_in / f"{ASSIGNMENT}.ipynb")
+        nbformat.write(made.notebook, handed_in / f"{ASSIGNMENT}.ipynb")
         say(f"grading {number} of {len(submissions)}: {name} …")
         start = time.monotonic()
         _must(api.autograde(ASSIGNMENT, name), f"grading {name}")
@@ -94,6 +128,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         booked = api.get_submission(ASSIGNMENT, name)["code_score"]
         if booked != verdict.score:
             raise DemoError(f"{name}: the verdict says {verdict.score}, the gradebook {booked}")
+        unexpected += [f"{name}: {each}" for each in made.unexpected(verdict)]
         results.append(
             Result(name, verdict.score, verdict.max_score, round(seconds, 1), verdict.reason)
         )
@@ -101,17 +136,29 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     _must(api.generate_feedback(ASSIGNMENT), "writing feedback")
     rows = json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False)
     (root / "grading" / "demo.json").write_text(rows + "\n")
+    if unexpected:
+        raise DemoError(
+            f"these points are not what they must be:\n\n{table(results)}\n\n"
+            + "\n".join(unexpected)
+            + "\n\nDo not grade here before this is mended. Look at the machine with: course "
+            "doctor --grading; and, if you changed them, at the solution, mutants.py and "
+            f"checks.py in {source}"
+        )
     return results
 
 
-def make_submissions(source: Path, released: Path) -> dict[str, NotebookNode]:
+def make_submissions(source: Path, released: Path) -> dict[str, Made]:
     """Return what the six hand in, by name."""
     mutants = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
     solution = nbformat.read(source / f"{ASSIGNMENT}.ipynb", as_version=4)
     untouched = nbformat.read(released / f"{ASSIGNMENT}.ipynb", as_version=4)
 
-    def with_mutants(*names: tuple[str, str]) -> NotebookNode:
-        return replace_tasks(untouched, solution, [mutants[name] for name in names])
+    tests = [cell for cell in untouched.cells if is_grade(cell) and not is_solution(cell)]
+
+    def with_mutants(*names: tuple[str, str]) -> Made:
+        chosen = [mutants[name] for name in names]
+        wrong = {m.task: m.reason for m in chosen if m.reason is not None}
+        return Made(replace_tasks(untouched, solution, chosen), wrong)
 
     return {
         "right": with_mutants(),
@@ -123,7 +170,10 @@ def make_submissions(source: Path, released: Path) -> dict[str, NotebookNode]:
         "wrong-average": with_mutants(("average_gradients", "sum")),
         "deadlock": with_mutants(("average_gradients", "deadlock")),
         "crash": with_mutants(("average_gradients", "exit")),
-        "untouched": untouched,
+        "untouched": Made(
+            untouched,
+            {cell.metadata.nbgrader.grade_id: NotImplementedError.__name__ for cell in tests},
+        ),
     }
 
 
@@ -131,17 +181,8 @@ def replace_tasks(
     released: NotebookNode, solution: NotebookNode, mutants: list[Mutant]
 ) -> NotebookNode:
     """Return the released notebook with the solution's code in it, or a mutant's where given."""
-    sources = {
-        cell.metadata.nbgrader.grade_id: re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
-        for cell in solution.cells
-        if is_solution(cell)
-    }
-    sources |= {f"write_{mutant.task}": mutant.source for mutant in mutants}
-    notebook: NotebookNode = nbformat.from_dict(json.loads(nbformat.writes(released)))
-    for cell in notebook.cells:
-        if is_solution(cell) and not is_grade(cell):
-            cell.source = sources[cell.metadata.nbgrader.grade_id]
-    return notebook
+    instead = {f"write_{mutant.task}": mutant.source for mutant in mutants}
+    return solved(released, solution, instead)
 
 
 def _must(outcome: dict[str, object], what: str) -> None:
@@ -194,7 +235,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", module="nbgrader.api")
     try:
         results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
-    except (DemoError, sandbox.SandboxUnavailable) as error:
+    except (DemoError, SandboxUnavailable) as error:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")

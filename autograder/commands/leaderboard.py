@@ -34,8 +34,9 @@ from autograder.leaderboard.timing import (
 from autograder.passes.examine import masked_from
 from autograder.passes.settings import ATTEMPTS
 from autograder.pool.progress import in_words
-from autograder.sandbox import bubblewrap as sandbox
+from autograder.sandbox.look import ready
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.local import load_checks, load_module
 
 ASSIGNMENT = "10_capstone"
@@ -101,16 +102,16 @@ def leaderboard(
         raise BoardError(
             f"nobody has handed in {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
         )
-    sandbox.probe()
     title = f"The race, {'the final' if final else 'so far'}"
-    try:
-        with SandboxedPlace(masked_from(hidden.MASKED)) as place:
+    with SandboxedPlace(masked_from(hidden.MASKED)) as place:
+        ready(place)
+        try:
             _time_all(names, submitted, meeting, place, store, say)
-    finally:  # also when it is interrupted: what is known is shown
-        entries = ranked(store.entries[name] for name in names if name in store.entries)
-        shown = page(entries, meeting.race, title, plays)
-        write_whole(target / f"{stem}.html", shown, errors="replace")
-        write_whole(target / f"{stem}.csv", table(entries), errors="replace")
+        finally:  # also when it is interrupted: what is known is shown
+            entries = ranked(store.entries[name] for name in names if name in store.entries)
+            shown = page(entries, meeting.race, title, plays)
+            write_whole(target / f"{stem}.html", shown, errors="replace")
+            write_whole(target / f"{stem}.csv", table(entries), errors="replace")
     return entries
 
 
@@ -217,7 +218,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             again=arguments.again,
             say=lambda line: print(line, flush=True),
         )
-    except (BoardError, sandbox.SandboxUnavailable) as error:
+    except (BoardError, SandboxUnavailable) as error:
         print(f"autograder leaderboard: {error}", file=sys.stderr)
         return 1
     timed = sum(entry.status == "timed" for entry in entries)

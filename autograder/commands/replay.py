@@ -17,7 +17,7 @@ from autograder.examination.check import AuthorError
 from autograder.examination.node import On
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
-from autograder.passes.examine import examine_notebook
+from autograder.passes.examine import Exam, examine_notebook
 from autograder.passes.settings import Settings
 from autograder.pool.one import rebuilt
 from autograder.sandbox.place import MachineFailure
@@ -97,7 +97,7 @@ def replay(root: Path, path: Path) -> tuple[Verdict, Verdict, dict[str, Trace]]:
         submission.traces = traces
         return submission
 
-    examine_notebook(notebook, source, new, logging.getLogger(__name__), runs)
+    examine_notebook(notebook, Exam.of(source), new, logging.getLogger(__name__), runs)
     return old, new, traces
 
 

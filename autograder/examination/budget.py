@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from autograder.sandbox.cores import Cores
 from autograder.sandbox.place import MachineFailure
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
 PATIENCE = 10
@@ -45,15 +46,13 @@ class Limits:
 
     Attributes:
         cell: of one cell of the notebook.
-        case: of one case; a check may ask for less.
-        timeouts: after so many cases that took too long, a check's others are not run.
+        case: of one case whose check does not ask for others.
         submission: of everything that student code does.
 
     """
 
     cell: float = 30.0
-    case: float = 10.0
-    timeouts: int = 2
+    case: float = CASE_SECONDS
     submission: float = 60.0
 
 

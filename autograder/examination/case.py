@@ -11,8 +11,8 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
@@ -20,6 +20,7 @@ from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case
 from course_lib.checking.frames import Frame
+from course_lib.checking.limits import CARRIED, MAX_ANSWERS, MAX_TEXT
 from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import (
@@ -30,6 +31,8 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
 )
 from course_lib.ranks.explain.failure import Failure, rank_error, timed_out
+from course_lib.ranks.fabric.diagnosis import explain_misuse
+from course_lib.ranks.fabric.handles import MAX_MISUSES, Misuse
 from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.trace.trace import Trace
 
@@ -48,6 +51,7 @@ class SubmissionError(RanksError):
 class _Rank:
     channel: Channel
     cell: Cell
+    touched: list[Misuse] = field(default_factory=list)
     answer: Any = None
     answered: bool = False
     failure: Failure | None = None
@@ -62,6 +66,7 @@ class CaseRanks:
         program: the check's, packed.
         function: the student's, as the notebook process handed it over.
         network: what messages cost.
+        computes: of each rank, seconds → how often its program says that it computes so long.
 
     """
 
@@ -72,6 +77,7 @@ class CaseRanks:
         program: bytes,
         function: bytes,
         network: Network,
+        computes: Sequence[Mapping[float, int]] = (),
     ) -> None:
         self._place = place
         self._k = case.world_size
@@ -92,12 +98,15 @@ class CaseRanks:
                         end.close()
                     self._kept.close()
                     raise
-            channel = Channel(ours)
+            channel = Channel(ours, MAX_ANSWERS // self._k)
             self._kept.callback(channel.close)
             self._ranks.append(_Rank(channel, cell))
             channel.queue(Frame.PROGRAM, program)
             channel.queue(Frame.FUNCTION, function)
-        self._server = FabricServer(ends, self._k, network)
+        nothing: Sequence[Mapping[float, int]] = [{}] * self._k
+        self._server = FabricServer(
+            ends, self._k, network, computes=computes or nothing, bounds=CARRIED
+        )
 
     def __enter__(self) -> CaseRanks:
         return self
@@ -111,6 +120,11 @@ class CaseRanks:
     def trace(self) -> Trace:
         """What the ranks sent and when, as it was carried here."""
         return Trace(self._server.fabric.events, self._k)
+
+    @property
+    def touched(self) -> list[str]:
+        """Which buffers the ranks used too early, by their own word, in sentences."""
+        return explain_misuse([each for rank in self._ranks for each in rank.touched]).splitlines()
 
     def start(self, inputs: Sequence[Plain]) -> None:
         """Give every rank its input, and wait until it is about to run the student's code.
@@ -200,7 +214,9 @@ class CaseRanks:
             for kind, payload in rank.channel.frames:
                 if rank.answered or rank.failure:
                     continue
-                if kind == Frame.OUTPUT:
+                if kind == Frame.TOUCHED:
+                    rank.touched = touched_told(number, decode(payload))
+                elif kind == Frame.OUTPUT:
                     rank.answer, rank.answered = decode(payload), True
                 elif kind == Frame.FAILURE:
                     rank.failure = failure_told(decode(payload))
@@ -256,7 +272,18 @@ def failure_told(told: Any) -> Failure:
     """Return what a rank told of its exception: texts, and never an object."""
     told = told if isinstance(told, dict) else {}
     kind, message, where, trace = (
-        value if isinstance(value := told.get(key), str) else ""
+        value[:MAX_TEXT] if isinstance(value := told.get(key), str) else ""
         for key in ("kind", "message", "where", "trace")
     )
     return Failure(kind, message, where, trace, told.get("mismatch") is True, pickled=None)
+
+
+def touched_told(rank: int, told: Any) -> list[Misuse]:
+    """Return which buffers a rank says that it used too early: lines of texts."""
+    found = []
+    for each in told[:MAX_MISUSES] if isinstance(told, list) else []:
+        match each:
+            case [str(what), "read" | "wrote to" as did, str(launched), str(where)]:
+                texts = (" ".join(text[: CARRIED.text].split()) for text in (launched, where))
+                found.append(Misuse(rank, what[:100], did, *texts))
+    return found

@@ -85,7 +85,7 @@ def examine(
 
     """
     hidden = tuple(hidden)
-    guard = _Guard(name, check, submission)
+    guard = _Guard(name, check, submission, hidden)
     report = guard.report(seed, hidden, progress)
     if report.passed and on is not None:
         places = CARRIED, WORDS[on]
@@ -107,11 +107,14 @@ class AuthorError(RuntimeError):
 class _Guard:
     """Stands between a check and what comes from outside."""
 
-    def __init__(self, name: str, check: Check, submission: Submission) -> None:
+    def __init__(
+        self, name: str, check: Check, submission: Submission, hidden: Sequence[Case]
+    ) -> None:
         self.notes: list[str] = []
         self.kinds: dict[str, str] = {}
         self.limits: list[str] = []
         self._name = name
+        self._hidden = {case.name for case in hidden}
         self._check = check
         self._submission = submission
         self._run: Runner = submission.runner()
@@ -141,8 +144,9 @@ class _Guard:
         except RanksError as error:
             words = next(words for kinds, words in _OF_HIDDEN if isinstance(error, kinds))
             self.kinds[case.name] = words or error.summary
-            if limit := _limit(error):
-                self.limits.append(f"{limit}: {self._name}, {case.name}")
+            if limit := _limit(error):  # a student reads it
+                which = "a hidden case" if case.name in self._hidden else case.name
+                self.limits.append(f"{limit}: {self._name}, {which}")
             raise
         except (MachineFailure, SandboxUnavailable, AuthorError):
             raise
@@ -166,7 +170,7 @@ def _limit(error: RanksError) -> str:
 def _for_the_student(report: CheckReport, kinds: dict[str, str]) -> CheckReport:
     results = (
         replace(result, reason=kinds.get(result.name, _WRONG), detail="")
-        if result.hidden and not result.passed
+        if result.hidden and not result.passed and result.ran
         else result
         for result in report.results
     )

@@ -20,10 +20,11 @@ from autograder.examination.node import NodeRanks, On
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.frames import Frame
+from course_lib.checking.limits import MAX_TEXT, seconds_of
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.checking.wire import Plain, WireError, decode, encode
-from course_lib.ranks.explain.errors import RanksError, RankTimeout
+from course_lib.ranks.explain.errors import RanksError
 
 
 @dataclass(frozen=True)
@@ -173,33 +174,26 @@ class Submission:
             on: on which real ranks; by default on those whose messages are carried from here.
 
         """
-        timeouts = 0
         program: bytes | None = None
 
         def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
-            nonlocal timeouts, program
-            limits = self.budget.limits
-            if timeouts >= limits.timeouts:
-                raise OutOfTime(f"{timeouts} cases took too long: this one was not run.")
+            nonlocal program
             program = program or pack_program(check.program)
             function = self._take(check.function)
-            deadline = self.budget.of(min(check.seconds, limits.case))
+            deadline = self.budget.of(seconds_of(check, self.budget.limits.case))
             self._place.watch_memory()
-            try:
-                if on is not None:
-                    k = case.world_size
-                    with NodeRanks(self._place, k, program, function, on) as real:
-                        return Observed(self._outputs(real, inputs, deadline))
-                with CaseRanks(self._place, case, program, function, case.network) as ranks:
-                    try:
-                        outputs = self._outputs(ranks, inputs, deadline)
-                    except RanksError as error:
-                        error.trace = ranks.trace  # type: ignore[attr-defined]
-                        raise
-                    return Observed(outputs, ranks.trace, case.network)
-            except RankTimeout:
-                timeouts += 1
-                raise
+            if on is not None:
+                k = case.world_size
+                with NodeRanks(self._place, k, program, function, on) as real:
+                    return Observed(self._outputs(real, inputs, deadline))
+            computes = [check.computes(mine) for mine in inputs] if check.computes else ()
+            with CaseRanks(self._place, case, program, function, case.network, computes) as ranks:
+                try:
+                    outputs = self._outputs(ranks, inputs, deadline)
+                except RanksError as error:
+                    error.trace = ranks.trace  # type: ignore[attr-defined]
+                    raise
+                return Observed(outputs, ranks.trace, case.network, ranks.touched)
 
         return run
 
@@ -233,6 +227,7 @@ class Submission:
         cells = len(self._cells)
         taken = self._taken.get(function)
         if taken is None or taken[0] != cells:
+            self._taken.clear()  # it may be large, and the checks take one after the other
             taken = self._taken[function] = cells, self._asked_for(function)
         if isinstance(taken[1], SubmissionError):
             raise taken[1]
@@ -254,4 +249,4 @@ class Submission:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return value[: 2 * MAX_TEXT] if isinstance(value, str) else ""

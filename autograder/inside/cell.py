@@ -5,7 +5,7 @@ namespaces of its own, in which it sees no other process, has its own ``/tmp``, 
 loopback, and no right to change any of it. So ranks and notebook cannot see, signal or write to one
 another. It is process 1 of its cell: with it, all that it started dies.
 
-This file needs Linux and the standard library only.
+This file needs Linux, the standard library and `scratch` only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import struct
 import sys
 from pathlib import Path
 from typing import Any
+
+from autograder.inside import scratch
 
 _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _NO_NEW_PRIVILEGES = 4, 22, 24, 38
 _NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
@@ -90,12 +92,10 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
 
 
 def _mount_own_files(config: dict[str, Any]) -> None:
-    _call("mount", b"none", b"/", None, _REC | _PRIVATE, None)
-    _call("mount", b"proc", b"/proc", b"proc", _NOSUID | _NODEV | _NOEXEC, None)
-    for target, size in ((b"/tmp", config["tmp"]), (b"/dev/shm", config["shm"])):
-        options = f"mode=1777,size={size},nr_inodes=20000".encode()
-        _call("mount", b"tmpfs", target, b"tmpfs", _NOSUID | _NODEV, options)
-    os.chdir("/tmp")
+    scratch.mount(b"none", b"/", None, _REC | _PRIVATE, None)
+    scratch.mount(b"proc", b"/proc", b"proc", _NOSUID | _NODEV | _NOEXEC, None)
+    scratch.mount_own(config)
+    os.chdir(scratch.HOME)
 
 
 def _loopback_up() -> None:

@@ -31,13 +31,13 @@ import torch.distributed as dist
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from autograder.inside import cell, handover, huge_pages
+from autograder.inside import cell, handover, scratch
 from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.wire import decode, encode
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
-from course_lib.ranks.processes import fork_server
+from course_lib.ranks.fabric_socket.client import FabricClient, FabricStopped, fabric_rank
+from course_lib.ranks.processes import fork_server, huge_pages
 from course_lib.ranks.processes.launch import WIDE
 from course_lib.ranks.processes.worker import redirect_output
 
@@ -150,15 +150,23 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
     labels: dict[str, str] = {}
     network = socket.socket(fileno=fds[1])
     rank, world_size = config["rank"], config["world_size"]
-    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels):
+    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels) as client:
         send_frame(channel, Frame.READY, b"")
         reply = do_work(work, labels)
         with suppress(OSError):
+            send_frame(channel, Frame.TOUCHED, encode(_touched(client)))
             send_frame(channel, *reply)
         if reply[0] == Frame.FAILURE:
             raise FabricStopped
     with suppress(OSError):
         channel.recv(1)  # stay: the examiner ends the case
+
+
+def _touched(client: FabricClient) -> list[list[str]]:
+    """Return which buffers were used too early, as texts."""
+    assert client.context is not None
+    found = [each for each in client.context.handles.found if each.did]
+    return [list(map(_clean, (e.what, e.did, e.launched, e.where))) for e in found]
 
 
 class Work(NamedTuple):
@@ -230,7 +238,7 @@ def _described(error: BaseException, labels: dict[str, str]) -> Failure:
 
 
 def _is_theirs(name: str, labels: dict[str, str]) -> bool:
-    return name in labels or name.startswith("/tmp/")
+    return name in labels or scratch.is_own(name)
 
 
 def _texts(failure: Failure) -> dict[str, Any]:

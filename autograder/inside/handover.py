@@ -20,13 +20,12 @@ from typing import Any
 
 import cloudpickle
 
+from autograder.inside.scratch import HOME, is_own
 from course_lib.ranks.calls import Sources, cell_sources
 
 MAX_FILES = 1000
 MAX_FILE_BYTES = 16 * 2**20
 """Of all files together. The rest stays behind: checkpoints are nothing that a task needs."""
-
-_HOME = Path("/tmp")
 
 
 class Refused(Exception):
@@ -85,7 +84,7 @@ def own_modules() -> list[Any]:
     found = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        own = isinstance(file, str) and file.startswith(f"{_HOME}/")
+        own = isinstance(file, str) and is_own(file)
         if own and sys.modules.get(module.__name__) is module:
             found.append(module)
     return found
@@ -94,8 +93,10 @@ def own_modules() -> list[Any]:
 def _files() -> list[tuple[str, int, bytes]]:
     """Return path, mode and content of the notebook's regular files, the small ones first."""
     found = []
-    for folder, folders, names in os.walk(_HOME):
-        folders[:] = [each for each in folders if each != "__pycache__"]
+    for folder, folders, names in os.walk(HOME):
+        folders[:] = [
+            each for each in folders if each != "__pycache__" and is_own(os.path.join(folder, each))
+        ]
         for name in names:
             path = os.path.join(folder, name)
             info = os.lstat(path)
@@ -121,7 +122,7 @@ def unpack(data: bytes) -> tuple[Callable[..., Any], Sources]:
         os.chmod(name, mode)
     sys.path.insert(0, "")
     sys.path.extend(path)
-    if os.path.isdir(folder) or folder.startswith(f"{_HOME}/"):
+    if os.path.isdir(folder) or is_own(folder):
         os.makedirs(folder, exist_ok=True)
         os.chdir(folder)
     return pickle.loads(function), sources

@@ -18,6 +18,7 @@ from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.leaderboard.entries import DISQUALIFIED, FAILED, TIMED, UNFINISHED, Entry
 from autograder.passes.rebuild import rebuild
+from autograder.passes.vet import text_of
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Race, Score, TapeError, draw, referee
 from course_lib.checking import Case, Check
@@ -69,7 +70,7 @@ def sources_of(path: Path, released: NotebookNode) -> list[tuple[int, str]]:
     try:
         if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size > _MAX_FILE:
             raise Unreadable(f"it is no file, or one of more than {_MAX_FILE >> 20} MB")
-        theirs = json.loads(path.read_bytes().decode("utf-8", "replace"))
+        theirs = json.loads(text_of(path.read_bytes()))
     except FileNotFoundError:
         raise Unreadable(f"there is no {path.name}") from None
     except (OSError, ValueError, RecursionError):

@@ -14,8 +14,9 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Dict, Unicode
 
-EXAMINE = "autograder.passes.examine.Examine"
+EXAMINE = "autograder.passes.autograde.Examine"
 BOOK = "autograder.passes.book.Book"
+VET = "autograder.passes.vet.vet"
 
 
 class NotAsGraded(ValueError):

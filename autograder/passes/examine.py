@@ -1,4 +1,4 @@
-"""The pass of ``nbgrader autograde`` that decides the points, in place of nbgrader's Execute.
+"""One rebuilt notebook examined: its cells are run, and each test cell gets its points.
 
 Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run: its grade id
 names a check, the examiner runs that check's public and hidden cases on ranks in the sandbox,
@@ -11,16 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
-from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade, is_solution
-from traitlets import Enum, Float, Unicode
 
 from autograder.examination.budget import Limits
 from autograder.examination.check import MEMORY, TIME, Examined, examine
@@ -32,78 +29,37 @@ from autograder.examination.verdict import (
     Verdict,
     checks_digest,
     source_digest,
-    verdict_path,
     versions,
 )
 from autograder.passes import vet
-from autograder.passes.settings import ATTEMPTS, Settings
+from autograder.passes.settings import Settings
 from autograder.sandbox.bubblewrap import Limits as BoxLimits
-from autograder.sandbox.place import OVER_MEMORY, MachineFailure, SandboxedPlace
+from autograder.sandbox.look import ready
+from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
+from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.desk.notebooks import EXPLORE
 
 
-class Examine(NbGraderPreprocessor):
-    """Grades one notebook, each process of its student's in a cell of the sandbox."""
+def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """Vet a submission, and grade none where that cannot work: nbgrader's hook, see `vet.vet`.
 
-    cell_seconds = Float(
-        Settings.cell_seconds, help="Time limit of one code cell, in seconds."
-    ).tag(config=True)
-    case_seconds = Float(
-        Settings.case_seconds, help="Time limit of one case of a check, in seconds."
-    ).tag(config=True)
-    submission_seconds = Float(
-        Settings.submission_seconds,
-        help="Time limit of all that one submission's code does, in seconds. For every limit: what "
-        "it waits for a core does not count, and a tenth of the time on the wall does in any case.",
-    ).tag(config=True)
-    memory_gib = Float(
-        Settings.memory_gib,
-        help="Memory that a submission's processes may hold together, in GiB.",
-    ).tag(config=True)
-    on = Enum(
-        ("", "cpu", "gpu"),
-        Settings.on,
-        help="Run what is right on the grader's network once more on real ranks: 'cpu' (gloo) or "
-        "'gpu'. The verdict is the same unless they fail. Default: do not.",
-    ).tag(config=True)
-    seed = Unicode(
-        "",
-        help="Draw the cases' inputs from this seed. Default: a secret one, kept in the verdict.",
-    ).tag(config=True)
+    Raises:
+        SystemExit: nothing can be graded here. nbgrader would go on after any other error, and
+            say for each student in a hundred lines what holds for all of them.
 
-    def preprocess(
-        self, nb: NotebookNode, resources: ResourcesDict
-    ) -> tuple[NotebookNode, ResourcesDict]:
-        """Run the notebook's cells and checks; write outputs into it and a verdict beside it."""
-        coursedir = self.parent.parent.coursedir
-        names = resources["nbgrader"]
-        assignment, student, notebook = (
-            names[key] for key in ("assignment", "student", "notebook")
-        )
-        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
-        released = coursedir.format_path(coursedir.release_directory, ".", assignment)
-        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
-        for attempt in range(1, ATTEMPTS + 1):
-            verdict = blank_verdict(
-                *(nb, source, Path(released, f"{notebook}.ipynb"), data),
-                *(assignment, student, notebook),
-                Settings(**{name: getattr(self, name) for name in asdict(Settings())}),
-                self.seed,
-            )
-            try:
-                examine_notebook(nb, source, verdict, self.log)
-                break
-            except MachineFailure as error:
-                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
-                if attempt == ATTEMPTS:
-                    raise
-        path = verdict_path(data, assignment, student, notebook)
-        verdict.write(path)
-        self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
-        return nb, resources
+    """
+    vet.vet(assignment, student, notebooks)
+    if _warm:
+        return
+    try:
+        with SandboxedPlace() as place:
+            ready(place)
+    except SandboxUnavailable as error:
+        raise SystemExit(f"nbgrader autograde: {error}") from None
 
 
 def blank_verdict(
@@ -131,6 +87,7 @@ def blank_verdict(
         seed: of the inputs; default: the one that belongs to this code of this student.
 
     """
+    settings = all_filled_in(settings)
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
     if not seed:
         seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
@@ -143,12 +100,43 @@ def blank_verdict(
     )
 
 
+@dataclass(frozen=True)
+class Exam:
+    """What the submissions of an assignment are examined by.
+
+    Attributes:
+        checks: grade id of a test cell → its check.
+        hidden: the same → cases that are not handed out.
+        masked: modules that hold the answers.
+
+    """
+
+    checks: dict[str, Check]
+    hidden: dict[str, Any]
+    masked: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Path) -> Exam:
+        """Return that of the assignment in the folder `source`, under ``instructor/``."""
+        checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+        return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
+
+    def place(self, settings: Settings) -> SandboxedPlace:
+        """Return the sandbox in which submissions are examined, which stays warm."""
+        return warm_place(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
+
+
+def all_filled_in(settings: Settings) -> Settings:
+    """Return the settings with the table's limits for those that are left open."""
+    return replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
+
+
 Runs = Callable[[SandboxedPlace, Limits], Submission]
 
 
 def examine_notebook(
     nb: NotebookNode,
-    source: Path,
+    exam: Exam,
     verdict: Verdict,
     log: logging.Logger | logging.LoggerAdapter[Any],
     runs: Runs = Submission,
@@ -157,7 +145,7 @@ def examine_notebook(
 
     Args:
         nb: the rebuilt notebook.
-        source: the assignment's folder under ``instructor/``.
+        exam: of its assignment.
         verdict: a blank one, whose seed and settings are used.
         log: is told what happens.
         runs: makes what runs the code.
@@ -171,16 +159,15 @@ def examine_notebook(
     """
     start = time.monotonic()
     settings = Settings(**verdict.settings)
-    checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
     limits = Limits(
         cell=settings.cell_seconds,
         case=settings.case_seconds,
         submission=settings.submission_seconds,
     )
-    place = warm_place(hidden.MASKED, int(settings.memory_gib * 2**30), gpus=settings.on == "gpu")
+    place = exam.place(settings)
     place.warm()  # on our time, not on the submission's
     with runs(place, limits) as submission:
-        examine_cells(nb, checks, hidden.HIDDEN, submission, verdict, log)
+        examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
     if (told := submission.budget.told_when_over()) is not None:
         verdict.notes.append(told)
     verdict.seconds = time.monotonic() - start
@@ -263,14 +250,21 @@ _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
 def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
-    """Return the sandbox of an assignment: the one that graded the last submission, if any did."""
+    """Return the sandbox of an assignment: the one that graded the last submission, if any did.
+
+    Raises:
+        SandboxUnavailable: it is a new one, and nothing can be graded in it.
+
+    """
     key = masked_from(masked), memory, gpus
     if key not in _warm:
         more = gpu_mounts() if gpus else ()
         for place in _warm.values():  # one assignment at a time
             place.close()
         _warm.clear()
-        _warm[key] = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        place = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        ready(place)
+        _warm[key] = place
     return _warm[key]
 
 

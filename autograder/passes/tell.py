@@ -63,7 +63,8 @@ def _overview(verdict: Verdict) -> str:
     ]
     # Those that begin with the assignment's name are for the author of a check.
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
-    told = "".join(f"\n- {_plain(note)}" for note in [*notes, *getattr(verdict, "limits", ())])
+    notes += [_without_hidden(limit, verdict) for limit in getattr(verdict, "limits", ())]
+    told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     return (
         "**What was examined.** Your functions ran in a sandbox, on several ranks, with cases that "
         "you have (visible) and others (hidden). Questions that a person reads are not in this "
@@ -71,6 +72,15 @@ def _overview(verdict: Verdict) -> str:
         + "\n".join(rows)
         + (f"\n\n**Also:**\n{told}" if told else "")
     )
+
+
+def _without_hidden(limit: str, verdict: Verdict) -> str:
+    """Return a limit that was met without the name of a hidden case: older verdicts have it."""
+    for check in verdict.checks:
+        for case in check.cases:
+            if case["hidden"]:
+                limit = limit.removesuffix(f", {case['name']}")
+    return limit
 
 
 def _counted(check: CheckVerdict) -> str:

@@ -26,6 +26,9 @@ MAX_ALL = 50 * 2**20
 MAX_NOTEBOOK = 50 * 2**20
 _MAX_DIGITS = 300
 _MAX_NOTES = 20
+_NOTEBOOK = "the notebook"
+_ENCODED = "is in "
+"""With which words a problem begins that costs nothing of the notebook but its encoding."""
 
 notes: dict[tuple[str, str], list[str]] = {}
 """(Student, assignment) → what was set aside or repaired, in sentences."""
@@ -38,13 +41,18 @@ def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     """
     for folder in {Path(notebook).parent for notebook in notebooks}:
         told = notes[folder.parent.name, folder.name] = []
-        _vet_files(folder, [Path(notebook) for notebook in notebooks], told)
-        for notebook in notebooks:
+        for notebook in notebooks:  # first: there may be more notes on files than are kept
             if Path(notebook).parent == folder:
                 _vet_notebook(Path(notebook), told)
+        _vet_files(folder, [Path(notebook) for notebook in notebooks], told)
         del told[_MAX_NOTES:]
         for note in told:
             logging.getLogger(__name__).warning("%s: %s", folder, note)
+
+
+def damage(told: Sequence[str]) -> list[str]:
+    """Return of a submission's notes those on the notebook itself."""
+    return [note for note in told if note.startswith(_NOTEBOOK)]
 
 
 def set_aside(path: Path, folder: Path) -> None:
@@ -115,10 +123,27 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
         problem, content = _read(path.read_bytes())
     if not problem:
         return
-    told.append(f"the notebook {problem}: set aside" + (", and repaired" if content else ""))
+    done = "an empty one" if content is None else "what can be read of it"
+    told.append(f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place")
     set_aside(path, path.parent)
-    repaired = _repaired(content)
-    path.write_text(json.dumps(repaired), encoding="utf-8")
+    whole = problem.startswith(_ENCODED)
+    path.write_text(json.dumps(content if whole else _repaired(content)), encoding="utf-8")
+
+
+def text_of(data: bytes) -> str:
+    """Return a notebook's text: Windows' editors save UTF-16, or UTF-8 with a mark in front."""
+    return data.decode(json.detect_encoding(data), "replace")
+
+
+def _encoded_oddly(data: bytes) -> str:
+    encoding = json.detect_encoding(data)
+    if encoding != "utf-8":
+        return f"{_ENCODED}{encoding} and not in plain UTF-8"
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return f"{_ENCODED}another encoding than UTF-8, and some letters are lost"
+    return ""
 
 
 def _read(data: bytes) -> tuple[str, Any]:
@@ -133,7 +158,7 @@ def _read(data: bytes) -> tuple[str, Any]:
         return int(digits)
 
     try:
-        content = json.loads(data.decode("utf-8", "replace"), parse_int=number)
+        content = json.loads(text_of(data), parse_int=number)
     except (ValueError, RecursionError):
         return "is not JSON", None
     if long_numbers:
@@ -145,7 +170,7 @@ def _read(data: bytes) -> tuple[str, Any]:
         )
     except Exception:  # whatever nbformat stumbles over, nbgrader would
         ordinary = False
-    return ("" if ordinary else "is damaged"), content
+    return (_encoded_oddly(data) if ordinary else "is damaged"), content
 
 
 def _is_cell(cell: Any) -> bool:

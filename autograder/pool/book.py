@@ -14,7 +14,7 @@ from traitlets.config import Config
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.files import write_whole
-from autograder.passes.book import BOOK, EXAMINE
+from autograder.passes.book import BOOK, EXAMINE, VET
 from autograder.pool.class_list import Standing, as_booked
 
 
@@ -23,6 +23,7 @@ def booking_config(config: Config) -> Config:
     config = copy.deepcopy(config)
     passes = config.Autograde.autograde_preprocessors
     config.Autograde.autograde_preprocessors = [BOOK if p == EXAMINE else p for p in passes]
+    config.Autograde.pre_convert_hook = VET  # which runs nothing, and needs no sandbox
     return config
 
 

@@ -1,7 +1,8 @@
 """The pool of this machine: worker processes, each with a warm sandbox, and nothing lost with one.
 
-A worker is ``python -m autograder.pool.one --serve``. What it has finished is on disk, so the pool
-keeps no books: a worker that dies is replaced, and what it was at is tried again, later.
+A worker is ``python -m autograder.pool.one --serve``. All that counts is on disk, so the pool keeps
+no books. A worker that dies, or that grades its canaries wrongly, is replaced. What it graded since
+the last good canaries is tried again, later, each submission between canaries of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from autograder.examination.budget import PATIENCE
 from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
@@ -26,6 +29,8 @@ from course_lib.ranks.explain.failure import exit_reason
 
 IN_A_ROW = 3
 """After so many failures of the machine for each worker, and nothing graded, the rest waits."""
+START_SECONDS = 300.0
+"""A worker may take so long besides the code of submissions: Python, its sandbox, the judges."""
 
 
 class Worker:
@@ -35,51 +40,69 @@ class Worker:
         root: the course folder.
         settings: how it examines.
 
+    Attributes:
+        open: the submissions that it was given and did not answer for; the last may be at work.
+        graded: its answers since the pool last looked.
+        failed: those among them that say that the machine failed.
+
     """
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        answers, theirs = os.pipe()
+        # A line that lay in a buffer of ours would not wake the pool.
+        self.answers = os.fdopen(answers, "rb", buffering=0)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve"),
+                *(sys.executable, "-P", "-m", "autograder.pool.one", "--serve", str(theirs)),
                 *("--course", str(root), "--settings", json.dumps(asdict(settings))),
             ],
             env=_environment(),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self._said,  # a sitecustomize may print before any of our lines is run
             stderr=self._said,
+            bufsize=0,
+            pass_fds=[theirs],
             start_new_session=True,  # Ctrl-C is ours to handle
         )
-        self._patience = 300 + 3 * settings.submission_seconds
+        os.close(theirs)
+        # As long as a submission may last by its own limit, and no less.
+        self._patience = START_SECONDS + PATIENCE * settings.submission_seconds
         self._deadline = 0.0
-        self.path: str | None = None
+        self.open: list[str] = []
+        self.graded = self.failed = 0
 
-    def give(self, path: str, again: bool) -> None:
-        """Have it grade a submission."""
-        self.path = path
+    def give(self, path: str, again: bool, alone: bool) -> None:
+        """Have it grade a submission; `alone`: between canaries of its own."""
+        self.open.append(path)
         self._deadline = time.monotonic() + self._patience
         assert self.process.stdin is not None
+        line = json.dumps({"path": path, "again": again, "alone": alone}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # ended: seen where its answer is awaited
-            self.process.stdin.write(json.dumps({"path": path, "again": again}).encode() + b"\n")
-            self.process.stdin.flush()
+            self.process.stdin.write(line)
+
+    def finish(self) -> None:
+        """Have it grade its canaries, and end."""
+        assert self.process.stdin is not None
+        self._deadline = time.monotonic() + self._patience
+        self.process.stdin.close()
 
     @property
     def late(self) -> bool:
-        """Whether it should have answered long ago."""
+        """Whether it should have said something long ago."""
         return time.monotonic() > self._deadline
 
-    def answer(self) -> Outcome:
-        """Return its answer, which is there; or why there is none."""
-        assert self.process.stdout is not None and self.path is not None
-        line = self.process.stdout.readline()
+    def answer(self) -> dict[str, Any] | None:
+        """Return what it says now, `one.serve` has the forms; None if it says nothing any more."""
+        self._deadline = time.monotonic() + self._patience
         try:
-            return Outcome(**json.loads(line))
-        except (ValueError, TypeError):
-            return self.lost("")
+            said = json.loads(self.answers.readline())
+        except ValueError:
+            return None
+        return said if isinstance(said, dict) else None
 
-    def lost(self, why: str) -> Outcome:
-        """End it; return the outcome of what it was at."""
-        assert self.path is not None
+    def lost(self, why: str) -> list[Outcome]:
+        """End it; return the outcomes of all that it did not answer for."""
         if not why:
             try:
                 status: int | None = self.process.wait(5)
@@ -88,14 +111,14 @@ class Worker:
             why = f"the worker process ended: {exit_reason(status)}"
         self._said.seek(max(0, self._said.seek(0, 2) - 1000))
         said = self._said.read().decode(errors="replace").strip()
-        path = self.path
         self.close()
-        return Outcome(path, failed=f"{why}. {said}".strip(), fault=MACHINE)
+        failed = f"{why}. {said}".strip()
+        return [Outcome(path, failed=failed, fault=MACHINE) for path in self.open]
 
     def close(self) -> None:
         """End it, and with it its sandbox."""
         self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
+        for stream in (self.process.stdin, self.answers):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
@@ -124,6 +147,7 @@ class _Pool:
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._in_a_row = 0
+        self._reason = ""
 
     def run(self, paths: Sequence[str], tell: Callable[[Outcome], None]) -> None:
         self._waiting.extend(paths)
@@ -132,9 +156,9 @@ class _Pool:
                 self._start()
             while self._workers:
                 for key, _ in self._selector.select(1.0):
-                    self._take(key.data, key.data.answer(), tell)
+                    self._hear(key.data, tell)
                 for worker in [w for w in self._workers if w.late]:
-                    self._take(worker, worker.lost("no answer came within the time"), tell)
+                    self._replace(worker, "no answer came within the time", tell)
         finally:
             for worker in self._workers:
                 worker.close()
@@ -143,40 +167,64 @@ class _Pool:
     def _start(self) -> None:
         worker = Worker(self._root, self._settings)
         self._workers.append(worker)
-        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-        worker.give(self._waiting.popleft(), self._again)
+        self._selector.register(worker.answers, selectors.EVENT_READ, worker)
+        self._give(worker)
 
-    def _take(self, worker: Worker, outcome: Outcome, tell: Callable[[Outcome], None]) -> None:
-        self._attempts[outcome.path] += 1
-        failed = outcome.fault == MACHINE
-        self._in_a_row = self._in_a_row + 1 if failed else 0
-        if failed and self._attempts[outcome.path] < ATTEMPTS:
-            self._waiting.append(outcome.path)
-            time.sleep(0.2)  # what failed for want of memory or of a file may be there in a moment
-        else:
-            if failed:
-                told = f"{outcome.failed} (tried {ATTEMPTS} times)"
-                outcome = replace(outcome, failed=told)
-            tell(outcome)
-        if self._in_a_row >= IN_A_ROW * self._jobs and self._in_a_row >= ATTEMPTS:
-            while self._waiting:
-                path = self._waiting.popleft()
-                tell(Outcome(path, failed=f"not tried: {outcome.failed}", fault=MACHINE))
-        ended = worker.process.returncode is not None
-        if self._waiting and not ended:
-            worker.give(self._waiting.popleft(), self._again)
-            return
-        if ended or not self._waiting:
-            self._drop(worker)
-        if self._waiting:
-            self._start()
+    def _give(self, worker: Worker) -> None:
+        path = self._waiting.popleft()
+        worker.give(path, self._again, alone=self._attempts[path] > 0)
 
-    def _drop(self, worker: Worker) -> None:
+    def _hear(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
+        said = worker.answer()
+        if said is None:
+            self._replace(worker, "", tell)
+        elif "path" in said:
+            outcome = Outcome(**said)
+            worker.open.remove(outcome.path)
+            self._take(worker, outcome, tell)
+        elif "next" in said:
+            self._look(worker, tell)
+            if self._waiting:
+                self._give(worker)
+            else:
+                worker.finish()
+
+    def _replace(self, worker: Worker, why: str, tell: Callable[[Outcome], None]) -> None:
+        """End a worker that has ended, or should; start another if there is work for it."""
         self._workers.remove(worker)
         for key in [k for k in self._selector.get_map().values() if k.data is worker]:
             self._selector.unregister(key.fileobj)
-        if worker.process.returncode is None:
-            worker.close()
+        for outcome in worker.lost(why):
+            self._take(worker, outcome, tell)
+        self._look(worker, tell)
+        if self._waiting:
+            self._start()
+
+    def _take(self, worker: Worker, outcome: Outcome, tell: Callable[[Outcome], None]) -> None:
+        worker.graded += 1
+        self._attempts[outcome.path] += 1
+        if outcome.fault != MACHINE:
+            tell(outcome)
+            return
+        worker.failed += 1
+        self._reason = outcome.failed
+        if self._attempts[outcome.path] < ATTEMPTS:
+            self._waiting.append(outcome.path)
+        else:
+            tell(replace(outcome, failed=f"{outcome.failed} (tried {ATTEMPTS} times)"))
+
+    def _look(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
+        """Count the failures in a row, those of many submissions at a time as one."""
+        if worker.graded > worker.failed:
+            self._in_a_row = 0
+        elif worker.failed:
+            self._in_a_row += 1
+            time.sleep(0.2)  # what failed for want of memory or of a file may be there in a moment
+        worker.graded = worker.failed = 0
+        if self._in_a_row >= IN_A_ROW * self._jobs and self._in_a_row >= ATTEMPTS:
+            while self._waiting:
+                path = self._waiting.popleft()
+                tell(Outcome(path, failed=f"not tried: {self._reason}", fault=MACHINE))
 
 
 def grade_all(

@@ -5,6 +5,10 @@
 This is what every engine calls: the pool of this machine, a job of Slurm's, a loop in a shell. It
 writes two files, named by the content that they are about: the graded notebook, and, last, the
 verdict. Where both are there already nothing is run, so whatever was killed may be started again.
+
+They get their names once it is known that this machine grades as it must: canaries, solutions whose
+points are known, are graded by the same sandbox before it and after it (`Bench`). Until then they
+are drafts, which nobody reads, and which the next command removes.
 """
 
 from __future__ import annotations
@@ -18,19 +22,21 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import nbformat
 
 from autograder.course import Folders, find_course, load_config
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
-from autograder.passes.examine import blank_verdict, examine_notebook
+from autograder.passes.canary import Canaries, CanaryError
+from autograder.passes.examine import Exam, blank_verdict, examine_notebook
 from autograder.passes.rebuild import rebuild
 from autograder.passes.settings import Settings
-from autograder.passes.vet import vet
+from autograder.passes.vet import damage, vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
@@ -64,60 +70,204 @@ def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Set
     )
 
 
-def grade(
-    folders: Folders, path: Path, settings: Settings, *, again: bool = False
-) -> tuple[Verdict, Path, bool]:
-    """Grade one submitted notebook; return its verdict, where that lies, and whether it was there.
+SHARE = 20
+"""Canaries are graded again once the submissions since have taken so many times as long as they:
+they cost a twentieth of the time, and a kill loses little work."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A graded submission that does not count yet.
+
+    Attributes:
+        path: the submitted notebook.
+        verdict: on it.
+        target: where the verdict will lie, and beside it the graded notebook.
+
+    """
+
+    path: Path
+    verdict: Verdict
+    target: Path
+
+    @property
+    def _files(self) -> list[tuple[Path, Path]]:
+        """The drafts with their later names. With the second the submission is graded."""
+        names = (self.target.with_suffix(".ipynb"), self.target)
+        return [(name.with_name(f"{name.name}.{os.getpid()}.part"), name) for name in names]
+
+    def write(self, nb: nbformat.NotebookNode) -> None:
+        """Write both files under names that nobody reads."""
+        (notebook, _), (verdict, _) = self._files
+        nbformat.write(nb, notebook)
+        self.verdict.write(verdict)
+
+    def keep(self) -> Outcome:
+        """Let it count."""
+        for draft, name in self._files:
+            draft.replace(name)
+        return _graded(self.path, self.verdict, self.target)
+
+    def drop(self, why: str) -> Outcome:
+        """Remove it: the machine's fault."""
+        for draft, _ in self._files:
+            draft.unlink(missing_ok=True)
+        return Outcome(str(self.path), failed=why, fault=MACHINE)
+
+
+class Bench:
+    """Grades one submission after the other; a verdict counts once canaries have vouched for it.
+
+    Canaries are graded before the first submission, before the first in each new sandbox, after so
+    many as `SHARE` allows, after all that the machine failed, and at the end. If they get the
+    points that they must, in the same sandbox as the time before, all counts that was graded in
+    between. Else none of it does.
 
     Args:
         folders: of the course.
-        path: the notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
-        settings: how it is examined.
-        again: examine it also if there is a verdict on the same content.
+        settings: how it examines.
+        tell: is told what became of each submission; and None when a part of the work is over,
+            which has its own limit of time.
 
-    Raises:
-        MachineFailure: the machine failed, and not the submission.
-        SandboxUnavailable: there is no sandbox.
-        OSError: likewise: a disk, for example.
-        AuthorError: a check is broken.
-        LookupError: a test cell has no check.
+    Attributes:
+        distrust: why nothing more may be graded by this process; empty: it may.
 
     """
-    assignment, student = path.parent.name, path.parents[1].name
-    vet(assignment, student, [str(path)])
-    nb = rebuilt(folders, path)
-    verdict = blank(folders, path, nb, settings)
-    target = folders.graded(assignment, student) / f"{verdict.key}.json"
-    if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
-        with contextlib.suppress(ValueError):  # damaged, by a disk or an editor: as if not there
-            return Verdict.read(target), target, True
-    target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
-    source = folders.source / assignment
-    examine_notebook(nb, source, verdict, _LOG)
-    draft = target.with_suffix(f".{os.getpid()}.part")
-    nbformat.write(nb, draft)
-    draft.replace(target.with_suffix(".ipynb"))
-    verdict.write(target)  # last: with it the submission is graded
-    return verdict, target, False
+
+    def __init__(
+        self, folders: Folders, settings: Settings, tell: Callable[[Outcome | None], None]
+    ) -> None:
+        self._folders, self._settings, self._tell = folders, settings, tell
+        self._assignment = ""
+        self._canaries: Canaries | None = None
+        self._drafts: list[Draft] = []
+        self._seconds = 0.0
+        self.distrust = ""
+
+    def grade(self, path: Path, again: bool, alone: bool = False) -> None:
+        """Grade one submitted notebook, whatever happens.
+
+        Args:
+            path: the notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
+            again: examine it also if there is a verdict on the same content.
+            alone: grade canaries directly before and after it, since the machine failed it before.
+
+        """
+        try:
+            if alone or path.parent.name != self._assignment:
+                self.vouch()
+            self._grade(path, again, alone)
+        except (AuthorError, LookupError) as error:
+            told = _words(error, error.__cause__)
+            self._tell(Outcome(str(path), failed=told, fault=AUTHOR))
+        except Exception as error:
+            self._tell(Outcome(str(path), failed=_told(error), fault=MACHINE))
+            if self._drafts:
+                self.vouch()
+            elif self._canaries is not None:
+                self._canaries.sandbox = None  # first of all the canaries, the next time
+
+    def _grade(self, path: Path, again: bool, alone: bool) -> None:
+        """Grade it.
+
+        Raises:
+            CanaryError: the canaries got other points than they must.
+            MachineFailure: the machine failed, and not the submission.
+            SandboxUnavailable: there is no sandbox.
+            OSError: likewise: a disk, for example.
+            AuthorError: a check is broken.
+            LookupError: a test cell has no check.
+
+        """
+        assignment, student = path.parent.name, path.parents[1].name
+        source = self._folders.source / assignment
+        vet(assignment, student, [str(path)])
+        nb = rebuilt(self._folders, path)
+        verdict = blank(self._folders, path, nb, self._settings)
+        target = self._folders.graded(assignment, student) / f"{verdict.key}.json"
+        if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
+            # One that is damaged, by a disk or an editor, is as if it were not there.
+            with contextlib.suppress(ValueError):
+                old = Verdict.read(target)
+                self._tell(_graded(path, old, target, unchanged=True))
+                return
+        target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
+        canaries = self._canaries_of(assignment)
+        if not canaries.vouch():
+            self.vouch()  # what another sandbox has graded
+            if not canaries.vouch():
+                self._sing()
+        self._tell(None)
+        examine_notebook(nb, Exam.of(source), verdict, _LOG)
+        if not canaries.vouch():
+            raise MachineFailure("The sandbox ended while this was graded")
+        draft = Draft(path, verdict, target)
+        draft.write(nb)
+        self._drafts.append(draft)
+        self._seconds += verdict.seconds
+        if alone or self._seconds > SHARE * canaries.seconds:
+            self.vouch()
+
+    def _canaries_of(self, assignment: str) -> Canaries:
+        if self._canaries is None or assignment != self._assignment:
+            folders = self._folders
+            self._canaries = Canaries(
+                folders.source / assignment, folders.release / assignment, self._settings
+            )
+            self._assignment = assignment
+        return self._canaries
+
+    def _sing(self) -> None:
+        """Grade the canaries. If they fail, whatever the reason, this process grades no more."""
+        assert self._canaries is not None
+        self._tell(None)
+        try:
+            if self.distrust:
+                raise CanaryError(self.distrust)
+            self._canaries.sing()
+        except (AuthorError, LookupError):
+            raise
+        except Exception as error:
+            self.distrust = _told(error)
+            raise
+
+    def vouch(self) -> None:
+        """Let all that was graded since the last canaries count, or not, as the next ones say."""
+        drafts, self._drafts, self._seconds, why = self._drafts, [], 0.0, ""
+        if not drafts:
+            return
+        assert self._canaries is not None
+        before = self._canaries.sandbox
+        try:
+            self._sing()
+        except Exception as error:
+            why = _told(error)
+        else:
+            if self._canaries.sandbox != before:
+                why = "its sandbox ended before it was known whether that had graded well"
+        for draft in drafts:
+            try:
+                self._tell(draft.drop(why) if why else draft.keep())
+            except OSError as error:
+                self._tell(Outcome(str(draft.path), failed=_told(error), fault=MACHINE))
 
 
-def outcome_of(folders: Folders, path: Path, settings: Settings, again: bool = False) -> Outcome:
-    """Grade one submitted notebook, whatever happens."""
-    try:
-        verdict, target, unchanged = grade(folders, path, settings, again=again)
-    except (AuthorError, LookupError) as error:
-        return Outcome(str(path), failed=_words(error, error.__cause__), fault=AUTHOR)
-    except _OF_THE_MACHINE as error:
-        return Outcome(str(path), failed=_words(error), fault=MACHINE)
-    except Exception:  # not foreseen, so nobody's zero
-        return Outcome(str(path), failed=traceback.format_exc()[-2000:].strip(), fault=MACHINE)
+def _graded(path: Path, verdict: Verdict, target: Path, unchanged: bool = False) -> Outcome:
     return Outcome(
         *(str(path), str(target), verdict.score, verdict.max_score),
         *(verdict.seconds, unchanged),
+        notes=damage(verdict.notes),
     )
 
 
 _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
+
+
+def _told(error: Exception) -> str:
+    """Return the words of a failure that was foreseen, else all that is known of it."""
+    if isinstance(error, _OF_THE_MACHINE):
+        return _words(error)
+    return "".join(traceback.format_exception(error))[-2000:].strip()
 
 
 def _words(*errors: BaseException | None) -> str:
@@ -127,16 +277,46 @@ def _words(*errors: BaseException | None) -> str:
 # As a program -----------------------------------------------------------------------------------
 
 
-def serve(folders: Folders, settings: Settings, requests: Iterable[str]) -> bool:
-    """Answer each line of JSON with another; return whether all were graded."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a check prints is no answer
+def serve(
+    folders: Folders, settings: Settings, requests: Iterable[str], answers: TextIO, ask: bool
+) -> bool:
+    """Grade what each line of JSON names, until this process is not trusted any more.
+
+    Each answer is a line of JSON: an `Outcome`. It comes when it is known, and for many at a time.
+
+    Args:
+        folders: of the course.
+        settings: how it examines.
+        requests: the lines.
+        answers: where to.
+        ask: say ``{}`` when a part of the work is over, which has its own limit of time, and
+            ``{"next": true}`` when another line may come.
+
+    Returns:
+        Whether all were graded.
+
+    """
     well = True
+
+    def say(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    def tell(outcome: Outcome | None) -> None:
+        nonlocal well
+        well &= outcome is None or not outcome.failed
+        if outcome is not None or ask:
+            say(asdict(outcome) if outcome else {})
+
+    bench = Bench(folders, settings, tell)
     for line in requests:
         request = json.loads(line)
-        outcome = outcome_of(folders, Path(request["path"]), settings, request["again"])
-        well &= not outcome.failed
-        answers.write(json.dumps(asdict(outcome)) + "\n")
+        bench.grade(Path(request["path"]), request["again"], request["alone"])
+        if bench.distrust:
+            return False
+        if ask:
+            say({"next": True})
+    bench.vouch()
     return well
 
 
@@ -157,7 +337,11 @@ def main() -> int:
     parser.add_argument("--settings", help="JSON: the options of Examine that differ")
     parser.add_argument("--again", action="store_true", help="also where there is a verdict")
     parser.add_argument(
-        "--serve", action="store_true", help='read {"path": …, "again": …} from the input, by line'
+        "--serve",
+        type=int,
+        metavar="FD",
+        help='read {"path": …, "again": …, "alone": …} from the input, by line, and answer to this '
+        "descriptor",
     )
     arguments = parser.parse_args()
     root = find_course(arguments.course)
@@ -165,12 +349,20 @@ def main() -> int:
     settings = Settings.of(config)
     if arguments.settings:
         settings = Settings(**{**asdict(settings), **json.loads(arguments.settings)})
-    if arguments.serve:
+    if arguments.serve is not None:
         end_with_parent()
     paths = [str(Path(path).resolve()) for path in arguments.paths]
-    requests = (json.dumps({"path": path, "again": arguments.again}) for path in paths)
-    lines = sys.stdin if arguments.serve else requests
-    return 0 if serve(Folders.of(root, config), settings, lines) else 1
+    requests = (
+        json.dumps({"path": path, "again": arguments.again, "alone": False}) for path in paths
+    )
+    lines: Iterable[str] = requests
+    answers = os.dup(1)
+    if arguments.serve is not None:
+        lines, answers = sys.stdin, arguments.serve
+    os.dup2(2, 1)  # what a check prints is no answer
+    with os.fdopen(answers, "w") as file:
+        ask = arguments.serve is not None
+        return 0 if serve(Folders.of(root, config), settings, lines, file, ask) else 1
 
 
 if __name__ == "__main__":

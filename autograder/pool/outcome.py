@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MACHINE, AUTHOR = "the machine", "the check"
@@ -20,6 +21,7 @@ class Outcome:
         unchanged: whether the verdict was there already.
         failed: why there is none, never because of the student; else empty.
         fault: whose: ``the machine``'s, and it may be tried again, or ``the check``'s.
+        notes: what was damaged in the notebook as it was handed in, and what was done.
 
     """
 
@@ -31,3 +33,4 @@ class Outcome:
     unchanged: bool = False
     failed: str = ""
     fault: str = ""
+    notes: Sequence[str] = ()

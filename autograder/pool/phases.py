@@ -26,12 +26,14 @@ from autograder.pool.class_list import (
 from autograder.pool.local import grade_all
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.pool.progress import Progress
-from autograder.sandbox import bubblewrap as sandbox
+from autograder.sandbox.look import ready
+from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 
 TO_DO = """\
 Nobody got a zero for this, and nothing of it is booked. Look at the reason; make room on the disk
-or in memory, or take fewer --jobs; give the same command again: what is graded stays graded."""
+or in memory, or take fewer --jobs; `course doctor --grading` says whether this machine grades as it
+must. Then give the same command again: what is graded stays graded."""
 
 
 class GradeError(RuntimeError):
@@ -65,7 +67,8 @@ def grade_class(
     for line in without_notebook(folders, assignment, only):
         print(line)
     if cluster is None:
-        sandbox.probe()
+        with SandboxedPlace() as place:
+            ready(place)
         if settings.on == "gpu":
             gpu_mounts()
     with _alone(folders, assignment):
@@ -127,8 +130,14 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 def _alone(folders: Folders, assignment: str) -> Iterator[None]:
     """Hold the assignment: a second command that grades or books it is refused."""
     folder = folders.graded(assignment)
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise GradeError(
+            f"nothing can be written to {folder}: {error.strerror}. Make room there, or look who "
+            "owns it; then give the same command again"
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,6 +152,12 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
 
 def _name(outcome: Outcome) -> str:
     return Path(outcome.path).parents[1].name
+
+
+def _set_aside(outcome: Outcome) -> Path:
+    """Return where a damaged notebook lies now; `passes.vet` puts it there."""
+    *_, assignment, notebook = Path(outcome.path).parts
+    return Path(outcome.path).parents[3] / "set_aside" / _name(outcome) / assignment / notebook
 
 
 def _remember(folders: Folders, outcome: Outcome) -> None:
@@ -162,6 +177,9 @@ def report(outcomes: Sequence[Outcome]) -> int:
     graded = [outcome for outcome in outcomes if not outcome.failed]
     kept = sum(outcome.unchanged for outcome in graded)
     print(f"graded: {len(graded)}, of which unchanged: {kept}; failed: {len(failed)}")
+    for outcome in graded:
+        for note in outcome.notes:
+            print(f"  {_name(outcome)}: {note}; as it was handed in: {_set_aside(outcome)}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):

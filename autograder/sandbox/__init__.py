@@ -12,4 +12,5 @@
   - `unavailable`: what is said where there can be none
 
 - `place`: a sandbox that holds Python and the course's package, and a cell per process in it
+- `look`: before anything is graded: whether a cell of it has what it needs
 """

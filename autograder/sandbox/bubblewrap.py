@@ -31,6 +31,7 @@ from autograder.sandbox.user import (
     accounts,
     drop_privileges,
     is_root,
+    make_sure_of_uids,
     own_uid,
     rights_to_make_cells,
     user_namespace,
@@ -160,6 +161,7 @@ def probe() -> Bubblewrap:
     # Whatever these miss, every bubblewrap would: it is said once, and not as bubblewrap's fault.
     Limits().prelude()
     if is_root():
+        make_sure_of_uids()
         drop_privileges(UIDS[0], _JAIL)
     return choose(_start_one)
 

@@ -1,11 +1,18 @@
 """What a sandbox can see: mounts, and those that Python with this course needs."""
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from autograder.sandbox.unavailable import SandboxUnavailable
+
+_SHARED = ("/tmp", "/dev/shm", "/var/tmp", "/home", "/root")
+_PACKAGES = ("torch", "numpy", "cloudpickle", "IPython")
+"""Of others, that the sandbox needs from its start."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,13 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
 
     Raises:
         ValueError: there is no such module to mask.
+        SandboxUnavailable: Python or the course lies where it cannot be shown.
     """
     prefixes = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
     prefixes |= {prefix.resolve() for prefix in prefixes}  # bin/python may be a link across
-    mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
     package = course_package()
+    _make_sure_of_paths(prefixes, package)
+    mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
     if beside_packages(package):
         # Hidden by name, because it may lie inside what is mounted above, such as /usr.
         mounts.append(Mount(package.parent))
@@ -50,6 +59,45 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
         if package not in path.parents or not (path.is_dir() or path.with_suffix(".py").is_file()):
             raise ValueError(f"there is no module {name!r} to mask")
     return [*mounts, *_package(package, "course_lib", masked), *extra]
+
+
+def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
+    """Look whether Python and the course lie where a sandbox can show them, and nothing besides.
+
+    Raises:
+        SandboxUnavailable: they do not.
+
+    """
+    for prefix in prefixes:
+        shared = [folder for folder in _SHARED if Path(folder).is_relative_to(prefix)]
+        if prefix not in (Path("/"), Path("/usr")) and shared:
+            raise SandboxUnavailable(
+                f"This Python's folder is {prefix}, and others keep their files in {shared[0]}: "
+                "student code would see them. Make a virtual environment in a folder of its own.",
+                advice="",
+            )
+        if beside_packages(package) and prefix == package.parent:
+            raise SandboxUnavailable(
+                f"The virtual environment and the course are one folder, {prefix}: student code "
+                "would see the hidden cases. Make a virtual environment in a folder of its own.",
+                advice="",
+            )
+    shown = [*prefixes, Path("/usr")]
+    for name in _PACKAGES:
+        spec = PathFinder.find_spec(name)
+        lies = Path(spec.origin).absolute() if spec is not None and spec.origin else None
+        if lies is not None and not any(lies.is_relative_to(folder) for folder in shown):
+            raise SandboxUnavailable(
+                f"The package {name} lies in {lies.parents[1]}, and the sandbox shows packages of "
+                f"{sys.prefix} only. Install the course in a virtual environment, with pip.",
+                advice="",
+            )
+    if beside_packages(package) and os.pathsep in str(package):
+        raise SandboxUnavailable(
+            f"The path of the course's folder has a {os.pathsep!r} in it, at which Python's search "
+            f"path is divided: {package.parent}. Move or rename that folder.",
+            advice="",
+        )
 
 
 def course_package() -> Path:

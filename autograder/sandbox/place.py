@@ -108,6 +108,9 @@ class SandboxedPlace:
             together; default: those of `Limits`.
         more: what its cells see besides, such as GPUs.
 
+    Attributes:
+        generation: how often its sandbox was started: another number is another sandbox.
+
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class SandboxedPlace:
         self._failure: MachineFailure | None = None
         self._over = ""
         self._times_over = self._killed = 0
+        self.generation = 0
 
     def cell(
         self, run: str, config: dict[str, Any], fds: Sequence[int], *, gpu: bool = False
@@ -205,6 +209,7 @@ class SandboxedPlace:
             self._group.add([self._sandbox.pid, *below])
             self._kept.callback(self._group.close)
         self.watch_memory()
+        self.generation += 1
 
     def broken(self, what: str) -> MachineFailure:
         """Return the error for a sandbox that failed, with its own words, and close the sandbox.

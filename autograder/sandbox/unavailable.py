@@ -15,8 +15,14 @@ namespaces of their own inside the sandbox.
 
 
 class SandboxUnavailable(RuntimeError):
-    """Student code cannot be run safely here; the message says why and what to do."""
+    """Student code cannot be run safely here; the message says why and what to do.
 
-    def __init__(self, reason: str) -> None:
+    Args:
+        reason: why.
+        advice: what to do, where `reason` does not say it; default: how to get a sandbox.
+
+    """
+
+    def __init__(self, reason: str, advice: str = _HELP) -> None:
         self.reason = reason.strip()
-        super().__init__(f"{self.reason}\n{_HELP}")
+        super().__init__(f"{self.reason}\n{advice}".rstrip())

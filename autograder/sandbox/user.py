@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 from autograder.sandbox.binary import tool
 from autograder.sandbox.mounts import Mount
@@ -42,6 +43,30 @@ def own_uid() -> Iterator[int]:
         else:
             raise SandboxUnavailable(f"{len(UIDS)} sandboxes are open on this machine already.")
         yield uid
+
+
+def make_sure_of_uids() -> None:
+    """Look whether this root may become each user of `UIDS`.
+
+    Raises:
+        SandboxUnavailable: it is root of a user namespace that lacks them.
+
+    """
+    for kind, option in (("uid", "--add-subuids"), ("gid", "--add-subgids")):
+        with contextlib.suppress(OSError):  # a kernel without user namespaces
+            lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+            spans = [
+                range(int(first), int(first) + int(count))
+                for first, _, count in map(str.split, lines)
+            ]
+            if not all(any(uid in span for span in spans) for uid in UIDS):
+                raise SandboxUnavailable(
+                    f"This root is in a user namespace without the {kind}s {UIDS[0]}-{UIDS[-1]}, "
+                    "of which each sandbox takes one. Start the container with 65536 of them (on "
+                    f"the host, usermod {option} 100000-165535 USER allows that), or grade outside "
+                    "of it as an ordinary user.",
+                    advice="",
+                )
 
 
 def user_namespace(uid: int) -> list[str]:

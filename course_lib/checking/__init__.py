@@ -6,8 +6,9 @@ order:
 - `cases`: a check is data
 - `compare`: what a judge judges with
 - `answers`: the form of an answer, without which no judge sees it
-- `given`, `effects`, `held`: the rank's side: forms of arguments, what must stay as it was, and how
+- `given`, `effects`, `held`: the rank's side: forms of arguments, what is left behind, and how
   much memory is held
+- `side_effects`: what a function must leave as it was, compared where the verdict is made
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
@@ -27,6 +28,7 @@ order:
   ranks agree
 - `asynchrony`: servers and workers out of step, as scripts of events; `diloco`: inner and outer
   steps
+- `limits`: of a case, in a notebook and in the grader
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine

@@ -223,6 +223,11 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
     return {"weights at gradient {}": seen}
 
 
+def worker_computes(own: Any) -> dict[float, int]:
+    """Return how long `worker_program` computes: once for each gradient; the server has none."""
+    return {own["seconds"]: len(own["targets"])}
+
+
 def _serve(mine: Any) -> Tensor:
     left = {worker: mine["order"].count(worker) for worker in sorted(set(mine["order"]))}
     weights = torch.cat([value.flatten() for value in mine["values"]])

@@ -117,7 +117,7 @@ class Observed:
         network: of the virtual clock that the trace's times are of; ``None`` on real ranks, whose
             times mean nothing to a check.
         touched: which ranks used the buffer of an operation before its ``wait()``, a sentence each;
-            known on simulated ranks alone.
+            known on simulated ranks alone. A rank's own word: it can only lose by it.
 
     """
 
@@ -153,10 +153,14 @@ class Check:
         inputs: ``inputs(case, generator)`` draws one plain value per rank.
         judge: ``judge(case, inputs, outputs)`` raises `Wrong`; both lists are in rank order.
         cases: the public cases.
-        seconds: time limit of one case.
+        seconds: time limit of one case; ``None``: the table's, `limits.CASE_SECONDS`.
         expects: what the communication of every case must be like.
         worth: part → its share of the points, for example ``{"values": 3, "communication": 1}``.
             By default there is one part: all or nothing.
+        computes: ``computes(mine)``: of the program with this input, seconds → how often it says
+            that it computes so long (`course_lib.ranks.compute`). Nothing else that a rank says of
+            its time counts in the grader, and a case in which some of it is missing has failed. By
+            default a check has no use for that time.
 
     """
 
@@ -165,9 +169,10 @@ class Check:
     inputs: Callable[[Case, torch.Generator], Sequence[Plain]]
     judge: Callable[[Case, Sequence[Any], Sequence[Any]], None]
     cases: tuple[Case, ...]
-    seconds: float = 20.0
+    seconds: float | None = None
     expects: tuple[Expectation, ...] = ()
     worth: Mapping[str, float] = field(default_factory=dict)
+    computes: Callable[[Any], Mapping[float, int]] | None = None
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

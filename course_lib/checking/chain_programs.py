@@ -47,6 +47,11 @@ def send_program(send_bucket: Callable[..., Any], mine: Any, given: Given) -> An
     return {"gradient of parameter {}": _gradients(params, mine)}
 
 
+def send_computes(own: Any) -> dict[float, int]:
+    """Return how long `send_program` computes."""
+    return {50 * own["seconds"]: 1}
+
+
 def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``hook_buckets(buckets, group=group)``; then, step by step, go back and ``finish()``."""
     params, finishes = chain_params(mine), []
@@ -63,6 +68,11 @@ def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> 
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
     return {GRADIENTS: found}
+
+
+def hooks_computes(own: Any) -> dict[float, int]:
+    """Return how long `hooks_program` computes: it walks the first micro-batch of every step."""
+    return {own["seconds"]: sum(len(uses[0]) for uses in own["uses"])}
 
 
 class _InterruptedError(Exception):
@@ -99,6 +109,11 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
     return {GRADIENTS: found}
+
+
+def parallel_computes(own: Any) -> dict[float, int]:
+    """Return how long `parallel_program` computes: it walks every micro-batch."""
+    return {own["seconds"]: sum(len(use) for uses in own["uses"] for use in uses)}
 
 
 def _pair(made: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -17,6 +17,9 @@ from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
 from course_lib.ranks import compute
 
+INNER_STEP = 10e-6
+"""Seconds."""
+
 
 def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw equal weights for all ranks, of the case's ``shapes``, and other goals for each."""
@@ -43,7 +46,7 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
     @torch.no_grad()
     def inner_step() -> None:
         calls.append("inner step")
-        compute(10e-6)
+        compute(INNER_STEP)
         for param, goal in zip(params, mine["goals"], strict=True):
             if mine["inner"] == "to":
                 param.add_(0.25 * (goal - param))
@@ -69,6 +72,11 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
         "the parameters' own memory": [param.data_ptr() for param in params] == memory,
         "gradients are as they were": all(same) and all(g is None or g.eq(1).all() for g in grads),
     }
+
+
+def rounds_computes(own: Any) -> dict[float, int]:
+    """Return how long `rounds_program` computes: each of its steps has an inner one."""
+    return {INNER_STEP: own["steps"]}
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,79 +1,40 @@
-"""What a right function leaves as it was: noted before, compared after, on the rank itself.
+"""What a function leaves behind: the rank's side, which tells what is there and judges nothing.
 
-An effect is a code and the name of what it befell: both come from a rank that nobody trusts, so
-where the verdict is made they only choose among the sentences of `SENTENCES`.
+All of it comes from a process that belongs to the student's code, which may tell anything. So it
+tells things and no verdicts: the tensors that came in, as they are now; addresses; states before
+and after. `side_effects`, where the verdict is made, compares them with what was sent. What has to
+be told falsely, one by one, is as much work as to leave it as it was: whoever sends back copies
+that he took beforehand could have worked on copies.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-Effect = tuple[str, str]
-
-SENTENCES = {
-    "changed": (
-        "the function changes {name}, which is not its to change",
-        "Work on a copy: x = x + 1 makes a new tensor, x += 1 writes into the one that came in.",
-    ),
-    "aliases": (
-        "what comes back shares memory with {name}",
-        "Whoever writes into the one changes the other: return a copy (.clone()).",
-    ),
-    "asks": ("a tensor that came in requires a gradient after the call: it did not before", ""),
-    "overwritten": (
-        "this call has changed what an earlier one returned",
-        "Keep nothing from one call to the next: make new tensors.",
-    ),
-    "random": (
-        "the function draws or seeds random numbers of the {name} generator",
-        "Others rely on the state of the generators; where a task needs random numbers, draw them "
-        "from a generator of your own.",
-    ),
-    "mode": (
-        "{name} came in one mode and is left in another",
-        "Do not call .train() or .eval(): the caller has chosen.",
-    ),
-    "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
-    "trainable": (
-        "the function changes which of {name} require a gradient",
-        "torch.no_grad() is enough: inside it nothing is recorded.",
-    ),
-    "inference": (
-        "the function puts what was made in torch.inference_mode() into {name}",
-        "Autograd can never work with it again: torch.no_grad() is enough.",
-    ),
-    "hooks": (
-        "the function leaves hooks on {name}",
-        "They would run once more at every further call: remove them.",
-    ),
-    "structure": ("the function adds, removes or replaces parameters or buffers of {name}", ""),
-    "grad_mode": (
-        "gradients are {name} after the call",
-        "Use torch.no_grad() as a context: with torch.no_grad(): …",
-    ),
-    "dtype": ("the function changes torch's default dtype", ""),
-}
+from course_lib.checking.wire import NotPlainError, encode
 
 
 class Watch:
-    """Notes what is there before the student's function runs; says afterwards what has changed."""
+    """Notes what is there before the student's function runs; tells what is there afterwards.
+
+    Args:
+        watched: name → what must stay as it was; its tensors are those of now, whatever comes in
+            their containers later.
+
+    """
 
     def __init__(self, watched: Mapping[str, Any]) -> None:
         self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
-        self._before = {
-            name: [tensor.detach().clone() for tensor in tensors]
-            for name, tensors in self._tensors.items()
-        }
-        self._parameters: dict[str, tuple[Sequence[Tensor], list[tuple[Tensor | None, bool]]]] = {}
+        self._parameters: dict[str, tuple[Sequence[Tensor], bool, dict[str, Any]]] = {}
         self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
-        self._states = {name: take() for name, take in _GENERATORS.items()}
-        self._grad_mode, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        self._states = {name: _state_of(name) for name in GENERATORS}
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what is not for a training step to change: mode, structure, hooks."""
@@ -83,49 +44,59 @@ class Watch:
         self, name: str, parameters: Sequence[Tensor], *, values: bool = True
     ) -> None:
         """Watch parameters whose gradients, and without `values` they too, may be changed."""
-        self._parameters[name] = (
-            parameters,
-            [
-                (each.detach().clone() if values else None, each.requires_grad)
-                for each in parameters
-            ],
-        )
+        self._parameters[name] = parameters, values, _of_parameters(parameters, values)
 
-    def effects(self, output: Any) -> list[Effect]:
-        """Return what is not as it was, the most telling first. `output`: of the program."""
-        found: list[Effect] = []
-        for name, tensors in self._tensors.items():
-            if any(not same(a, b) for a, b in zip(tensors, self._before[name], strict=True)):
-                found.append(("changed", name))
-        held = {t.untyped_storage().data_ptr() for t in tensors_in(output) if t.numel()}
-        for name, tensors in self._tensors.items():
-            if any(t.numel() and t.untyped_storage().data_ptr() in held for t in tensors):
-                found.append(("aliases", name))
-        for name, (parameters, values) in self._parameters.items():
-            pairs = list(zip(parameters, values, strict=True))
-            if any(not (value is None or same(each, value)) for each, (value, _) in pairs):
-                found.append(("changed", name))
-            if any(each.requires_grad != needed for each, (_, needed) in pairs):
-                found.append(("trainable", name))
-            if any(_hooks_on(each) for each in parameters):
-                found.append(("hooks", name))
-            if any(map(_beyond_autograd, parameters)):
-                found.append(("inference", name))
-        for name, (module, before) in self._modules.items():
-            after = aspects(module)
-            found += [(code, name) for code in before if before[code] != after[code]]
-            if any(map(_beyond_autograd, module.parameters())):
-                found.append(("inference", name))
-        for name, state in self._states.items():
-            if state != _GENERATORS[name]():
-                found.append(("random", name))
-        if torch.is_grad_enabled() != self._grad_mode:
-            found.append(("grad_mode", "enabled" if torch.is_grad_enabled() else "disabled"))
-            torch.set_grad_enabled(self._grad_mode)
-        if torch.get_default_dtype() != self._dtype:
-            found.append(("dtype", ""))
-            torch.set_default_dtype(self._dtype)
-        return found
+    def told(self, output: Any) -> dict[str, Any]:
+        """Return what is there now, and of some what was there before. `output`: of the program."""
+        told = {
+            "inputs": {name: sent_back(tensors) for name, tensors in self._tensors.items()},
+            "addresses": {
+                "of the inputs": {name: _addresses(each) for name, each in self._tensors.items()},
+                "of the output": _addresses(tensors_in(output)),
+            },
+            "parameters": {
+                name: [before, _of_parameters(parameters, values)]
+                for name, (parameters, values, before) in self._parameters.items()
+            },
+            "modules": {
+                name: [before, aspects(module), any(map(_beyond_autograd, module.parameters()))]
+                for name, (module, before) in self._modules.items()
+            },
+            "generators": {
+                name: [before, _state_of(name)] for name, before in self._states.items()
+            },
+            "gradients": torch.is_grad_enabled(),
+            "dtype": str(torch.get_default_dtype()),
+        }
+        torch.set_default_dtype(torch.float32)  # the next case may be this process's, too
+        return told
+
+
+def sent_back(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return copies of the tensors; ``None`` for one that has become nothing that can be sent."""
+    return [_copy(tensor) for tensor in tensors]
+
+
+def _copy(tensor: Tensor) -> Tensor | None:
+    try:
+        encode(tensor)
+    except NotPlainError:
+        return None
+    return tensor.detach().clone()
+
+
+def _addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Return where the memory of each tensor begins; 0 of one without numbers."""
+    return [t.untyped_storage().data_ptr() if t.numel() else 0 for t in tensors]
+
+
+def _of_parameters(parameters: Sequence[Tensor], values: bool) -> dict[str, Any]:
+    return {
+        "values": sent_back(parameters) if values else [],
+        "requires_grad": [each.requires_grad for each in parameters],
+        "hooks": sum(map(_hooks_on, parameters)),
+        "inference": any(map(_beyond_autograd, parameters)),
+    }
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -138,16 +109,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same bits of the same form; NaN equals NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.is_floating_point():
-        a = a.detach()
-        return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-    return torch.equal(a.detach(), b)
 
 
 def aspects(module: nn.Module) -> dict[str, Any]:
@@ -174,14 +135,18 @@ def _beyond_autograd(parameter: Tensor) -> bool:
     return parameter.is_inference() or (gradient is not None and gradient.is_inference())
 
 
-def _numpy_state() -> tuple[Any, ...]:
-    state: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
-    return *state[:1], state[1].tobytes(), *state[2:]
+def _numpy_state() -> bytes:
+    kind, words, *rest = np.random.get_state()
+    return repr((kind, *rest)).encode() + np.asarray(words).tobytes()
 
 
-# Each returns what `==` compares at once.
-_GENERATORS: dict[str, Callable[[], Any]] = {
+GENERATORS: dict[str, Callable[[], bytes]] = {
     "torch": lambda: torch.get_rng_state().numpy().tobytes(),
-    "Python": random.getstate,
+    "Python": lambda: repr(random.getstate()).encode(),
     "NumPy": _numpy_state,
 }
+"""Name → what gives its state."""
+
+
+def _state_of(name: str) -> str:
+    return hashlib.sha256(GENERATORS[name]()).hexdigest()

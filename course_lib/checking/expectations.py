@@ -13,6 +13,7 @@ from typing import Any
 
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import numbers_apart
+from course_lib.checking.effects import tensors_in
 from course_lib.checking.traffic import operations, received, sent, told
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes
@@ -245,7 +246,8 @@ def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
     """Expect a rank to hold at most so many bytes of tensors at once; see `held` for what counts.
 
     For checks that `task` makes. The count is the rank's own, like its values: it begins with the
-    first call of the student's function, and ends with the program.
+    first call of the student's function, and ends with the program. It is a rank's word, of which
+    the examiner knows one bound: what comes back was held.
 
     Args:
         limit: bytes of one rank in one case.
@@ -261,6 +263,9 @@ def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
                     told = "; ".join(str(each)[:60] for each in largest[:4])
                 case _:
                     raise Wrong(f"rank {rank} does not say what it holds")
+            returned = tensors_in(observed.outputs[rank]["value"])
+            if most < sum(t.numel() * t.element_size() for t in returned):
+                raise Wrong(f"rank {rank} says that it holds less than it returns")
             if most > allowed:
                 raise Wrong(
                     f"rank {rank} holds {format_bytes(most)} of tensors at once, expected at most "

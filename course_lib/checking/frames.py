@@ -36,6 +36,9 @@ class Frame(IntEnum):
     """From a rank: what the program returned."""
     FAILURE = 7
     """From a rank: the exception that the program raised, as texts."""
+    TOUCHED = 10
+    """From a rank, before its output: which buffers it used before their ``wait()``; see
+    `Observed.touched`."""
     READY = 9
     """From either: it stands, with all that it was given; from here on the student's code runs."""
     PROGRAM = 8

@@ -1,4 +1,4 @@
-"""The rank's side of a `task`: it dresses the arguments, calls the program, and looks for effects.
+"""The rank's side of a `task`: it dresses the arguments, calls the program, tells what is left.
 
 What goes in and out are plain values. Nothing here decides anything: on ranks that nobody trusts,
 it runs beside the student's code.
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checking.effects import Watch, tensors_in
+from course_lib.checking.effects import Watch, sent_back, tensors_in
 from course_lib.checking.held import HeldMemory
 from course_lib.checking.wire import NotPlainError, encode, leaves, without_numbers
 from course_lib.ranks.explain.lines import OURS, is_installed
@@ -117,8 +117,9 @@ class RankProgram:
     counts_memory: bool = False
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
-        """Run the program; return its value and the effects that were found."""
-        kept = self._kept_from(function, mine["before"]) if "before" in mine else None
+        """Run the program; return its value and what it leaves behind."""
+        kept = self._kept_from(function, mine["before"]) if "before" in mine else []
+        before = sent_back(kept)
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
         watched = own if isinstance(own, dict) else {"its input": own}
         given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
@@ -129,6 +130,8 @@ class RankProgram:
                 if held is not None:
                     function = _begins(counting, held, function)
                 value = simple(self.program(function, own, given))
+                if held is not None:
+                    held.add_whole(value)
             if _world() is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
@@ -139,16 +142,16 @@ class RankProgram:
                 encode(leaf, without_numbers(place) or "what comes back")
         except NotPlainError as error:
             return {"refused": str(error)}
-        effects = given.watch.effects(value)
-        if any(tensor.requires_grad for tensor in tensors_in(own)):
-            effects.append(("asks", ""))
-        if kept is not None and kept.effects(None):
-            effects.append(("overwritten", ""))
-        answer = {"value": value, "effects": effects}
+        left = {
+            **given.watch.told(value),
+            "asks": [tensor.requires_grad for tensor in tensors_in(own)],
+            "kept": [before, sent_back(kept)],
+        }
+        answer = {"value": value, "left": left}
         return answer if held is None else {**answer, "held": held.told}
 
-    def _kept_from(self, function: Callable[..., Any], before: Any) -> Watch:
-        """Run the program with another input; return what watches over what came back."""
+    def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
+        """Run the program with another input; return the tensors that came back."""
         own = _laid_out(before["own"], before["form"]["layout"])
         try:
             value = simple(self.program(function, own, Given(before["form"], {})))
@@ -156,7 +159,7 @@ class RankProgram:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()  # in the trace, what follows it is the case's own
-        return Watch({"value": value})
+        return list(tensors_in(value))
 
 
 def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) -> Callable[..., Any]:

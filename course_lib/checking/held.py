@@ -1,8 +1,11 @@
 """How many bytes of tensors a rank holds at once: counted on the rank, operation by operation.
 
+The count is a rank's word: no page of memory that the system counts is as small as these tensors.
+What can be known outside, it may not go below: what comes back was held, all of it at once.
+
 Counted is the memory of every tensor that an operation has read or written since the count began,
 whoever made it, for as long as it exists; views share theirs. What a rank has and never touches is
-not seen, nor is what stands in lists of numbers.
+not seen, nor is what stands in lists of numbers. What a program returns counts written out in full.
 """
 
 from __future__ import annotations
@@ -65,6 +68,11 @@ class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (total := sum(size for size, _ in sizes)) > self.most:
             self.most = total
             self.largest = [name for _, name in sorted(sizes, reverse=True)[:_SHOWN]]
+
+    def add_whole(self, value: Any) -> None:
+        """Count the tensors of a plain value as if each had memory of its own."""
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        self.most = max(self.most, sum(t.numel() * t.element_size() for t in tensors))
 
     @property
     def told(self) -> dict[str, Any]:

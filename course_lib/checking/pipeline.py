@@ -59,6 +59,11 @@ def pipeline_program(schedule: Callable[..., Any], mine: Any, given: Given) -> A
     return {"schedule": steps, STAGE: weight.grad}
 
 
+def pipeline_computes(own: Any) -> dict[float, int]:
+    """Return how long `pipeline_program` computes: each micro-batch once forward, once back."""
+    return {FORWARD: len(own["x"]), BACKWARD: len(own["x"])}
+
+
 def _as_steps(made: Any) -> list[Steps] | None:
     if not _listed(made) or not all(_listed(steps) for steps in made):
         return None

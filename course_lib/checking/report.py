@@ -26,6 +26,8 @@ class CaseResult:
     hidden: bool = False
     parts: Mapping[str, bool] = field(default_factory=dict)
     """Part of the points → whether this case grants it; empty: those that `passed` grants."""
+    ran: bool = True
+    """Whether it was run at all; `reason` says why not."""
     trouble: str = ""
     """For the author: the exception that escaped a judge. Else empty."""
 

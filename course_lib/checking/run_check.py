@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +20,13 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
+from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.checking.traffic import after_the_barrier, told
 from course_lib.checking.wire import NotPlainError, Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
+from course_lib.ranks.trace.timeline import unit_of
 
 Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
 """Runs a case's program on its ranks: returns what was observed, or only one output per rank, or
@@ -32,8 +35,7 @@ raises `RanksError`, whose `trace` attribute may hold what was recorded until th
 MAX_REASON = 2000
 """Characters of a reason: what a student returns may be in it."""
 _KEPT = "Was it right in the other cases? Then something is kept from the call before."
-MAX_TIMEOUTS = 2
-"""After so many cases that outran their time, the rest of a check is not run."""
+_PROGRAMS_OWN = "The program that calls the function does, and nobody may make that shorter."
 
 
 def run_check(
@@ -64,7 +66,7 @@ def run_check(
     for case, is_hidden in cases:
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run: {timeouts} cases before it took longer than their limit"
-            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden)
+            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, ran=False)
         else:
             examination = _Examination(name, check, case, run, seed)
             result = examination.result(is_hidden)
@@ -112,11 +114,11 @@ class _Examination:
             self._case.name,
             not reason,
             reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …",
-            detail,
+            detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]} …",
             time.monotonic() - start,
             hidden,
             parts,
-            self._trouble,
+            trouble=self._trouble,
         )
 
     def _judge(self, observed: Observed) -> None:
@@ -154,6 +156,12 @@ class _Examination:
             torch.set_num_threads(threads)
         findings = []
         failed = set()
+        if self._check.computes is not None and observed.network and self.trace is not None:
+            missing = _computed_too_little(self._check.computes, self._inputs(), self.trace)
+            if missing:
+                raise Wrong(missing, _PROGRAMS_OWN)
+        if self.trace is not None:
+            _expect_few_empty(self.trace)
         trace = self.trace
         if trace is not None and self._case.after is not None:
             trace = after_the_barrier(trace)
@@ -176,6 +184,33 @@ class _Examination:
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
         if findings:
             raise findings[0]
+
+
+def _expect_few_empty(trace: Trace) -> None:
+    empty = Counter(event.rank for event in trace.operations if event.bytes == 0)
+    for rank, number in sorted(empty.items()):
+        if number > MAX_EMPTY:
+            raise Wrong(
+                f"rank {rank} takes part in {number} operations that carry nothing; in one case it "
+                f"may in {MAX_EMPTY}",
+                "Empty messages and barriers carry no number, and still tell something.",
+            )
+
+
+def _computed_too_little(
+    computes: Callable[[Any], Mapping[float, int]], inputs: Sequence[Plain], trace: Trace
+) -> str:
+    """Return what is wrong if a rank has not computed what the check's program lets it compute."""
+    for rank, mine in enumerate(inputs):
+        expected = sum(seconds * times for seconds, times in computes(mine).items())
+        events = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+        if (spent := sum(e.end - e.start for e in events)) < expected * (1 - 1e-6):
+            unit, scale = unit_of(expected)
+            return (
+                f"rank {rank} computes for {scale * spent:.4g} of the {scale * expected:.4g} "
+                f"{unit} that this check's program computes"
+            )
+    return ""
 
 
 def _outside_the_group(case: Case, trace: Trace | None) -> str:

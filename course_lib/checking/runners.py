@@ -17,6 +17,7 @@ from os.path import basename
 from typing import Any, Literal
 
 from course_lib.checking.cases import Case, Check, Observed
+from course_lib.checking.limits import seconds_of
 from course_lib.checking.wire import Plain, decode, encode
 from course_lib.ranks import (
     Event,
@@ -33,7 +34,6 @@ from course_lib.ranks.calls import cell_labels, pack_call
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
 from course_lib.ranks.processes.fork_client import end_soon, preload
-from course_lib.ranks.processes.packing import to_bytes
 
 Place = Literal["simulated", "cpu", "gpu"]
 _GRACE = 5.0
@@ -80,7 +80,7 @@ class LocalRunner:
         sealed = self._sealed[1]
         if self._on == "simulated":
             return self._simulate(check, case, sealed, mine)
-        ranks = self._ranks_of(case.world_size, check.seconds)
+        ranks = self._ranks_of(case.world_size, seconds_of(check))
         try:
             outputs = ranks.run(_run_program, sealed, per_rank(mine))
         except RanksError as error:
@@ -90,10 +90,10 @@ class LocalRunner:
     def start(self, check: Check) -> None:
         """Start the processes that the check's cases need; they get ready while others run."""
         if self._on == "simulated":
-            self._ranks_of(1, check.seconds + _GRACE).start()
+            self._ranks_of(1, seconds_of(check) + _GRACE).start()
             return
         for case in check.cases:
-            self._ranks_of(case.world_size, check.seconds).start()
+            self._ranks_of(case.world_size, seconds_of(check)).start()
 
     def end(self) -> None:
         """Have its own processes end, all at once, and do not wait for it: leaving this does."""
@@ -109,11 +109,11 @@ class LocalRunner:
         return self._ranks[world_size]
 
     def _simulate(self, check: Check, case: Case, sealed: _Sealed, mine: list[bytes]) -> Observed:
-        host = self._ranks_of(1, check.seconds + _GRACE)
+        host = self._ranks_of(1, seconds_of(check) + _GRACE)
         try:
-            (answer,) = host.run(_simulated, sealed.data, mine, case.network, check.seconds)
+            (answer,) = host.run(_simulated, sealed.data, mine, case.network, seconds_of(check))
         except errors.RankTimeout:
-            raise timed_out("case", check.seconds, ()) from None
+            raise timed_out("case", seconds_of(check), ()) from None
         except RanksError as error:  # the process itself has ended, and no rank can say more
             raise RanksError(error.summary.replace("Rank 0's", "A rank's")) from None
         labels = cell_labels()
@@ -163,7 +163,7 @@ class _Sealed:
     @classmethod
     def of(cls, check: Check, function: Callable[..., Any], quiet: bool) -> _Sealed:
         """Return them sealed; raise TypeError if they cannot be sent."""
-        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1, to_bytes)[0])
+        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1)[0])
 
     def __reduce__(self) -> Any:
         return _opened, (self.data,)
@@ -237,7 +237,7 @@ def _error(kind: str, summary: str, states: Sequence[RankState], detail: str) ->
 def _of_a_case(error: RanksError, check: Check) -> RanksError:
     """Return the error as it is told of a case, whose limit is the check's to give."""
     if isinstance(error, errors.RankTimeout):
-        return timed_out("case", check.seconds, error.states)
+        return timed_out("case", seconds_of(check), error.states)
     return error
 
 

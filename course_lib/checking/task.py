@@ -15,6 +15,7 @@ and compared here:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,21 +24,11 @@ import torch
 
 from course_lib.checking.answers import expect_form, form_seen_by
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
-from course_lib.checking.effects import SENTENCES
 from course_lib.checking.given import Program, RankProgram
 from course_lib.checking.judges import Judge, form_of
+from course_lib.checking.side_effects import expect_no_effects
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
-_MODULES = (
-    "the model",
-    "the parameters",
-    "the matrix",
-    "enabled",
-    "disabled",
-    "torch",
-    "Python",
-    "NumPy",
-)
 
 
 def task(
@@ -50,8 +41,9 @@ def task(
     expects: Sequence[Expectation] = (),
     may_change: Sequence[str] = (),
     worth: Mapping[str, float] | None = None,
-    seconds: float = 20.0,
+    seconds: float | None = None,
     in_turn: Sequence[tuple[int, int]] = (),
+    computes: Callable[[Any], Mapping[float, int]] | None = None,
 ) -> Check:
     """Return the check of one task.
 
@@ -67,10 +59,11 @@ def task(
         may_change: keys of the input that the function may change or return. All others must be
             what they were.
         worth: part → share of the points; see `Check`.
-        seconds: time limit of one case.
+        seconds: time limit of one case; by default `limits.CASE_SECONDS`.
         in_turn: pairs (i, j) of places in `cases`: one more case, case j on ranks that have just
             gone through case i. The two should differ in all arguments, or in nothing but what is
             drawn: who keeps something from the first call is found out.
+        computes: ``computes(own)``: how long the program says that a rank computes; see `Check`.
 
     """
 
@@ -82,15 +75,23 @@ def task(
         before = dressed(case.after, generator)
         return [{**each, "before": first} for each, first in zip(drawn, before, strict=True)]
 
+    def computed(mine: Any) -> Mapping[float, int]:
+        assert computes is not None
+        total = Counter(computes(mine["own"]))
+        if "before" in mine:
+            total.update(computed(mine["before"]))
+        return total
+
     return Check(
         function,
         RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
         dressed,
-        _TaskJudge(tuple(judges)),
+        _TaskJudge(tuple(judges), tuple(may_change)),
         _in_turn(cases, in_turn),
         seconds,
         tuple(expects),
         dict(worth or {}),
+        None if computes is None else computed,
     )
 
 
@@ -111,12 +112,13 @@ def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class _TaskJudge:
-    """Opens what the ranks' programs returned, lets the judges look, then names the effects.
+    """Opens what the ranks' programs returned, lets the judges look, then looks for effects.
 
     No judge looks before all answers have the form that each of them sees.
     """
 
     judges: tuple[Judge, ...]
+    may_change: tuple[str, ...]
 
     def __call__(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding."""
@@ -128,34 +130,18 @@ class _TaskJudge:
                 expect_form(value, form_seen_by(judge, case, own, rank), name)
         for judge in self.judges:
             judge(case, own, [value for value, _ in opened])
-        for rank, (_, effects) in enumerate(opened):
-            for code, name in effects:
-                sentence, hint = SENTENCES[code]
-                raise Wrong(f"rank {rank}: {sentence.format(name=_named(name, own[rank]))}", hint)
+        for rank, (value, left) in enumerate(opened):
+            expect_no_effects(left, own[rank], value, may_change=self.may_change, rank=rank)
 
 
-def _open(rank: int, output: Any) -> tuple[Any, list[tuple[str, str]]]:
-    """Return a rank's value and effects, if it has the form that `RankProgram` gives it."""
+def _open(rank: int, output: Any) -> tuple[Any, Any]:
+    """Return a rank's value and what it left, if it has the form that `RankProgram` gives it."""
     match output:
         case {"refused": str(reason), **rest} if not rest:
             raise Wrong(f"rank {rank}: {reason[:300]}")
-        case {"value": value, "effects": [*effects], **rest} if (
-            rest.keys() <= {"held"} and len(effects) < 100
-        ):
-            found = []
-            for effect in effects:
-                match effect:
-                    case [str(code), str(name)] if code in SENTENCES:
-                        found.append((code, name))
-                    case _:
-                        raise Wrong(f"rank {rank} answered nonsense")
-            return value, found
+        case {"value": value, "left": left, **rest} if rest.keys() <= {"held"}:
+            return value, left
     raise Wrong(f"rank {rank} answered nonsense")
-
-
-def _named(name: str, own: Any) -> str:
-    known = isinstance(own, dict) and name in own
-    return name if known or name in _MODULES else "its input"
 
 
 def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[Case, ...]:

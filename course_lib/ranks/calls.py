@@ -7,6 +7,7 @@ travel along, so that tracebacks and ``inspect.getsource`` show the cell inside 
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import os
 import sys
@@ -69,11 +70,11 @@ def pack_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     world_size: int,
-    pack: Callable[[Any], Bytes],
+    pack: Callable[[Any], Bytes] = cloudpickle.dumps,
 ) -> tuple[Bytes, list[Bytes]]:
     """Return the call as bytes: what all ranks share, and what each rank alone gets, if anything.
 
-    `pack` makes the bytes.
+    `pack` makes the bytes; without it, they are what ``pickle.loads`` reads.
 
     Raises:
         TypeError: something cannot be sent; names it.
@@ -82,6 +83,12 @@ def pack_call(
     """
     if not callable(fn):
         raise TypeError(f"run(fn, …) needs a function, got {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn):
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"run(fn, …) needs a plain function, but {name} is async: a call of it runs nothing. "
+            f"Hand over a plain one that runs it on the rank: lambda: asyncio.run({name}())"
+        )
     own: list[PerRank] = []
     try:
         _packing.own, _packing.world_size = own, world_size
@@ -124,6 +131,22 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
                 "tensors, numbers and text, and open files, locks and the like on the rank."
             )
     return TypeError(f"the call cannot be sent to the ranks: {error}")
+
+
+def pack_result(value: Any, pack: Callable[[Any], Bytes]) -> Bytes:
+    """Return what a call has returned as bytes, which `pack` makes.
+
+    Raises:
+        TypeError: it cannot be sent; says what can.
+
+    """
+    try:
+        return pack(value)
+    except Exception as error:
+        raise TypeError(
+            f"the result ({type(value).__name__}) cannot be sent back: {error}. "
+            "Return tensors, numbers, text, or lists and dicts of them."
+        ) from None
 
 
 def join_call(common: Callable[[], Any], own: list[Any]) -> Callable[[], Any]:

@@ -51,7 +51,7 @@ class Ranks:
             which start faster and may be 1,024.
 
     Raises:
-        ValueError: there is no such place, or it cannot hold these ranks.
+        ValueError: there is no such place, it cannot hold these ranks, or `timeout` is no time.
 
     Example:
         >>> from course_lib.ranks import Ranks
@@ -74,6 +74,8 @@ class Ranks:
         misuse: Misuse = "warn",
         isolated: bool = False,
     ) -> None:
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+            raise ValueError(f"timeout is in seconds, above 0, or None for none; got {timeout!r}")
         self.world_size = world_size
         self.timeout = timeout
         self._engine = make_engine(
@@ -223,6 +225,12 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "Ranks stay in the notebook. Leave them out of the function, its class and its "
+            "arguments: on a rank, torch.distributed is all that it needs"
+        )
 
     def __repr__(self) -> str:
         return one_line(self._engine.placement, self._engine.pids(), self._closed)

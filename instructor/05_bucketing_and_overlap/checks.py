@@ -21,12 +21,15 @@ from course_lib.checking.buckets import asked, assign_program, every_parameter_o
 from course_lib.checking.chain import chain_inputs, equals_chain, within_the_group
 from course_lib.checking.chain_programs import (
     gradient_bytes,
+    hooks_computes,
     hooks_program,
     keep_the_cap,
     launches,
     one_order,
     overlapped_time,
+    parallel_computes,
     parallel_program,
+    send_computes,
     send_program,
     times_faster,
     where,
@@ -100,6 +103,7 @@ CHECKS = {
         "send_bucket",
         inputs=chain_inputs,
         program=send_program,
+        computes=send_computes,
         may_change=["before"],
         judges=[within_the_group, equals_chain("gradient of parameter {}"), same_on_all_ranks],
         expects=[
@@ -135,6 +139,7 @@ CHECKS = {
         "hook_buckets",
         inputs=chain_inputs,
         program=hooks_program,
+        computes=hooks_computes,
         judges=[within_the_group, equals_chain(), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),
@@ -199,6 +204,7 @@ CHECKS = {
         "data_parallel",
         inputs=chain_inputs,
         program=parallel_program,
+        computes=parallel_computes,
         judges=[within_the_group, equals_chain(), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),

@@ -4,7 +4,7 @@
 - `software`: Python, PyTorch, kernels, JupyterLab's extensions
 - `machine`: cores, memory, disk, GPUs, network
 - `ranks`: ranks are started, and add up a tensor
-- `sandbox`: what grading needs: bubblewrap, namespaces, control groups
+- `sandbox`: what grading needs: bubblewrap, namespaces, control groups; and right grades
 - `report`: all looks in their order, as text and as JSON
 """
 

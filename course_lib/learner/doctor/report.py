@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from itertools import chain
 
 from course_lib.learner.doctor import machine, ranks, sandbox, software
 from course_lib.learner.doctor.finding import Finding, Need
@@ -22,20 +23,27 @@ LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     *(software.kernels, software.extensions),
     *(sandbox.namespaces, sandbox.bubblewrap, sandbox.control_groups),
 )
+GRADING_LOOKS = (sandbox.graded,)
+"""Besides, with --grading: it takes a few seconds more."""
 _MARKS = {"course": "✗", "grading": "✗", "nothing": "!"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--grading", action="store_true", help="fail also where grading would")
+    parser.add_argument(
+        "--grading",
+        action="store_true",
+        help="grade a solution, too; fail also where grading would",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Look at everything, print it, and return the exit status."""
     needs: set[Need] = {"course", "grading"} if arguments.grading else {"course"}
     found = []
-    for finding in findings():
+    more = GRADING_LOOKS if arguments.grading else ()
+    for finding in chain(findings(), findings(more)):
         found.append(finding)
         if not arguments.json:
             print(text_of(finding), flush=True)

@@ -1,11 +1,14 @@
-"""What grading needs besides, on Linux: a sandbox, and a bound on its memory."""
+"""What grading needs besides, on Linux: a sandbox, a bound on its memory, and right grades."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+from course_lib.desk.places import PACKAGE, find_course
 from course_lib.learner.doctor.finding import Finding
 
 _SETTINGS = {
@@ -14,6 +17,8 @@ _SETTINGS = {
     "user.max_user_namespaces": ("0", "10000"),
 }
 """Of the kernel: the value that forbids user namespaces, and one that allows them."""
+_CANARY_SECONDS = 900.0
+"""Longer than three solutions take on a machine that is busy with others."""
 
 
 def namespaces() -> Finding:
@@ -36,15 +41,20 @@ def namespaces() -> Finding:
 
 
 def bubblewrap() -> Finding:
-    """Start a sandbox, as the autograder does."""
+    """Start a sandbox, as the autograder does, and look whether it has what grading needs."""
     if sys.platform != "linux":
         return Finding("sandbox", "only on Linux", "see namespaces", "grading")
     try:
         from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
+        from autograder.sandbox.look import ready
+        from autograder.sandbox.place import SandboxedPlace
     except ImportError as error:
         return Finding("sandbox", f"{error.name} is missing", "see packages", "grading")
     try:
-        return Finding("sandbox", f"starts, with {probe()}")
+        started = f"starts, with {probe()}"
+        with SandboxedPlace() as place:
+            ready(place)
+        return Finding("sandbox", started)
     except SandboxUnavailable as error:
         advice = "`autograder --version` lists what can be done, by system; only grading needs it"
         return Finding("sandbox", " ".join(error.reason.split()), advice, "grading")
@@ -61,3 +71,36 @@ def control_groups() -> Finding:
         return Finding("control groups", "cannot be made: the grader watches the memory instead")
     group.close()
     return Finding("control groups", "bound the memory of a submission")
+
+
+def graded() -> Finding:
+    """Grade solutions whose points are known, in a process like the autograder's."""
+    name = "graded"
+    if sys.platform != "linux":
+        return Finding(name, "only on Linux", "see namespaces", "grading")
+    root = find_course()
+    if not (root / "instructor").is_dir():
+        told = "not tried: this copy of the course has no instructor/, and so no right solution"
+        return Finding(name, told)
+    from autograder.sandbox.mounts import beside_packages
+
+    paths = [str(PACKAGE.parent)] * beside_packages(PACKAGE)
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    command = [sys.executable, "-P", "-m", "autograder.passes.canary", "--course", str(root)]
+    advice = "grade nothing here before it is mended: it would cost points, or give them away"
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CANARY_SECONDS,
+        )
+        said = json.loads(done.stdout.splitlines()[-1])
+        wrong, told = said["wrong"], said["told"]
+    except subprocess.TimeoutExpired:
+        wrong, told = f"three solutions took more than {_CANARY_SECONDS:.0f} s", ""
+    except (ValueError, LookupError, TypeError):
+        wrong, told = f"the grader ended: {done.stderr.strip()[-300:] or done.returncode}", ""
+    return Finding(name, wrong, advice, "grading") if wrong else Finding(name, told)

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, NamedTuple
 
 AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling"]
@@ -19,6 +20,14 @@ BroadcastAlgorithm = Literal["tree", "central", "pipelined"]
 
 Port = tuple[str, int]
 """One end of a link: what it is, and whose: ``("out", 3)``."""
+
+
+_LONGEST = 1 << 63
+"""Bytes that no message is longer than."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Route(NamedTuple):
@@ -69,19 +78,26 @@ class Network:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.latency >= 0 and math.isfinite(self.latency)):
+        if not (_is_number(self.latency) and 0 <= self.latency < math.inf):
             raise ValueError(f"latency is in seconds, 0 or more, got {self.latency!r}")
-        if not self.bandwidth > 0:
+        if not (_is_number(self.bandwidth) and self.bandwidth > 0):
             raise ValueError(f"bandwidth is in bytes per second, above 0, got {self.bandwidth!r}")
-        if not (self.jitter >= 0 and math.isfinite(self.jitter)):
+        if not math.isfinite(_LONGEST / self.bandwidth):
+            raise ValueError(
+                f"bandwidth is in bytes per second: with {self.bandwidth!r}, the seconds of a long "
+                "message are no number any more"
+            )
+        if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
             raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
-        if self.eager_below < 0:
+        if not (_is_number(self.eager_below) and self.eager_below >= 0):
             raise ValueError(f"eager_below is in bytes, 0 or more, got {self.eager_below!r}")
-        if self.segments < 1:
+        if not (isinstance(self.segments, int) and self.segments >= 1):
             raise ValueError(f"segments must be 1 or more, got {self.segments!r}")
         if (self.node_size is None) != (self.inside is None):
             raise ValueError("a two-level network needs both node_size=… and inside=Network(…)")
-        if self.node_size is not None and self.node_size < 1:
+        if self.node_size is not None and not (
+            isinstance(self.node_size, int) and self.node_size >= 1
+        ):
             raise ValueError(f"node_size must be 1 or more ranks, got {self.node_size!r}")
         if self.inside is not None and self.topology != "switch":
             raise ValueError("between nodes there is a switch; the ring can be inside=…")
@@ -161,15 +177,15 @@ class Device:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.flops > 0:
+        if not (_is_number(self.flops) and self.flops > 0):
             raise ValueError(f"flops is in operations per second, above 0, got {self.flops!r}")
-        if not self.memory_bandwidth > 0:
+        if not (_is_number(self.memory_bandwidth) and self.memory_bandwidth > 0):
             raise ValueError(
                 f"memory_bandwidth is in bytes per second, above 0, got {self.memory_bandwidth!r}"
             )
-        if any(not factor > 0 for factor in self.slowdown.values()):
+        if not all(_is_number(factor) and factor > 0 for factor in self.slowdown.values()):
             raise ValueError(f"a slowdown is a factor above 0, got {dict(self.slowdown)!r}")
-        if not (self.jitter >= 0 and math.isfinite(self.jitter)):
+        if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
             raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
 
     def time(self, flops: float, nbytes: float = 0.0) -> float:

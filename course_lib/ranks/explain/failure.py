@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-
-import cloudpickle
 
 from course_lib.ranks.explain.arguments import argument_hint
 from course_lib.ranks.explain.errors import (
@@ -21,6 +20,7 @@ from course_lib.ranks.explain.errors import (
 )
 from course_lib.ranks.explain.frames import Frame, frames_of
 from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
+from course_lib.ranks.explain.pickling import dumps
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
 _HEADING = 200
@@ -51,7 +51,7 @@ class Failure:
         """Return the exception as it was raised, where it could be sent; else ``None``."""
         if self.pickled is not None:
             with suppress(Exception):
-                error = cloudpickle.loads(self.pickled)
+                error = pickle.loads(self.pickled)
                 return error if isinstance(error, BaseException) else None
         return None
 
@@ -69,7 +69,7 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
     shown = _without_libraries(frames, labels)
     text = "".join([*shown, *traceback.format_exception_only(error)])
     try:
-        pickled = cloudpickle.dumps(error)
+        pickled = dumps(error)
     except Exception:
         pickled = None
     return Failure(

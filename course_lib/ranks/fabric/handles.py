@@ -28,7 +28,8 @@ from course_lib.ranks.metered.collective_table import KINDS
 _LOOK_ONLY_AT_SHAPES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like",
                         "randn_like", "new_empty", "new_zeros", "new_ones", "new_full",
                         "sym_size", "sym_numel", "set_", "resize_"}  # fmt: skip
-_KEPT = 100
+MAX_MISUSES = 100
+"""Of one rank, that are kept."""
 
 
 class Misuse(NamedTuple):
@@ -140,7 +141,7 @@ class Handles:
             self._ours = before
 
     def _note(self, operation: Operation, did: str, where: str) -> None:
-        if id(operation) not in self._told and len(self.found) < _KEPT:
+        if id(operation) not in self._told and len(self.found) < MAX_MISUSES:
             self._told.add(id(operation))
             what = operation.kind
             if what in ("send", "recv"):

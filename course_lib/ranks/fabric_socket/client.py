@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -35,7 +36,7 @@ class FabricClient:
         secret: the 16 bytes that the server expects of it; not over a connection that it knows.
 
     Attributes:
-        clock: the rank's virtual time, in seconds.
+        clock: the rank's virtual time, in seconds, as far as the server tells it.
         context: what belongs to the rank, once it is one: its `handles` know what it misused.
 
     """
@@ -49,10 +50,10 @@ class FabricClient:
         else:
             self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._channel.connect(server)
-        self._advance = 0.0
         self._numbers: dict[int, int] = {}
         self._groups: dict[str, int] = {}
         self._posted = 0
+        self._entered: Counter[str] = Counter()
         if secret:
             self._channel.sendall(frames.hello(rank, secret))
 
@@ -72,10 +73,12 @@ class FabricClient:
         if number is None:
             number = self._groups[operation.group] = len(self._groups)
             self._send(frames.group(number, operation.group, operation.members))
+        if operation.kind not in ("send", "recv"):  # as the fabric counts them, for our own words
+            self._entered[operation.group] += 1
+            operation.seq = self._entered[operation.group]
         self._posted += 1
         self._numbers[id(operation)] = self._posted
-        self._send(post(self._posted, operation, number, self._advance))
-        self._advance = 0.0
+        self._send(post(self._posted, operation, number))
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is over; its outputs are written then."""
@@ -98,13 +101,14 @@ class FabricClient:
 
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""
-        self._advance += seconds
-        self.clock += seconds
+        if seconds:
+            self._send(frames.compute(seconds))
+            self.clock += seconds
 
     def finish(self, raised: bool) -> None:
         """Say that the rank has ended, and hang up."""
         try:
-            self._channel.sendall(frames.finish(raised, self._advance))
+            self._channel.sendall(frames.finish(raised))
         except OSError:
             pass  # the server has ended the run already
         finally:
@@ -112,8 +116,7 @@ class FabricClient:
 
     def _ask(self, kind: Type, operation: Operation) -> None:
         number = self._numbers[id(operation)]
-        self._send(frames.wait(kind, number, self._advance))
-        self._advance = 0.0
+        self._send(frames.wait(kind, number))
         answer, body = self._receive()
         if answer is Type.STOP:
             raise FabricStopped(bytes(body).decode("utf-8", "replace"))

@@ -6,11 +6,10 @@ import socket
 
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric_socket import frames
-from course_lib.ranks.fabric_socket.frames import FrameError, Type
+from course_lib.ranks.fabric_socket.frames import Type
 
 CHUNK = 1 << 18
 """Bytes that are read from one rank before the next has its turn."""
-_MAX_FRAMES = 2_000_000
 
 
 class Connection:
@@ -29,7 +28,13 @@ class Connection:
         self.body = bytearray()
         self.length = 0
         self.frames = 0
+        self.operations = 0
         self.outgoing = bytearray()
+
+    @property
+    def holds(self) -> int:
+        """Bytes that are here because of it."""
+        return self.held + len(self.body) + len(self.outgoing)
 
     def receive(self, limit: int) -> tuple[int, Type | None]:
         """Read once; return the bytes read, 0 if it hung up, and the type of a complete frame.
@@ -51,8 +56,6 @@ class Connection:
             self.type, self.length = frames.read_header(bytes(self.header), limit)
             self.header, self.body = bytearray(), bytearray()
             self.frames += 1
-            if self.frames > _MAX_FRAMES:
-                raise FrameError("more frames than any program needs")
         else:
             # A long frame that is only announced takes no memory.
             data = self.channel.recv(min(CHUNK, self.length - len(self.body)))

@@ -4,7 +4,7 @@ A frame is 16 bytes of header (magic, type, zero, length of the body) and a body
 followed by raw tensor bytes. Nothing is unpickled. Whoever reads checks every number before use;
 `FrameError` says what was wrong.
 
-    rank → fabric   HELLO, GROUP, POST, WAIT, TEST, FINISH
+    rank → fabric   HELLO, GROUP, POST, WAIT, TEST, COMPUTE, FINISH
     fabric → rank   DONE, LATER, STOP
 """
 
@@ -17,11 +17,10 @@ from enum import IntEnum
 import torch
 
 from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.fabric_socket.bounds import OverBoundError
 
 HEADER = struct.Struct("<4sHHQ")
 _MAGIC = b"FAB1"
-MAX_BODY = 1 << 28
-"""Bytes of the largest frame that is accepted, unless the server says otherwise."""
 MAX_MEMBERS = 1024
 MAX_TEXT = 4096
 
@@ -42,12 +41,15 @@ class Type(IntEnum):
     DONE = 7
     LATER = 8
     STOP = 9
+    COMPUTE = 10
 
 
 _HELLO = struct.Struct("<I16s")
 _GROUP = struct.Struct("<IHH")
-_WAIT = struct.Struct("<Qd")
-_FINISH = struct.Struct("<Bd")
+_WAIT = struct.Struct("<Q")
+_DONE = struct.Struct("<Qdi")
+_COMPUTE = struct.Struct("<d")
+_FINISH = struct.Struct("<B")
 
 
 def frame(kind: Type, *parts: bytes) -> bytes:
@@ -61,7 +63,7 @@ def read_header(header: bytes, limit: int) -> tuple[Type, int]:
     if magic != _MAGIC or zero or kind not in list(Type):
         raise FrameError("this is not a frame")
     if length > limit:
-        raise FrameError(f"a frame of {length} bytes; the limit is {limit}")
+        raise OverBoundError(f"its next message has {length:,} bytes; here one may have {limit:,}")
     return Type(kind), length
 
 
@@ -107,26 +109,34 @@ def read_group(body: bytes | bytearray, world_size: int) -> tuple[int, str, tupl
     return number, name, members
 
 
-def wait(kind: Type, number: int, advance: float) -> bytes:
+def wait(kind: Type, number: int) -> bytes:
     """Return the frame that waits for (WAIT) or asks about (TEST) an operation."""
-    return frame(kind, _WAIT.pack(number, advance))
+    return frame(kind, _WAIT.pack(number))
 
 
-def read_wait(body: bytes | bytearray) -> tuple[int, float]:
-    """Return the operation's number and the computation before."""
-    number, advance = unpack(_WAIT, body)
-    return number, read_seconds(advance)
+def read_wait(body: bytes | bytearray) -> int:
+    """Return the operation's number."""
+    return unpack(_WAIT, body)[0]
 
 
-def finish(raised: bool, advance: float) -> bytes:
+def compute(seconds: float) -> bytes:
+    """Return the frame that says for how long a rank computes."""
+    return frame(Type.COMPUTE, _COMPUTE.pack(seconds))
+
+
+def read_compute(body: bytes | bytearray) -> float:
+    """Return the seconds."""
+    return read_seconds(unpack(_COMPUTE, body)[0])
+
+
+def finish(raised: bool) -> bytes:
     """Return the last frame of a rank."""
-    return frame(Type.FINISH, _FINISH.pack(raised, advance))
+    return frame(Type.FINISH, _FINISH.pack(raised))
 
 
-def read_finish(body: bytes | bytearray) -> tuple[bool, float]:
-    """Return whether the rank raised, and the computation before."""
-    raised, advance = unpack(_FINISH, body)
-    return bool(raised), read_seconds(advance)
+def read_finish(body: bytes | bytearray) -> bool:
+    """Return whether the rank raised."""
+    return bool(unpack(_FINISH, body)[0])
 
 
 def done(kind: Type, number: int, clock: float, operation: Operation | None = None) -> bytes:
@@ -134,14 +144,13 @@ def done(kind: Type, number: int, clock: float, operation: Operation | None = No
     outputs = [] if operation is None else operation.outputs
     data = [to_bytes(tensor) for tensor in outputs if not tensor.is_meta]
     source = -1 if operation is None or operation.peer is None else operation.peer
-    return frame(kind, _WAIT.pack(number, clock), struct.pack("<i", source), *data)
+    return frame(kind, _DONE.pack(number, clock, source), *data)
 
 
 def read_done(body: bytes | bytearray) -> tuple[int, float, int, memoryview]:
     """Return number, clock, the other rank, and the bytes of the results."""
-    number, clock = unpack(_WAIT, body, exact=False)
-    (source,) = struct.unpack_from("<i", body, _WAIT.size)
-    return number, clock, source, memoryview(body)[_WAIT.size + 4 :]
+    number, clock, source = unpack(_DONE, body, exact=False)
+    return number, clock, source, memoryview(body)[_DONE.size :]
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:

@@ -17,7 +17,6 @@ from course_lib.ranks.fabric_socket.frames import (
     Type,
     frame,
     from_bytes,
-    read_seconds,
     to_bytes,
     unpack,
 )
@@ -43,7 +42,7 @@ DTYPES = [
 _META = 1
 """Flag: the tensors have no values."""
 
-_POST = struct.Struct("<QBBBBiqIdHHH")
+_POST = struct.Struct("<QBBBBiqIHHH")
 _MAX_NUMEL = 1 << 48
 
 
@@ -58,7 +57,6 @@ class _Fields(NamedTuple):
     peer: int
     tag: int
     group: int
-    advance: float
     inputs: int
     outputs: int
     where: int
@@ -69,12 +67,11 @@ class Post:
     """A post as it was read."""
 
     number: int
-    advance: float
     operation: Operation
 
 
-def post(number: int, operation: Operation, group_number: int, advance: float) -> bytes:
-    """Return the frame that posts an operation, `advance` seconds of computation after the last."""
+def post(number: int, operation: Operation, group_number: int) -> bytes:
+    """Return the frame that posts an operation."""
     tensors = [*operation.inputs, *operation.outputs]
     meta = any(tensor.is_meta for tensor in tensors)
     dtype = tensors[0].dtype if tensors else torch.uint8
@@ -90,7 +87,6 @@ def post(number: int, operation: Operation, group_number: int, advance: float) -
         peer=-1 if operation.peer is None else operation.peer,
         tag=operation.tag,
         group=group_number,
-        advance=advance,
         inputs=len(operation.inputs),
         outputs=len(operation.outputs),
         where=len(where),
@@ -101,7 +97,11 @@ def post(number: int, operation: Operation, group_number: int, advance: float) -
 
 
 def read_post(
-    body: bytearray, rank: int, groups: dict[int, tuple[str, tuple[int, ...]]], limit: int
+    body: bytearray,
+    rank: int,
+    groups: dict[int, tuple[str, tuple[int, ...]]],
+    limit: int,
+    max_text: int = MAX_TEXT,
 ) -> Post:
     """Return the operation that `rank` posts, with tensors over the body's own bytes.
 
@@ -110,6 +110,7 @@ def read_post(
         rank: whose it is.
         groups: what the rank has introduced: number → name and members.
         limit: bytes of the largest result.
+        max_text: characters that are kept of the line of code: the last ones.
 
     Raises:
         FrameError: nobody who follows the protocol would post this; says why.
@@ -120,7 +121,7 @@ def read_post(
         raise FrameError("a group that was never introduced")
     name, members = groups[fields.group]
     _check_sense(fields, rank, members)
-    sizes, where, data = _cut(fields, body, limit)
+    sizes, where, data = _cut(fields, body, limit, max_text)
     tensors = _read_tensors(fields, sizes, data)
     inputs, outputs = tensors[: fields.inputs], tensors[fields.inputs :]
     if KINDS[_NAMES[fields.kind]].in_place:
@@ -144,7 +145,7 @@ def read_post(
         check_tensors(operation)
     except ValueError as error:
         raise FrameError(str(error)) from None
-    return Post(fields.number, read_seconds(fields.advance), operation)
+    return Post(fields.number, operation)
 
 
 def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
@@ -168,7 +169,9 @@ def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
         raise FrameError("an operation that makes no sense")
 
 
-def _cut(fields: _Fields, body: bytearray, limit: int) -> tuple[tuple[int, ...], str, memoryview]:
+def _cut(
+    fields: _Fields, body: bytearray, limit: int, max_text: int
+) -> tuple[tuple[int, ...], str, memoryview]:
     """Return the tensors' numbers of elements, the line of code, and the bytes of the inputs."""
     count = fields.inputs + fields.outputs
     start = _POST.size + 8 * count
@@ -185,7 +188,7 @@ def _cut(fields: _Fields, body: bytearray, limit: int) -> tuple[tuple[int, ...],
         raise FrameError("an operation whose sizes do not add up")
     if sum(sizes[fields.inputs :]) * item > limit:
         raise FrameError(f"a result of more than {limit} bytes")
-    text = bytes(body[start:end]).decode("utf-8", "replace")
+    text = bytes(body[start:end]).decode("utf-8", "replace")[-max_text:]
     return sizes, "".join(c if c.isprintable() else "�" for c in text), memoryview(body)[end:]
 
 

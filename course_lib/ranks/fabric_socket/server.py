@@ -12,14 +12,14 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.fabric.fabric import Fabric
-from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.bounds import LOOSE, Bounds, OverBoundError
 from course_lib.ranks.fabric_socket.connection import CHUNK, Connection
 from course_lib.ranks.fabric_socket.frames import FrameError
 from course_lib.ranks.fabric_socket.session import Session
@@ -36,9 +36,9 @@ class FabricServer:
             one connection per rank, in rank order: then no rank need say who it is.
         world_size: K.
         network: what messages cost.
-        max_frame: bytes of the largest frame that a rank may send.
-        max_held: bytes that one rank may have in operations that are not over.
-        trust_clocks: whether the ranks' own word counts for what they compute.
+        bounds: how much the ranks may ask for.
+        computes: for each rank, seconds → how often it may say that it computes so long; what else
+            it says of its time is not counted, and it is told no time. ``None``: its word counts.
 
     Attributes:
         secrets: per rank, 16 bytes that it must show.
@@ -53,17 +53,15 @@ class FabricServer:
         world_size: int,
         network: Network,
         *,
-        max_frame: int = frames.MAX_BODY,
-        max_held: int = 1 << 30,
-        trust_clocks: bool = True,
+        bounds: Bounds = LOOSE,
+        computes: Sequence[Mapping[float, int]] | None = None,
     ) -> None:
         self._session = Session(
             world_size,
             network,
             self._send,
-            max_frame=max_frame,
-            max_held=max_held,
-            trust_clocks=trust_clocks,
+            bounds=bounds,
+            computes=computes,
         )
         self.hung_up: set[int] = set()
         self._selector = selectors.DefaultSelector()
@@ -189,15 +187,18 @@ class FabricServer:
         budget = CHUNK
         try:
             while budget > 0:
-                size, kind = connection.receive(self._session.max_frame)
+                size, kind = connection.receive(self._session.bounds.frame)
                 if size == 0:
                     return self._disconnect(connection, "it hung up")
+                self._session.expect_within_bounds(connection)
                 if kind is not None:
                     self._session.handle(connection, kind, connection.body)
                     size = max(size, 1024)  # a frame costs more than its bytes
                 budget -= size
         except BlockingIOError:
             return
+        except OverBoundError as error:
+            self._disconnect(connection, str(error), by_us=True)
         except FrameError as error:
             self._disconnect(connection, f"it broke the protocol: {error}", by_us=True)
         except OSError as error:

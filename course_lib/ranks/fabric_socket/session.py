@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RankState
@@ -17,12 +18,11 @@ from course_lib.ranks.fabric.diagnosis import (
 )
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric_socket import frames
+from course_lib.ranks.fabric_socket.bounds import Bounds
 from course_lib.ranks.fabric_socket.connection import Connection
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import read_post
 
-_MAX_GROUPS = 1024
-_MAX_OPEN = 10_000
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
 
@@ -33,14 +33,15 @@ class Session:
         world_size: K.
         network: what messages cost.
         send: sends a rank a frame.
-        max_frame: bytes of the largest frame that a rank may send.
-        max_held: bytes that one rank may have in operations that are not over.
-        trust_clocks: whether the ranks' own word counts for what they compute.
+        bounds: how much the ranks may ask for.
+        computes: what each rank may say that it computes; ``None``: whatever it likes. See
+            `FabricServer`.
 
     Attributes:
         fabric: its clocks and events.
         secrets: per rank, 16 bytes that it must show.
         failures: rank → why it ended other than well.
+        bounds: how much each rank may ask for.
 
     """
 
@@ -50,18 +51,16 @@ class Session:
         network: Network,
         send: Callable[[Connection, bytes], None],
         *,
-        max_frame: int,
-        max_held: int,
-        trust_clocks: bool,
+        bounds: Bounds,
+        computes: Sequence[Mapping[float, int]] | None,
     ) -> None:
         self.world_size = world_size
         self.fabric = Fabric(world_size, network)
         self.secrets = [secrets.token_bytes(16) for _ in range(world_size)]
         self.failures: dict[int, str] = {}
-        self.max_frame = max_frame
+        self.bounds = bounds.shared_by(world_size)
         self._send = send
-        self._max_held = max_held
-        self._trust = trust_clocks
+        self._computes = None if computes is None else [Counter(each) for each in computes]
         self._ranks: dict[int, Connection] = {}
 
     @property
@@ -91,10 +90,10 @@ class Session:
             self._post(connection, rank, body)
         elif kind in (Type.WAIT, Type.TEST):
             self._ask(connection, rank, kind, body)
+        elif kind is Type.COMPUTE:
+            self._compute(rank, frames.read_compute(body))
         elif kind is Type.FINISH:
-            raised, seconds = frames.read_finish(body)
-            self._advance(rank, seconds)
-            self.end(rank, "it raised an exception" if raised else "")
+            self.end(rank, "it raised an exception" if frames.read_finish(body) else "")
         else:
             raise FrameError(f"{kind.name} is for the fabric to say")
 
@@ -115,38 +114,46 @@ class Session:
         self._ranks[rank] = connection
         return connection
 
+    def expect_within_bounds(self, connection: Connection) -> None:
+        """Raise `OverBoundError` if a rank holds, or has asked for, more than it may."""
+        self.bounds.expect("held", connection.holds)
+        self.bounds.expect("frames", connection.frames)
+
     def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
         number, name, members = frames.read_group(body, self.world_size)
-        unfit = number in connection.groups or rank not in members
-        if unfit or len(connection.groups) >= _MAX_GROUPS:
+        if number in connection.groups or rank not in members or len(name) > self.bounds.text:
             raise FrameError("a group that cannot be")
+        self.bounds.expect("groups", 1 + len(connection.groups))
         connection.groups[number] = name, members
 
     def _post(self, connection: Connection, rank: int, body: bytearray) -> None:
-        posted = read_post(body, rank, connection.groups, self.max_frame)
+        connection.operations += 1
+        self.bounds.expect("operations", connection.operations)
+        self.bounds.expect("open", 1 + len(connection.open))
+        posted = read_post(body, rank, connection.groups, self.bounds.frame, self.bounds.text)
         operation = posted.operation
         size = sum(t.numel() * t.element_size() for t in operation.outputs if not t.is_meta)
         connection.held += size + len(body)
-        if len(connection.open) >= _MAX_OPEN or connection.held > self._max_held:
-            raise FrameError("too much that is not over")
         if posted.number in connection.open:
             raise FrameError("a number that is in use")
         connection.open[posted.number] = operation
-        self._advance(rank, posted.advance)
         self.fabric.post(operation)
 
     def _ask(self, connection: Connection, rank: int, kind: Type, body: bytearray) -> None:
-        number, seconds = frames.read_wait(body)
+        number = frames.read_wait(body)
         if number not in connection.open:
             raise FrameError("an operation that was never posted, or is over")
-        self._advance(rank, seconds)
         connection.waits_for = kind, number
         if kind is Type.WAIT and not self.fabric.wait(connection.open[number]):
             self._answer(connection)
 
-    def _advance(self, rank: int, seconds: float) -> None:
-        if self._trust:
-            self.fabric.advance(rank, seconds)
+    def _compute(self, rank: int, seconds: float) -> None:
+        if self._computes is not None:
+            # Any number would be a message to all who see this rank's time pass.
+            if not self._computes[rank][seconds]:
+                return
+            self._computes[rank][seconds] -= 1
+        self.fabric.advance(rank, seconds)
 
     def _answer(self, connection: Connection) -> None:
         """Tell a rank that what it waits for is over; for TEST, whether it is."""
@@ -155,7 +162,8 @@ class Session:
         operation = connection.open[number]
         connection.waits_for = None
         over = kind is Type.WAIT or self.fabric.is_done(operation)
-        clock = self.fabric.clock[connection.rank]
+        # The clock says when others have sent what: a rank that is not trusted is not told.
+        clock = self.fabric.clock[connection.rank] if self._computes is None else 0.0
         if not over:
             return self._send(connection, frames.done(Type.LATER, number, clock))
         del connection.open[number]

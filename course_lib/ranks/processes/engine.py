@@ -11,9 +11,8 @@ from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.processes.messages import AnswerHead
-from course_lib.ranks.processes.packing import Packed, pack, plain
-from course_lib.ranks.processes.short_calls import short
+from course_lib.ranks.processes.messages import Answer
+from course_lib.ranks.processes.object_pipe import pack
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.team import Team
 from course_lib.ranks.trace.trace import Trace
@@ -59,7 +58,7 @@ class Processes:
         """Run one call; see `Ranks.run`."""
         if check_nan and not self._metered:
             raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
-        common, each = self._packed(fn, args, kwargs)
+        common, each = pack_call(fn, args, kwargs, self.world_size, pack)
         self._trace = partial(Trace, [], self.world_size)
         try:
             team = self._ready_team()
@@ -79,13 +78,6 @@ class Processes:
                 # Also after an interrupt, at whatever point: a half-run call leaves no good ranks.
                 if not self.team.reusable:
                     self.close()
-
-    def _packed(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Packed, list[Packed]]:
-        if (data := short(fn, args, kwargs)) is not None:
-            return plain(data), []
-        return pack_call(fn, args, kwargs, self.world_size, pack)
 
     def _ready_team(self) -> Team:
         if self.team is not None and not self.team.healthy():
@@ -117,8 +109,8 @@ class Processes:
             self.team = None
 
 
-def _trace(answers: Sequence[AnswerHead | None], world_size: int, network: Network | None) -> Trace:
+def _trace(answers: Sequence[Answer | None], world_size: int, network: Network | None) -> Trace:
     there = [answer for answer in answers if answer is not None]
     events = [event for answer in there for event in answer.events()]
-    dropped = sum(answer.dropped for answer in there)
+    dropped = sum(answer.head.dropped for answer in there)
     return Trace(events, world_size, dropped=dropped, network=network)

@@ -1,4 +1,9 @@
-"""The parent's side of one rank, and the questions that it can put to one that says nothing."""
+"""The parent's side of one rank, and the questions that it can put to one that says nothing.
+
+Where such a rank stands, a signal handler in the rank writes down. ``faulthandler`` does so without
+the interpreter's help, so also while the rank is in compiled code, or in a loop that swallows every
+exception.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,15 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from course_lib.ranks.board.views import RankPhase, RankView
+from course_lib.ranks.explain.failure import Failure
+from course_lib.ranks.explain.lines import innermost_function
 from course_lib.ranks.output.printer import RankOutput
 from course_lib.ranks.processes.fork_client import ForkServer
-from course_lib.ranks.processes.messages import AnswerHead
+from course_lib.ranks.processes.messages import Answer
 from course_lib.ranks.processes.object_pipe import ObjectPipe
-from course_lib.ranks.processes.stacks import cpu_state, stands_in_backward, wait_for_dump
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""
@@ -34,10 +40,10 @@ class Member:
     dump_fd: int
     dump_at: int = 0
     """Where in the dump file the next dump begins."""
-    answer: AnswerHead | None = None
+    answer: Answer | None = None
     """To the call, once it is there."""
-    value: Any = None
-    """What came with it: the result, as a function that unpickles it, or the `Failure`."""
+    failure: Failure | None = None
+    """The exception that it answered with."""
     ticks: int = -1
     asleep_since: float | None = None
     seen_in_backward: bool = False
@@ -86,3 +92,35 @@ def find_asleep(
         if member.seen_in_backward:
             asleep.append(member.rank)
     return asleep
+
+
+def read_dump(fd: int, offset: int = 0) -> str:
+    """Return what stands in a dump file from `offset` on."""
+    size = min(os.fstat(fd).st_size - offset, 1 << 16)
+    return os.pread(fd, size, offset).decode("utf-8", "replace") if size > 0 else ""
+
+
+def wait_for_dump(fd: int, offset: int, until: float) -> str:
+    """Return a dump that a signal has asked for; empty if it does not come in time."""
+    text = ""
+    while time.monotonic() < until:
+        before, text = text, read_dump(fd, offset)
+        if text and text == before:
+            break
+        time.sleep(0.005)
+    return text
+
+
+def stands_in_backward(dump: str) -> bool:
+    """Return whether the innermost Python frame is autograd's call into its compiled engine."""
+    return innermost_function(dump) == "_engine_run_backward"
+
+
+def cpu_state(pid: int, whole_process: bool) -> tuple[str, int] | None:
+    """Return (state, CPU ticks used) of a process's main thread, where the system tells."""
+    path = f"/proc/{pid}/stat" if whole_process else f"/proc/{pid}/task/{pid}/stat"
+    try:
+        fields = Path(path).read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[11]) + int(fields[12])

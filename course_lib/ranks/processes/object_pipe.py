@@ -1,52 +1,169 @@
-"""The pipe between the notebook and one rank: what `packing` has packed, and notes.
+"""The pipe between the notebook and one rank: Python objects, large ones in shared memory.
 
-Small objects travel through the socket; of large ones, the descriptor of the file that they are in.
-A message may carry a *note*, a few bytes in front of the object, so that what belongs together is
-one message.
+An object becomes what cloudpickle makes of it and, beside that, the bytes of its tensors and arrays
+as they lie in memory (pickle protocol 5, PEP 574). A small object travels through the socket. A
+large one is written once into a nameless file in memory, whatever the number of readers: the
+socket carries the file's descriptor, and the reader maps the file, without a copy.
+
+A message is a few objects that belong together. The reader unpickles each of them when it likes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import pickle
 import socket
 import struct
-from collections import deque
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from course_lib.ranks.processes.packing import Packed, unpack
+import torch
 
-_HEADER = struct.Struct("<QIB?")  # bytes in all, parts, bytes of the note, whether in a file
-_HEAD = _HEADER.size
-_READ = 1 << 14
-_ONE_FD = socket.CMSG_LEN(struct.calcsize("i"))
+from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks.explain.pickling import Pickler
 
-Frames = list[tuple[bytes, int]]
-"""Bytes to send, each with the descriptor that goes with them, or -1."""
+_INLINE = 1 << 13
+"""Bytes that surely fit into the socket's buffer, so that sending them never waits."""
+_ALIGN = 64
+_COUNT = struct.Struct("<B")  # objects in the message
+_HEADER = struct.Struct("<QI?")  # of an object: bytes in all, parts, whether in a file
+_MAX_FDS = 8
+
+Read = Callable[[], Any]
+"""Unpickles an object that has arrived."""
 
 
-def frames(*messages: Packed, note: bytes = b"") -> Frames:
-    """Return messages as what is sent, in order: to any number of ranks.
+@dataclass(slots=True, weakref_slot=True)
+class Packed:
+    """An object as bytes: inline, or in a file in memory that is closed with `close`."""
 
-    `note`: goes with the first one; at most 255 bytes.
+    size: int
+    parts: int
+    """The pickle and the buffers beside it."""
+    inline: bytes = b""
+    fd: int = -1
+
+    _free: Callable[[], Any] | None = None
+
+    @classmethod
+    def in_file(cls, size: int, parts: int, fd: int) -> Packed:
+        """Return what lies in the file `fd`."""
+        packed = cls(size, parts, b"", fd)
+        packed._free = weakref.finalize(packed, os.close, fd)
+        return packed
+
+    def close(self) -> None:
+        """Free the file, if there is one; it is also freed with the object."""
+        if self._free is not None:
+            self._free()
+
+
+class _Pickler(Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            # A transposed tensor stays one, as one in `channels_last`; gaps are left out.
+            order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
+            data = obj.detach().to("cpu").permute(order).contiguous()
+            return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
+                             order, obj.requires_grad)  # fmt: skip
+        return super().reducer_override(obj)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+        and tensor.numel() > 0
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    buffer = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    buffer._tensor = tensor  # type: ignore[attr-defined]  # keeps the memory alive
+    return buffer
+
+
+def _tensor(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int], requires_grad: bool
+) -> torch.Tensor:
+    data = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return data.permute(back).requires_grad_(requires_grad)
+
+
+class _Spool:
+    """Takes the pickle: in a buffer as long as it is small, then in a file in memory."""
+
+    def __init__(self) -> None:
+        self.buffer: bytearray | None = bytearray()
+        self.fd = -1
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data)
+        self.size += view.nbytes
+        if self.buffer is not None and self.size <= _INLINE:
+            self.buffer += view
+            return
+        if self.buffer is not None:
+            self.fd, buffered, self.buffer = anonymous_file("call"), self.buffer, None
+            _write_all(self.fd, memoryview(buffered))
+        _write_all(self.fd, view.cast("B"))
+
+    def pad(self) -> None:
+        self.write(bytes(-self.size % _ALIGN))
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view[: 1 << 30]) :]
+
+
+def pack(value: Any) -> Packed:
+    """Return `value` as bytes. Tensors arrive on the CPU, without the graph that made them.
+
+    Raises whatever pickling raises.
     """
-    found: Frames = []
-    waiting = b""  # small ones go together: every system call wakes the reader
-    for packed in messages:
-        header = _HEADER.pack(packed.size, packed.parts, len(note), packed.fd >= 0) + note
-        note = b""
-        if packed.fd < 0:
-            waiting += header + packed.inline
-            continue
-        if waiting:
-            found.append((waiting, -1))
-            waiting = b""
-        found.append((header, packed.fd))
-    if waiting:
-        found.append((waiting, -1))
-    return found
+    buffers: list[pickle.PickleBuffer] = []
+    spool = _Spool()
+    try:
+        _Pickler(spool, protocol=5, buffer_callback=buffers.append).dump(value)
+        sizes = [spool.size]
+        for buffer in buffers:
+            view = buffer.raw()
+            spool.pad()
+            spool.write(view)
+            sizes.append(len(view))
+        if buffers:
+            spool.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+    except BaseException:
+        if spool.fd >= 0:
+            os.close(spool.fd)
+        raise
+    if spool.buffer is None:
+        return Packed.in_file(spool.size, len(sizes), spool.fd)
+    return Packed(spool.size, len(sizes), bytes(spool.buffer))
+
+
+def _unpack(data: Any, size: int, parts: int) -> Any:
+    """Return what `data` is, the bytes of a `Packed` of this size with so many parts."""
+    view = memoryview(data)[:size]
+    if parts == 1:
+        return pickle.loads(view)
+    sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :])
+    at, buffers = sizes[0], []
+    for length in sizes[1:]:
+        at += -at % _ALIGN
+        buffers.append(view[at : at + length])
+        at += length
+    return pickle.loads(view[: sizes[0]], buffers=buffers)
 
 
 class ObjectPipe:
@@ -62,93 +179,56 @@ class ObjectPipe:
     def __init__(self, sock: socket.socket, *, private: bool) -> None:
         self._socket = sock
         self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
-        # What has come and was not yet asked for: one system call takes several small messages.
-        self._bytes = b""
-        self._fds: deque[int] = deque()
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for a selector; see also `has_more`."""
+        """Return the socket's descriptor, for a selector."""
         return self._socket.fileno()
 
-    def has_more(self) -> bool:
-        """Return whether (the beginning of) a message was read already: no selector tells."""
-        return bool(self._bytes)
+    def send(self, *objects: Packed) -> None:
+        """Send a message."""
+        headers = [_HEADER.pack(each.size, each.parts, each.fd >= 0) for each in objects]
+        inline = [each.inline for each in objects]
+        data = b"".join([_COUNT.pack(len(objects)), *headers, *inline])
+        if fds := [each.fd for each in objects if each.fd >= 0]:
+            data = data[socket.send_fds(self._socket, [data], fds) :]
+        self._socket.sendall(data)
 
-    def send(self, *messages: Packed, note: bytes = b"") -> None:
-        """Send what is packed, in order; with the first message, a note."""
-        self.send_frames(frames(*messages, note=note))
-
-    def send_frames(self, ready: Frames) -> None:
-        """Send what `frames` has made."""
-        for data, fd in ready:
-            if fd < 0:
-                self._socket.sendall(data)
-            else:
-                socket.send_fds(self._socket, [data], [fd])
-
-    def receive(self) -> tuple[bytes, Callable[[], Any]]:
-        """Take the next message out of the pipe: its note, and a function that unpickles the rest.
+    def receive(self) -> list[Read]:
+        """Wait for the next message; return what unpickles each of its objects.
 
         Raises:
             EOFError: the other end is gone.
 
         """
-        if len(self._bytes) < _HEAD:
-            self._fill(_HEAD)
-        size, parts, noted, in_file = _HEADER.unpack_from(self._bytes)
-        begin = _HEAD + noted
-        end = begin if in_file else begin + size
-        if len(self._bytes) < end:
-            self._fill(end)
-        have = self._bytes
-        self._bytes = have[end:]
-        if in_file:
-            fd = self._fds.popleft()
-            try:
-                body: Any = mmap.mmap(fd, size, access=self._access)
-            finally:
-                os.close(fd)
-        else:
-            body = have[begin:end]
-            if parts > 1:
-                body = bytearray(body)  # a tensor in it can be written to
-        return have[_HEAD:begin], partial(unpack, body, size, parts)
-
-    def _fill(self, size: int) -> None:
-        """Read until so many bytes are there."""
-        while len(self._bytes) < size:
-            try:  # noqa: SIM105  # on the way of every call
-                self._read()
-            except BlockingIOError:
-                pass  # see `be_patient`: a message that began will end
-
-    def _read(self) -> None:
-        # A descriptor never comes later than the first byte of the header it belongs to.
-        # (This is `socket.recv_fds`, which takes longer to look for one than to read.)
-        chunk, beside, _, _ = self._socket.recvmsg(_READ, _ONE_FD)
-        for _, _, fds in beside:
-            self._fds.extend(memoryview(fds).cast("i"))
-        if not chunk:
+        # Descriptors come with the first byte of the message that they belong to.
+        first, fds, _, _ = socket.recv_fds(self._socket, _COUNT.size, _MAX_FDS)
+        if not first:
             raise EOFError("the other end is gone")
-        self._bytes = self._bytes + chunk if self._bytes else chunk
+        objects: list[Read] = []
+        files = iter(fds)
+        try:
+            headers = self._take(_COUNT.unpack(first)[0] * _HEADER.size)
+            for size, parts, in_file in _HEADER.iter_unpack(headers):
+                if in_file:
+                    body: Any = mmap.mmap(next(files), size, access=self._access)
+                else:
+                    body = bytearray(self._take(size))  # a tensor in it can be written to
+                objects.append(partial(_unpack, body, size, parts))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return objects
 
-    def arrives(self) -> bool:
-        """Wait for the beginning of a message; return whether it came in time."""
-        if not self._bytes:
-            try:
-                self._read()
-            except BlockingIOError:
-                return False
-        return True
-
-    def be_patient(self, seconds: float) -> None:
-        """Let `arrives` wait so long at most."""
-        whole = int(seconds)
-        limit = struct.pack("@ll", whole, int(1e6 * (seconds - whole)))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    def _take(self, size: int) -> bytes:
+        """Read so many bytes."""
+        data = b""
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data), socket.MSG_WAITALL)
+            if not chunk:
+                raise EOFError("the other end is gone")
+            data += chunk
+        return data
 
     def close(self) -> None:
         """Close this end."""
-        while self._fds:
-            os.close(self._fds.popleft())
         self._socket.close()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from course_lib.ranks.calls import Sources, cell_numbers, cell_sources
+from course_lib.ranks.calls import Sources, cell_numbers, cell_sources, install_sources
 
 # Set for the fork server, and so for the ranks; the notebook's own values are not for them.
 _NOT_SENT = (
@@ -22,6 +22,7 @@ _NOT_SENT = (
 )
 
 News = tuple[Sources, str, list[str], dict[str, str]]
+"""Of the sources, the new ones; the folder, the module path, the environment."""
 
 
 class Surroundings:
@@ -63,3 +64,15 @@ class Surroundings:
         self._files |= sources.lines.keys()
         sent = {k: v for k, v in os.environ.items() if k not in _NOT_SENT}
         return sources, folder, self._path, sent
+
+
+def enter(
+    sources: Sources, folder: str, path: list[str], environment: dict[str, str]
+) -> dict[str, str]:
+    """Adopt the surroundings, on a rank; return what people call the cells, by file name."""
+    install_sources(sources)
+    if folder:
+        os.chdir(folder)
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    os.environ.update(environment)
+    return sources.labels

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,8 +29,7 @@ from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
 from course_lib.ranks.processes.messages import CallHead
-from course_lib.ranks.processes.object_pipe import ObjectPipe, frames
-from course_lib.ranks.processes.packing import Packed, pack
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Packed, pack
 from course_lib.ranks.processes.watch import Watch
 
 _START_LIMIT = 60.0
@@ -157,10 +156,11 @@ class Team:
         # Also before a rank has picked up this call, it must not look as if it had finished it.
         self.board.set_all(RankPhase.RUNNING)
         for member in self.members:
-            member.answer = member.value = member.asleep_since = None
+            member.answer = member.failure = member.asleep_since = None
         self._calls += 1
-        self._send(surroundings, common, each, check_nan)
         try:
+            with uninterrupted():  # a rank without its call could not end it
+                self._send(surroundings, common, each, check_nan)
             self.watch.collect("call", timeout)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -174,14 +174,14 @@ class Team:
         left = wrong is not None or (failures and self.board.pending())
         self.reusable = not left or self._give_up()
         for member in self.members:
-            if member.answer is None or not member.answer.joined:
+            if member.answer is None or not member.answer.head.joined:
                 self.reusable = False
         if failures:
             raise some_raised(failures, views)
         if wrong is not None:
             raise wrong
         try:
-            return [member.value() for member in self.members]
+            return [member.answer.value() for member in self.members if member.answer]
         except Exception as error:
             raise TypeError(f"a result cannot be read here: {error}") from error
 
@@ -192,18 +192,12 @@ class Team:
         each: Sequence[Packed],
         check_nan: bool,
     ) -> None:
-        head = CallHead(
-            self._calls, self._generation, surroundings is not None, bool(each), check_nan
-        )
-        parts = [common] if surroundings is None else [common, pack(surroundings)]
-        note = head.to_bytes()
-        ready = frames(*parts, note=note) if not each else []
+        head = pack(CallHead(self._calls, self._generation, check_nan))
+        news, nothing = pack(surroundings), pack([])
         for member in self.members:
-            try:  # on the way of every call
-                mine = ready or frames(*parts, each[member.rank], note=note)
-                member.pipe.send_frames(mine)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # found while waiting
+            own = each[member.rank] if each else nothing
+            with suppress(BrokenPipeError, ConnectionResetError):  # found while waiting
+                member.pipe.send(head, news, common, own)
 
     def _give_up(self) -> bool:
         """End the call on the ranks that are still in it; return whether all are ready for more.

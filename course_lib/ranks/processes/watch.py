@@ -27,9 +27,8 @@ from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.output.progress import Progress
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.interrupts import uninterrupted
-from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep
-from course_lib.ranks.processes.messages import DISPLAY, FAILURE, READY, AnswerHead
-from course_lib.ranks.processes.stacks import read_dump
+from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, read_dump
+from course_lib.ranks.processes.messages import DISPLAY, FAILURE, Answer
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
@@ -87,8 +86,7 @@ class Watch:
         progress: Progress | None = None
         look_at = start + _LOOK_EVERY
         try:
-            if not (left := self._quick_answers(look_at)):
-                return
+            left = self._await()
             deadlocks, progress = DeadlockWatch(), Progress(start)
             failed_at: float | None = None
             while left:
@@ -125,26 +123,13 @@ class Watch:
                 return True
         return False
 
-    def _quick_answers(self, until: float) -> set[int]:
-        """Take the answers that come within a moment; return who has none yet.
-
-        One after the other, in rank order: of a short call, asking who is ready would be a fifth.
-        """
+    def _await(self) -> set[int]:
+        """From now on, listen to the pipes of the ranks that have yet to answer; return them."""
         if not self._by_fd:
             for member in self._members:
                 self._poll.register(member.output, select.POLLIN)
                 self._by_fd[member.output.fileno()] = member
                 self._by_fd[member.pipe.fileno()] = member
-                member.pipe.be_patient(_LOOK_EVERY)
-        for member in self._members:
-            while member.answer is None:
-                if time.monotonic() > until or not self._arrives(member):
-                    return self._await()
-                self._receive_one(member)
-        return set()
-
-    def _await(self) -> set[int]:
-        """From now on, listen to the pipes of the ranks that have yet to answer; return them."""
         waiting = {member.rank for member in self._members if not member.answered}
         for rank in waiting:
             self._poll.register(self._members[rank].pipe, select.POLLIN)
@@ -170,7 +155,7 @@ class Watch:
 
     def failures(self) -> dict[int, Failure]:
         """Return the exceptions that the ranks have answered with."""
-        return {m.rank: m.value for m in self._members if type(m.value) is Failure}
+        return {m.rank: m.failure for m in self._members if m.failure is not None}
 
     def states(self) -> list[RankState]:
         """Return what every rank does; of those that run, also their line."""
@@ -199,37 +184,21 @@ class Watch:
                 answered.add(member.rank)
         return answered
 
-    def _arrives(self, member: Member) -> bool:
-        try:
-            return member.pipe.arrives()
-        except (EOFError, OSError):
-            raise self._death(member) from None
-
     def _receive(self, member: Member) -> bool:
-        """Take what a rank has sent; return whether its answer to the call was there."""
-        while not self._receive_one(member):
-            if not member.pipe.has_more():
-                return False
-        return True
-
-    def _receive_one(self, member: Member) -> bool:
         """Take one message of a rank; return whether it was its answer to the call."""
-        try:
-            note, value = member.pipe.receive()
-            if note[0] == DISPLAY:
-                bundle = value()
+        with uninterrupted():  # half a message read, the next one could not be
+            try:
+                head, *rest = member.pipe.receive()
+            except (EOFError, OSError):
+                raise self._death(member) from None
+            if (answer := head()).kind == DISPLAY:
                 member.output.drain()
-                self._printer.add(member.rank, bundle)
+                self._printer.add(member.rank, rest[0]())
                 return False
-            answer = AnswerHead.read(note)
-            if answer.kind != READY:
-                member.value = value() if answer.kind == FAILURE else value
-            if answer.has_log:
-                answer = answer._replace(log=member.pipe.receive()[1])
-        except (EOFError, OSError):
-            raise self._death(member) from None
-        member.answer = answer
-        return True
+            member.answer = Answer(answer, *rest)
+            if answer.kind == FAILURE:
+                member.failure = member.answer.value()
+            return True
 
     # What has gone wrong -----------------------------------------------------------------------
 

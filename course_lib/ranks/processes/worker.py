@@ -1,4 +1,12 @@
-"""One rank: joins its process group, then runs the calls that its parent sends."""
+"""One rank: joins its process group, then runs the calls that its parent sends, or gives them up.
+
+On SIGUSR2 it gives up its call and stays, whatever it is doing. Python code, and waits for
+communication, are ended by an exception from the signal's handler. A rank that waits in compiled
+code, as PyTorch's DDP does for its last bucket, runs no handler. So a thread hears of the signal,
+too, and fails the futures that the rank may be waiting for. An import is not ended in the middle:
+PyTorch's own do not work a second time. So the signal comes several times, and may come late: the
+board says which call it is to end.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +15,12 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,7 +29,7 @@ import torch.distributed as dist
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.memory import path_of
 from course_lib.ranks.board.views import RankPhase
-from course_lib.ranks.calls import Sources, install_sources, join_call
+from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.metered.emulated_link import EmulatedLink
@@ -28,7 +37,6 @@ from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp
 from course_lib.ranks.metered.world import World, joined_world
 from course_lib.ranks.output.displays import send_displays_to
-from course_lib.ranks.processes import giving_up
 from course_lib.ranks.processes.main_module import OwnModules, become_main
 from course_lib.ranks.processes.messages import (
     DISPLAY,
@@ -37,12 +45,10 @@ from course_lib.ranks.processes.messages import (
     READY,
     RESULT,
     AnswerHead,
-    CallHead,
-    pack_log,
 )
-from course_lib.ranks.processes.object_pipe import ObjectPipe
-from course_lib.ranks.processes.packing import pack, plain
-from course_lib.ranks.processes.short_calls import read
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Read, pack
+from course_lib.ranks.processes.surroundings import enter
+from course_lib.ranks.stopping import in_import
 
 _modules = OwnModules()
 os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
@@ -100,24 +106,21 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     become_main()
     labels: dict[str, str] = {}
     recorder = join(named["board"], config, labels)
-    giving_up.listen(recorder)
-    send_displays_to(lambda bundle: pipe.send(pack(bundle), note=bytes([DISPLAY])))
+    _listen_for_giving_up(recorder)
+    send_displays_to(lambda bundle: pipe.send(pack(AnswerHead(DISPLAY)), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)
-    ready = AnswerHead(READY, 0, True, False, recorder.rank, 0.0, 0.0)
-    pipe.send(pack(None), note=ready.to_bytes())
+    pipe.send(pack(AnswerHead(READY)), pack([]), pack(None))
     while True:
         try:
-            note, common = pipe.receive()
+            head_of, news_of, *parts = pipe.receive()
         except (EOFError, ConnectionResetError):
             return
-        head = CallHead.read(note)
-        if head.has_surroundings:
-            _enter(labels, *pipe.receive()[1]())
+        head = head_of()
+        if (news := news_of()) is not None:
+            labels.update(enter(*news))
         recorder.begin(head.check_nan)
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
-        parts = [common, pipe.receive()[1] if head.has_own else list]
-        del common  # what it holds may be large: `_run_call` lets go of it
         _run_call(pipe, recorder, labels, head.call, parts)
 
 
@@ -126,24 +129,28 @@ def _run_call(
     recorder: Recorder,
     labels: dict[str, str],
     call: int,
-    parts: list[Callable[[], Any]],
+    parts: list[Read],
 ) -> None:
     """Run one call and send its answer: what came of it, the log, and the result.
 
-    `call`: its number. `parts`: what unpickles it; emptied here, for arguments may be large.
+    `call`: its number. `parts`: what all ranks share of it, and what this one alone gets; emptied
+    here, for arguments may be large.
     """
+    global _current
     board, rank = recorder.board, recorder.rank
     start = time.monotonic()
     reply = None
     try:
         try:
-            giving_up.begin(call)
+            _begin(call)
             _reload(rank)
-            value = join_call(lambda: _unpacked(parts[0]()), parts[1]())()
+            value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
-            reply = _pack_result(value)
+            reply = pack_result(value, pack)
         finally:
-            giving_up.current = 0
+            # Not in a function of its own: at its beginning or end, as at that of a ``with``, the
+            # signal's handler may run, and its exception would leave this as it is.
+            _current = 0
     except GivenUp:
         kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
@@ -158,39 +165,54 @@ def _run_call(
         stream.flush()
     if kind == RESULT:
         recorder.settle()
-    messages = [reply]
-    if recorder.events or recorder.blocked:
-        messages.append(plain(pack_log([*recorder.events, *recorder.compute(start, end)])))
-    joined, has_log = dist.is_initialized(), len(messages) > 1
-    head = AnswerHead(kind, recorder.dropped, joined, has_log, rank, start, end)
-    pipe.send(*messages, note=head.to_bytes())
+    events = [*recorder.events, *recorder.compute(start, end)]
+    log = pack([tuple(event) for event in events])
+    head = AnswerHead(kind, recorder.dropped, dist.is_initialized())
+    pipe.send(pack(head), log, reply)
+    log.close()
     reply.close()
 
 
-def _unpacked(call: Any) -> Any:
-    return read(call) if type(call) is bytes else call
+_current = 0
+"""The call that runs, by its number; 0 if there is none."""
+_failing = threading.Lock()
+
+
+def _begin(call: int) -> None:
+    """Note that a call begins; what is still failed for the one before it, is failed by then."""
+    global _current
+    with _failing:
+        _current = call
+
+
+def _listen_for_giving_up(recorder: Recorder) -> None:
+    """Prepare this rank to give up calls: in its main thread, once."""
+    heard, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+
+    def to_be_ended() -> bool:
+        return bool(_current) and recorder.board.given_up(recorder.rank) == _current
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if to_be_ended() and not in_import(frame):
+            raise GivenUp
+
+    def fail_futures() -> None:
+        while True:
+            came = os.read(heard, 64)
+            with _failing:
+                if signal.SIGUSR2 in came and to_be_ended():
+                    recorder.give_up()
+
+    signal.signal(signal.SIGUSR2, end)
+    threading.Thread(target=fail_futures, name="giving-up", daemon=True).start()
 
 
 def _reload(rank: int) -> None:
     changed = _modules.reload_changed()
     if changed and rank == 0:
         print(f"Changed since the last call, and imported anew: {', '.join(sorted(changed))}.")
-
-
-def _enter(
-    labels: dict[str, str],
-    sources: Sources,
-    folder: str,
-    path: list[str],
-    environment: dict[str, str],
-) -> None:
-    """Make this rank see the notebook's sources, folder, module path and environment."""
-    install_sources(sources)
-    labels.update(sources.labels)
-    if folder:
-        os.chdir(folder)
-    sys.path.extend(entry for entry in path if entry not in sys.path)
-    os.environ.update(environment)
 
 
 def redirect_output(fd: int) -> None:
@@ -206,13 +228,3 @@ def redirect_output(fd: int) -> None:
         for n in (1, 2)
     )
     faulthandler.enable()
-
-
-def _pack_result(value: Any) -> Any:
-    try:
-        return pack(value)
-    except Exception as error:
-        raise TypeError(
-            f"the result ({type(value).__name__}) cannot be sent back: {error}. "
-            "Return tensors, numbers, text, or lists and dicts of them."
-        ) from None

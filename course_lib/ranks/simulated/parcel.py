@@ -24,7 +24,7 @@ from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
 
 from course_lib.ranks.board.memory import anonymous_file
-from course_lib.ranks.processes.functions import Pickler
+from course_lib.ranks.explain.pickling import Pickler
 
 
 class _View(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from course_lib.ranks.calls import cell_sources, join_call
+from course_lib.ranks.calls import cell_sources, join_call, pack_result
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
@@ -238,7 +238,7 @@ class Run:
                 value = call()
                 self.ranks[rank].handles.finish()
                 self.baton.count_time(self._spender(rank))
-                self.results[rank] = self._pack_result(value)
+                self.results[rank] = pack_result(value, lambda value: pack(value, self.known))
         except Stopped:
             self.stopped.append(rank)
         except BaseException as error:
@@ -261,16 +261,14 @@ class Run:
             parcel = pack(error, self.known)
         except Exception:
             return lambda: error
-        return lambda: unpack(parcel).with_traceback(error.__traceback__)
 
-    def _pack_result(self, value: Any) -> Parcel:
-        try:
-            return pack(value, self.known)
-        except Exception as error:
-            raise TypeError(
-                f"the result ({type(value).__name__}) cannot be sent back: {error}. "
-                "Return tensors, numbers, text, or lists and dicts of them."
-            ) from None
+        def unpacked() -> BaseException:
+            try:
+                return unpack(parcel).with_traceback(error.__traceback__)  # type: ignore[no-any-return]
+            except Exception:  # it says itself how it travels, and is wrong
+                return error
+
+        return unpacked
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))

@@ -14,8 +14,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from autograder.commands.demo import ASSIGNMENT, Result, demo, table
-from autograder.examination.verdict import Verdict, verdict_path
+from autograder import __main__ as program
+from autograder.commands import demo as module
+from autograder.commands.demo import ASSIGNMENT, Made, Result, demo, table
+from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
 
 pytestmark = [
@@ -63,6 +65,52 @@ def test_the_scores_are_right(results: dict[str, Result]) -> None:
         "untouched": 0,
     }
     assert {row.max_score for row in results.values()} == {12}
+
+
+@pytest.mark.parametrize(
+    ("score", "reason", "wrong", "words"),
+    [
+        (4, "", {}, []),
+        (0, "a sum", {"t": "a sum"}, []),
+        (3, "a sum", {}, ["t got 3 of 4, and its solution is right (a sum)"]),
+        (4, "", {"t": "a sum"}, ["t got 4 of 4, and its solution is wrong"]),
+        (0, "late", {"t": "a sum"}, ["t got 0 of 4 because 'late', and not because 'a sum'"]),
+        (4, "", {"u": "a sum"}, ["u was not graded"]),
+    ],
+)
+def test_what_must_come_of_a_submission(
+    score: float, reason: str, wrong: dict[str, str], words: list[str]
+) -> None:
+    verdict = Verdict("02", "ada", "02", "5eed", "0")
+    verdict.checks.append(CheckVerdict("02/t", score, 4, reason, []))
+    assert Made(nbformat.v4.new_notebook(), wrong).unexpected(verdict) == words
+
+
+def test_a_table_that_is_not_as_it_must_be_is_an_error(
+    course: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "another course"
+    shutil.copytree(course, root, ignore=shutil.ignore_patterns("grading"))
+    make = module.make_submissions
+
+    def untouched(*folders: Path) -> dict[str, Made]:
+        notebook = make(*folders)["untouched"].notebook
+        return {"ada": Made(notebook, {"shard_bounds": "NotImplementedError"})}
+
+    monkeypatch.setattr(module, "make_submissions", untouched)
+    monkeypatch.setattr(sys, "argv", ["autograder", "demo", "--course", str(root)])
+    before = os.environ["PATH"]
+    try:
+        assert program.main() == 1
+    finally:
+        os.environ["PATH"] = before
+    said = capsys.readouterr()
+    assert "these points are not what they must be" in said.err
+    assert "ada: average_gradients got 0 of 4, and its solution is right" in said.err
+    assert "ada: shard_bounds" not in said.err and "course doctor --grading" in said.err
 
 
 def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:

@@ -65,7 +65,7 @@ ANSWERS = {
         "from course_lib.checking.frames import header\n"
         "from course_lib.checking.wire import encode\n"
         + average(
-            "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'effects': [[1]]})\n"
+            "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'left': [[1]]})\n"
             "    for fd in range(3, 64):\n"
             "        try: os.write(fd, header(6, answer) + answer)\n        except OSError: pass"
         ),

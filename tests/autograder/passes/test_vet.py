@@ -52,6 +52,30 @@ def with_empty_lines(folder: Path) -> None:
     nbformat.write(notebook, folder / FILE)
 
 
+def saved_in(encoding: str) -> Callable[[Path], Any]:
+    """Save the notebook as editors of Windows may, with letters that are not ASCII's."""
+
+    def save(folder: Path) -> None:
+        content = json.loads((folder / FILE).read_text())
+        content["cells"].insert(1, nbformat.v4.new_code_cell("# Größe, é\nx = 'ü'"))
+        text = json.dumps(content, ensure_ascii=False)
+        (folder / FILE).write_bytes(text.encode(encoding, "replace"))
+
+    return save
+
+
+def with_many_lines(folder: Path) -> None:
+    notebook = nbformat.read(folder / FILE, as_version=4)
+    notebook.cells.insert(1, nbformat.v4.new_code_cell("x = 1\n" * 10_000))
+    nbformat.write(notebook, folder / FILE)
+
+
+def with_many_cells(folder: Path) -> None:
+    notebook = nbformat.read(folder / FILE, as_version=4)
+    notebook.cells += [nbformat.v4.new_code_cell("x = 1") for _ in range(10_000)]
+    nbformat.write(notebook, folder / FILE)
+
+
 def many_files(folder: Path) -> None:
     for number in range(2_000):
         (folder / f"{number}.txt").touch()
@@ -68,6 +92,13 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "null": (without_metadata, 12, "is damaged"),
     "digits": (with_a_long_number, 12, "digits"),
     "lines": (with_empty_lines, 12, "lines: left out"),
+    "mark": (saved_in("utf-8-sig"), 12, "is in utf-8-sig"),
+    "utf-16": (saved_in("utf-16"), 12, "is in utf-16"),
+    "utf-16-le": (saved_in("utf-16-le"), 12, "is in utf-16-le"),
+    "utf-32": (saved_in("utf-32"), 12, "is in utf-32"),
+    "latin": (saved_in("latin-1"), 12, "some letters are lost"),
+    "10,000 lines": (with_many_lines, 12, ""),
+    "10,000 cells": (with_many_cells, 12, "left out"),
     "link": (link_to_another, 0, "is a link"),
     "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
 }
@@ -133,7 +164,9 @@ def test_a_second_look_finds_nothing(tmp_path: Path) -> None:
     path = folder / "one.ipynb"
     path.write_text('{"cells": [{"cell_type": "code", "source": ["a\\n", "b"]}, null, 3]}')
     vet("one", "*", [str(path)])
-    assert notes["ada", "one"] == ["the notebook is damaged: set aside, and repaired"]
+    assert notes["ada", "one"] == [
+        "the notebook is damaged: set aside, and what can be read of it graded in its place"
+    ]
     assert [cell.source for cell in nbformat.read(path, as_version=4).cells] == ["a\nb"]
     vet("one", "*", [str(path)])
     assert notes["ada", "one"] == []

@@ -20,7 +20,7 @@ from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.settings import Settings
 from autograder.pool import phases
-from autograder.pool.one import outcome_of
+from autograder.pool.one import Bench
 from autograder.pool.outcome import Outcome
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
@@ -46,21 +46,28 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: Any) -> Iterator[Course]:
-    """Twelve submissions. Four are graded when the command is killed, six when its worker is.
+    """Twelve submissions. Four are graded when the command is killed before it books them. Then it
+    is killed with a draft, and then its worker.
 
     What is to be written for ``refused`` cannot be, as on a disk that is full.
     """
     with path_kept():
         root = course_of(tmp_path_factory.mktemp("a class"), less=True)
         course = Course(root, small_class(root))
-        hand_in(root, course.members)
-        course.killed("grade", ASSIGNMENT, "--jobs", "1", at=4)
+        first = ("right", "sum", "deadlock", "late")
+        hand_in(root, {name: course.members[name] for name in first})
+        grade = ("grade", ASSIGNMENT, "--jobs", "1")
+        course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
         course.before = course.times()
         assert not booked(root)
+        hand_in(root, {n: member for n, member in course.members.items() if n not in first})
+        course.killed(*grade, at=lambda: bool(course.drafts()))
+        left_by = course.drafts()
+        assert left_by and course.times() == course.before
         hand_in(root, {"refused": course.members["overlap"]})
         (course.graded / "refused").write_text("")
-        process = course.start("grade", "--jobs", "1")
-        course.until(process, 6)
+        process = course.start(*grade)
+        course.until(process, lambda: bool(set(course.drafts()) - set(left_by)))
         (worker,) = psutil.Process(process.pid).children()
         worker.kill()
         course.said, _ = process.communicate()
@@ -72,11 +79,18 @@ def in_this_process(
     root: Path, paths: Sequence[Path], settings: Settings, *, jobs: int, again: bool, tell: Any
 ) -> list[Outcome]:
     """Stand for the pool, which starts processes: they take seconds."""
-    folders = Folders.of(root, load_config(root))
-    outcomes = [outcome_of(folders, path, settings, again) for path in paths]
-    for outcome in outcomes:
+    outcomes: dict[str, Outcome] = {}
+    bench = Bench(
+        Folders.of(root, load_config(root)),
+        settings,
+        lambda outcome: outcomes.update({outcome.path: outcome} if outcome else {}),
+    )
+    for path in paths:
+        bench.grade(path, again)
+    bench.vouch()
+    for outcome in outcomes.values():
         tell(outcome)
-    return outcomes
+    return [outcomes[str(path)] for path in paths]
 
 
 class Commands:
@@ -116,6 +130,8 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     assert unexpected(course.members, found) == [], course.said
     assert {name for name, grades in found.items() if grades["penalty"]} == {"late"}
     assert "nothing: no 02_data_parallel_sgd.ipynb; there is: notes.txt" in course.said
+    assert "  damaged: the notebook holds a number of more than 300 digits" in course.said
+    assert "  empty-file: the notebook is not JSON: set aside, and an empty one" in course.said
 
 
 def test_what_the_machine_fails_is_listed_and_no_zero(course: Course) -> None:
@@ -183,7 +199,7 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
     try:
         checks.write_text(
             text + "CHECKS['average_gradients'] = replace(CHECKS['average_gradients'],"
-            " judge=lambda case, inputs, outputs: None, expects=())\n"
+            " judge=lambda case, inputs, outputs: None)\n"
         )
         _, said = autograder("status", ASSIGNMENT)
         assert said.splitlines()[1].split()[2:4] == ["0", "11"], said  # all are outdated

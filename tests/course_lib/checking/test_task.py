@@ -169,9 +169,9 @@ def test_a_tracebacks_lines_are_the_students() -> None:
 
 @pytest.mark.parametrize(
     "output",
-    [None, 1, [], {}, {"value": 1}, {"value": 1, "effects": [["no such", "x"]]},
-     {"value": 1, "effects": [7]}, {"value": {"the total": 10**300}, "effects": []},
-     {"refused": 1}, {"value": [[]], "effects": {}}],
+    [None, 1, [], {}, {"value": 1}, {"value": 1, "left": [["no such", "x"]]},
+     {"value": 1, "left": 7}, {"value": {"the total": 10**300}, "left": {}},
+     {"refused": 1}, {"value": [[]], "left": {}}],
 )  # fmt: skip
 def test_forged_answers_cost_their_case_and_nothing_else(output: Any) -> None:
     report = run_check("t/total", sum_task(), lambda *_: Observed([output] * 4), seed="1")

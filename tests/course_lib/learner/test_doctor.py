@@ -18,6 +18,7 @@ from course_lib.learner.__main__ import main
 from course_lib.learner.doctor import machine, ranks, report, sandbox, software
 from course_lib.learner.doctor.finding import Finding
 from course_lib.ranks.placement import share
+from tests.helpers.course_folders import needs_sources
 
 pytestmark = pytest.mark.timeout(90)
 Usage = namedtuple("Usage", "total used free")
@@ -50,10 +51,60 @@ def test_the_exit_status_says_for_what(
         return Finding("thing", "is broken", "mend it", need)
 
     monkeypatch.setattr(report.findings, "__defaults__", ((look, software.python),))
+    monkeypatch.setattr(report, "GRADING_LOOKS", ())
     assert main(["doctor"]) == plain
     assert main(["doctor", "--grading"]) == grading
     out = capsys.readouterr().out
     assert out.count("→ mend it") == 2
+
+
+@needs_sources
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
+def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(report.findings, "__defaults__", ((),))
+    assert main(["doctor", "--grading"]) == 0
+    assert "got the points that they must" in " ".join(capsys.readouterr().out.split())
+
+
+@needs_sources
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit('no such grader')", "the grader ended: no such grader"),
+        ("import time; time.sleep(600)", "took more than"),
+        (
+            "from autograder.passes import canary as c; c.Canary.wrong = lambda *_: 'x got 3 of 4';"
+            "c.Canaries.sing = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
+            " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
+            "x got 3 of 4. This machine, or the check, is broken",
+        ),
+    ],
+    ids=["ends", "hangs", "gives other points"],
+)
+def test_a_machine_that_grades_wrongly_is_told(
+    monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    run = sandbox.subprocess.run
+
+    def other(command: list[str], **options: Any) -> Any:
+        rest = command[command.index("--course") :]
+        return run([sys.executable, "-P", "-c", code, *rest], **options)
+
+    monkeypatch.setattr(sandbox.subprocess, "run", other)
+    if "sleep" in code:
+        monkeypatch.setattr(sandbox, "_CANARY_SECONDS", 0.5)
+    found = sandbox.graded()
+    assert words in found.told and found.needed_for == "grading"
+    assert "grade nothing here" in found.advice
+
+
+def test_without_solutions_it_says_what_was_not_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sandbox, "find_course", lambda: tmp_path)
+    found = sandbox.graded()
+    assert found.fine and ("not tried" in found.told or sys.platform != "linux")
 
 
 def test_a_look_that_stumbles_is_a_finding_too() -> None:

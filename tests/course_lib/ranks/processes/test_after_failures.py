@@ -5,12 +5,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_lib.ranks import DeadlockError, RankError, Ranks, RanksError, RankTimeout
+from course_lib.ranks.processes.object_pipe import ObjectPipe
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -151,17 +153,18 @@ def test_a_signal_that_is_heard_late_does_not_end_the_next_call(ranks: Ranks) ->
     """It is: the rank answers from its main thread, while the one that hears it has no turn."""
 
     def program() -> bool:
-        from course_lib.ranks.processes import giving_up
+        from course_lib.ranks.metered import world
+        from course_lib.ranks.processes import worker
 
         if dist.get_rank() == 0:
             time.sleep(0.5)
         waiting = dist.all_reduce(torch.ones(3), async_op=True).get_future()
-        call = giving_up.current
-        giving_up._recorder.board.give_up(call - 1)
+        call = worker._current
+        world._installed[0].board.give_up(call - 1)
         sys.setswitchinterval(10.0)
-        giving_up.current = 0  # the call before has ended, and its signal comes
+        worker._current = 0  # the call before has ended, and its signal comes
         os.kill(os.getpid(), signal.SIGUSR2)
-        giving_up.begin(call)
+        worker._begin(call)
         os.kill(os.getpid(), signal.SIGUSR2)  # and comes again
         sys.setswitchinterval(0.005)
         waiting.wait()
@@ -196,3 +199,24 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
         if end != "closed":
             assert wait_until_gone(first) == []
     assert wait_until_gone([pid for pids in [first, *others] for pid in pids]) == []
+
+
+@pytest.mark.parametrize("where", ["_take", "send"])
+def test_an_interrupt_in_the_middle_of_a_message_waits_for_its_end(
+    ranks: Ranks, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it would be taken for the next one, or a rank would wait for its call."""
+    ranks.run(dist.get_rank)
+    before = ranks.processes()
+    once, interrupted = iter([True]), getattr(ObjectPipe, where)
+
+    def interrupt(pipe: ObjectPipe, *args: Any) -> Any:
+        if next(once, False):
+            signal.raise_signal(signal.SIGINT)
+        return interrupted(pipe, *args)
+
+    monkeypatch.setattr(ObjectPipe, where, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(lambda: "x" * 5000)
+    assert ranks.run(dist.get_rank) == [0, 1, 2]
+    assert ranks.processes() == before

@@ -1,15 +1,15 @@
 """The pipe to a rank by itself: what arrives is what was sent, whatever its size."""
 
+import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
-from course_lib.ranks.processes.object_pipe import ObjectPipe
-from course_lib.ranks.processes.packing import pack, plain
+from course_lib.ranks.processes.object_pipe import ObjectPipe, pack
 
 LIMIT = 1 << 13  # where messages begin to travel in files
 
@@ -23,14 +23,13 @@ def pipes() -> Iterator[tuple[ObjectPipe, ObjectPipe]]:
 
 
 def sent(pipes: tuple[ObjectPipe, ObjectPipe], value: Any) -> Any:
-    """Return what arrives, between two other messages."""
-    pipes[0].send(plain(b"before"))
-    pipes[0].send(pack(value), plain(b"after"), note=b"a note")
-    notes, (before, found, after) = zip(
-        *((note, read()) for note, read in (pipes[1].receive() for _ in range(3))), strict=True
-    )
-    assert notes == (b"", b"a note", b"")
-    assert (bytes(before), bytes(after)) == (b"before", b"after")
+    """Return what arrives, between two other objects and two other messages."""
+    pipes[0].send(pack("before"))
+    pipes[0].send(pack(b"a head"), pack(value), pack(b"a tail"))
+    pipes[0].send(pack("after"))
+    messages = [[read() for read in pipes[1].receive()] for _ in range(3)]
+    (before,), (head, found, tail), (after,) = messages
+    assert (before, head, tail, after) == ("before", b"a head", b"a tail", "after")
     return found
 
 
@@ -81,15 +80,6 @@ def test_small_tensors_that_arrive_can_be_written_to(
     assert torch.equal(found.add_(1), torch.ones(3))
 
 
-@pytest.mark.parametrize("value", [with_a_class(), torch.relu, len])
-def test_what_has_no_code_is_pickled_as_cloudpickle_does(value: Any) -> None:
-    """What is not looked up for its own helpers changes no byte."""
-    packed = pack(value)
-    assert packed.parts == 1
-    if not isinstance(value, type):  # a class has methods, and they have code
-        assert packed.inline == cloudpickle.dumps(value, protocol=5)
-
-
 @pytest.mark.parametrize("function", [lambda: 0, scaled(2), with_a_class().__dict__["step"]])
 def test_code_arrives_as_it_was(
     pipes: tuple[ObjectPipe, ObjectPipe], function: Callable[..., Any]
@@ -116,3 +106,23 @@ def test_functions_arrive_with_their_closure_and_defaults(
 ) -> None:
     assert sent(pipes, scaled(2))(5) == scaled(2)(5)
     assert sent(pipes, with_a_class())().step() == 1
+
+
+def test_several_large_objects_of_one_message_arrive_in_order(
+    pipes: tuple[ObjectPipe, ObjectPipe],
+) -> None:
+    values = [letter * 3 * LIMIT for letter in "abcd"]
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    packed = [pack(value) for value in values]
+    pipes[0].send(*packed, pack(None))
+    assert [read() for read in pipes[1].receive()] == [*values, None]
+    for each in packed:
+        each.close()
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_end_of_the_other_side_is_told(pipes: tuple[ObjectPipe, ObjectPipe]) -> None:
+    pipes[0].close()
+    with pytest.raises(EOFError):
+        pipes[1].receive()

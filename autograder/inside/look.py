@@ -1,0 +1,58 @@
+"""A first look from a cell, whether all is there that a student's process needs.
+
+A file that the cell's user may not read fails a student's `import`, and looks like their mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from autograder.inside.scratch import HOME
+
+_ENOUGH = 3
+
+
+def serve(fds: list[int], config: dict[str, Any]) -> None:
+    """Send the first paths that cannot be read, and what is wrong with `HOME`, as JSON."""
+    hidden = [path for path in sorted(set(_needed())) if not _readable(path)]
+    told = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
+    with socket.socket(fileno=fds[0]) as channel:
+        channel.sendall(json.dumps(told).encode())
+
+
+def _needed() -> Iterator[str]:
+    """Yield the files of all modules that are loaded, and what lies on the search path."""
+    yield from (sys.executable, sys.prefix, sys.base_prefix, *sys.path)
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and os.path.isabs(file):
+            yield file
+    for folder in filter(os.path.isdir, sys.path):
+        with suppress(PermissionError):  # it is told itself
+            yield from (entry.path for entry in os.scandir(folder))
+
+
+def _readable(path: str) -> bool:
+    """Return whether it can be; a link that leads nowhere is no loss."""
+    if os.path.islink(path) and not os.path.exists(path):
+        return True
+    if path.endswith(".zip") and not os.path.lexists(path):
+        return True  # of the standard library: each search path names one, and few machines have it
+    return os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK)
+
+
+def _wrong_with_home() -> str:
+    """Return why nothing can be written to `HOME`, or an empty text."""
+    try:
+        with open(os.path.join(HOME, "first"), "w") as file:
+            file.write("look")
+        os.unlink(file.name)
+    except OSError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,104 @@
+"""The pass of ``nbgrader autograde`` that decides the points, in place of nbgrader's Execute.
+
+It examines one notebook, writes the test cells' outputs itself, and a verdict beside them.
+nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
+
+The assignment's canaries (`canary`) are graded before the first submission of a process, and in
+each new sandbox. nbgrader does not tell a pass which submission is the last, so they are not graded
+at the end. ``autograder grade`` does that: it alone finds a machine that breaks half way and keeps
+its sandbox.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from nbconvert.exporters.exporter import ResourcesDict
+from nbformat import NotebookNode
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Enum, Float, Unicode
+
+from autograder.examination.verdict import verdict_path
+from autograder.passes.canary import Canaries
+from autograder.passes.examine import Exam, blank_verdict, examine_notebook
+from autograder.passes.settings import ATTEMPTS, Settings
+from autograder.sandbox.place import MachineFailure
+from course_lib.checking.limits import CASE_SECONDS
+
+
+class Examine(NbGraderPreprocessor):
+    """Grades one notebook, each process of its student's in a cell of the sandbox."""
+
+    cell_seconds = Float(
+        Settings.cell_seconds, help="Time limit of one code cell, in seconds."
+    ).tag(config=True)
+    case_seconds = Float(
+        Settings.case_seconds,
+        help="Time limit of one case of a check that asks for no other, in seconds. Default: that "
+        f"of a check in a notebook, {CASE_SECONDS:g}.",
+    ).tag(config=True)
+    submission_seconds = Float(
+        Settings.submission_seconds,
+        help="Time limit of all that one submission's code does, in seconds. For every limit: what "
+        "it waits for a core does not count, and a tenth of the time on the wall does in any case.",
+    ).tag(config=True)
+    memory_gib = Float(
+        Settings.memory_gib,
+        help="Memory that a submission's processes may hold together, in GiB.",
+    ).tag(config=True)
+    on = Enum(
+        ("", "cpu", "gpu"),
+        Settings.on,
+        help="Run what is right on the grader's network once more on real ranks: 'cpu' (gloo) or "
+        "'gpu'. The verdict is the same unless they fail. Default: do not.",
+    ).tag(config=True)
+    seed = Unicode(
+        "",
+        help="Draw the cases' inputs from this seed. Default: a secret one, kept in the verdict.",
+    ).tag(config=True)
+
+    def preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        """Run the notebook's cells and checks; write outputs into it and a verdict beside it.
+
+        Raises:
+            MachineFailure: this machine failed, or does not grade as it must. nbgrader goes on; the
+                submission gets no mark.
+
+        """
+        coursedir = self.parent.parent.coursedir
+        names = resources["nbgrader"]
+        assignment, student, notebook = (
+            names[key] for key in ("assignment", "student", "notebook")
+        )
+        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
+        released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
+        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
+        settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
+        key = source, released.resolve(), settings
+        canaries = _canaries.setdefault(key, Canaries(*key))
+        for attempt in range(1, ATTEMPTS + 1):
+            verdict = blank_verdict(
+                *(nb, source, released / f"{notebook}.ipynb", data),
+                *(assignment, student, notebook),
+                settings,
+                self.seed,
+            )
+            try:
+                if not canaries.vouch():
+                    canaries.sing()
+                examine_notebook(nb, Exam.of(source), verdict, self.log)
+                break
+            except MachineFailure as error:
+                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
+                if attempt == ATTEMPTS:
+                    raise
+        path = verdict_path(data, assignment, student, notebook)
+        verdict.write(path)
+        self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
+        return nb, resources
+
+
+_canaries: dict[tuple[Path, Path, Settings], Canaries] = {}

@@ -1,0 +1,297 @@
+"""Canaries: solutions whose points are known, graded like a student's, by the same sandbox.
+
+A machine can be broken in ways that nobody has thought of: then it takes points from right
+solutions, or gives them to wrong ones, and nothing raises an error. A canary shows it. It is a
+submission of the same assignment: the instructor's solution, then a function that returns nothing,
+then one that ends its process. It is rebuilt from the released notebook, its cells run in the
+sandbox that grades the class, and its function runs on ranks there. The first must get all points,
+the second less, and the third none, because its process ended. All of this follows from how they
+are made; no number is written down.
+
+All three stand in one notebook and solve the same task, so that its cells run only once. The task's
+check keeps one public and one hidden case. This takes about a second.
+
+    python -m autograder.passes.canary --course .
+
+does the same for one assignment of the course, and prints a line: see `main`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+from nbgrader.utils import is_grade, is_solution
+
+from autograder.examination.check import AuthorError
+from autograder.examination.verdict import CheckVerdict, Verdict
+from autograder.passes.examine import Exam, all_filled_in, examine_notebook
+from autograder.passes.rebuild import rebuild
+from autograder.passes.settings import Settings
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from course_lib.checking import Case
+from course_lib.ranks.explain.failure import exit_reason
+
+_STATUS = 3
+_WRONG = "def {name}(*args, **kwargs):\n    return None\n"
+_CRASHING = f"import os\n\n\ndef {{name}}(*args, **kwargs):\n    os._exit({_STATUS})\n"
+_LOG = logging.getLogger(__name__)
+
+
+class CanaryError(MachineFailure):
+    """A canary got other points than it must: nobody is graded here. Says what to do."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Three solutions of one task, in one notebook.
+
+    Attributes:
+        nb: the notebook: the right one, the wrong one, the crashing one, each with its test cell.
+        exam: by which it is examined: of the task's check, two cases.
+        task: grade id of the test cell.
+        notebook: name of the released one, without ``.ipynb``.
+
+    """
+
+    nb: NotebookNode
+    exam: Exam
+    task: str
+    notebook: str
+
+    @property
+    def ranks(self) -> int:
+        """On how many ranks its function runs."""
+        return max(case.world_size for case in self.exam.checks[self.task].cases)
+
+    @classmethod
+    def of(cls, exam: Exam, source: Path, released: Path) -> Canary | None:
+        """Return that of an assignment, of the task that costs least; None: none gives points.
+
+        A task whose ranks send each other something comes before one of a rank alone.
+
+        Args:
+            exam: of the assignment.
+            source: its folder under ``instructor/``.
+            released: the folder with the notebooks that students were given.
+
+        Raises:
+            AuthorError: there is no notebook with the solution.
+
+        """
+        found: list[tuple[bool, int, str, Path]] = []
+        for path in sorted(released.glob("*.ipynb")):
+            for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
+                task = cell.metadata.nbgrader.grade_id
+                if task in exam.checks:
+                    sizes = [case.world_size for case in _cases_of(exam, task)]
+                    found.append((max(sizes, default=1) < 2, sum(sizes), task, path))
+        if not found:
+            return None
+        _, _, task, path = min(found, key=lambda each: each[:2])
+        solution = source / path.name
+        if not solution.is_file():
+            raise AuthorError(
+                f"there is no {solution}: its solution is graded first, to see that this machine "
+                "grades well"
+            )
+        given = nbformat.read(path, as_version=4)
+        nb = rebuild(given, solved(given, nbformat.read(solution, as_version=4)))
+        nb.cells = _with_three(nb.cells, task, exam.checks[task].function)
+        return cls(nb, _short(exam, task), task, path.stem)
+
+    def wrong(self, checks: list[CheckVerdict]) -> str:
+        """Return what is not as it must be in the three checks, or nothing."""
+        right, wrong, crashing = checks
+        ended = exit_reason(_STATUS)
+        for which, check, as_it_must_be in (
+            ("a right solution", right, right.score == right.max_score),
+            ("a function that returns nothing", wrong, wrong.score < wrong.max_score),
+            (
+                "a function that ends its process",
+                *(crashing, crashing.score == 0 and ended in crashing.reason),
+            ),
+        ):
+            if not as_it_must_be:
+                said = " ".join(check.reason.split())[:300]
+                because = f" ({said})" if said else ""
+                return f"{which} of {self.task} got {check.score:g} of {check.max_score:g}{because}"
+        return ""
+
+
+def solved(
+    released: NotebookNode, solution: NotebookNode, instead: Mapping[str, str] | None = None
+) -> NotebookNode:
+    """Return the released notebook with the solution's code in it.
+
+    Args:
+        released: as students were given it.
+        solution: as the instructor wrote it.
+        instead: grade id → other code than the solution's.
+
+    """
+    sources = {
+        cell.metadata.nbgrader.grade_id: re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
+        for cell in solution.cells
+        if is_solution(cell)
+    }
+    sources |= instead or {}
+    notebook = copy.deepcopy(released)
+    for cell in notebook.cells:
+        if is_solution(cell) and not is_grade(cell):
+            cell.source = sources.get(cell.metadata.nbgrader.grade_id, cell.source)
+    return notebook
+
+
+def _is_test(cell: NotebookNode) -> bool:
+    return cell.cell_type == "code" and is_grade(cell) and not is_solution(cell)
+
+
+def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list[NotebookNode]:
+    """Return all cells up to the task's test, that test, and two other functions with theirs."""
+    kept: list[NotebookNode] = []
+    for cell in cells:
+        if not _is_test(cell):
+            kept.append(cell)
+        elif cell.metadata.nbgrader.grade_id == task:
+            kept.append(copy.deepcopy(cell))
+            for code in (_WRONG, _CRASHING):
+                kept += [new_code_cell(code.format(name=function)), copy.deepcopy(cell)]
+            break
+    return kept
+
+
+def _cases_of(exam: Exam, task: str) -> list[Case]:
+    """Return the first public and the first hidden case, of those with several ranks if any."""
+    chosen = []
+    for cases in (exam.checks[task].cases, exam.hidden.get(task, ())):
+        chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
+    return chosen
+
+
+def _short(exam: Exam, task: str) -> Exam:
+    cases, check = _cases_of(exam, task), exam.checks[task]
+    public = tuple(case for case in cases if case in check.cases)
+    hidden = tuple(case for case in cases if case not in check.cases)
+    return replace(exam, checks={task: replace(check, cases=public)}, hidden={task: hidden})
+
+
+class Canaries:
+    """The canaries of an assignment, and the sandbox that has graded them as it must.
+
+    Args:
+        source: the assignment's folder under ``instructor/``.
+        released: the folder with the notebooks that students were given.
+        settings: how the class is examined, and so are they.
+
+    Attributes:
+        seconds: that they took the last time.
+        sandbox: the one that they vouch for, by its place and generation; None: there is none.
+
+    """
+
+    def __init__(self, source: Path, released: Path, settings: Settings) -> None:
+        self._source, self._released, self._settings = source, released, settings
+        self._exam: Exam | None = None
+        self.seconds = 0.0
+        self.sandbox: tuple[SandboxedPlace, int] | None = None
+
+    def vouch(self) -> bool:
+        """Return whether the sandbox that runs now has graded them well. Starts it if none does."""
+        if self.sandbox is None or self._exam is None:
+            return False
+        place = self._exam.place(self._settings)
+        place.warm()
+        return self.sandbox == (place, place.generation)
+
+    def sing(self) -> None:
+        """Be graded, by the checks as they are now.
+
+        Raises:
+            CanaryError: they got other points than they must. The next sandbox is a new one.
+            MachineFailure: the sandbox cannot be started, or has ended.
+            SandboxUnavailable: there is none.
+            AuthorError: the check is broken.
+
+        """
+        self.sandbox = None
+        exam = self._exam = Exam.of(self._source)
+        canary = Canary.of(exam, self._source, self._released)
+        place = exam.place(self._settings)
+        place.warm()
+        start, sandbox = time.monotonic(), (place, place.generation)
+        if canary is not None:
+            try:
+                self._examine(canary)
+            except CanaryError:
+                place.close()
+                raise
+        self.seconds, self.sandbox = time.monotonic() - start, sandbox
+
+    def _examine(self, canary: Canary) -> None:
+        verdict = Verdict(
+            *(self._source.name, "canary", canary.notebook, "canary", ""),
+            settings=asdict(all_filled_in(self._settings)),
+        )
+        examine_notebook(copy.deepcopy(canary.nb), canary.exam, verdict, _LOG)
+        if wrong := canary.wrong(verdict.checks):
+            raise CanaryError(
+                f"{wrong}. This machine, or the check, is broken, and nothing counts that was "
+                "graded here since this was last tried. Look at the machine with: course doctor "
+                "--grading; and at the check with: make test-all "
+                f'ARGS="tests/test_assignments.py -k {self._source.name}"'
+            )
+
+
+def main() -> int:
+    """Let the canaries of one assignment sing; print what came of it as a line of JSON.
+
+    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment
+    is the first whose canaries send messages, as it was handed out.
+    """
+    parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
+    parser.add_argument("--course", type=Path, required=True, help="the course folder")
+    root: Path = parser.parse_args().course.resolve()
+    found = {"told": "", "wrong": ""}
+    try:
+        found["told"] = try_out(root)
+    except Exception as error:  # whatever it is: grading does not work here
+        found["wrong"] = " ".join(str(error).split()) or type(error).__name__
+    print(json.dumps(found))
+    return int(bool(found["wrong"]))
+
+
+def try_out(root: Path) -> str:
+    """Grade the canaries of one assignment of the course in `root`; return what was tried.
+
+    Raises:
+        CanaryError: they got other points than they must.
+        LookupError: there is no assignment with its solution.
+
+    """
+    for source in sorted((root / "instructor").glob("*/checks.py")):
+        released = root / "assignments" / source.parent.name
+        canary = Canary.of(Exam.of(source.parent), source.parent, released)
+        if canary is not None and canary.ranks > 1:
+            canaries = Canaries(source.parent, released, Settings())
+            canaries.sing()
+            return (
+                f"{source.parent.name}: a right, a wrong and a crashing solution "
+                f"got the points that they must, in {canaries.seconds:.1f} s"
+            )
+    raise LookupError("no assignment has its solution here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

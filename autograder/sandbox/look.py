@@ -1,0 +1,58 @@
+"""Before anything is graded: a cell of the sandbox looks whether it has what it needs.
+
+A sandbox may start where cells fail, or where a cell's user may not read Python, its packages or
+the course. Found out later, that would be taken for a mistake of the student whose turn it is.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.sandbox.unavailable import SandboxUnavailable
+
+_SECONDS = 120.0
+
+
+def ready(place: SandboxedPlace) -> None:
+    """Start the sandbox, and have a cell of it look around.
+
+    Raises:
+        SandboxUnavailable: nothing can be graded here; says in a sentence why, and what to do.
+
+    """
+    try:
+        place.warm()
+        told = _look_from_a_cell(place)
+    except (MachineFailure, OSError) as error:
+        raise SandboxUnavailable(_short(str(error)), advice="") from None
+    if hidden := told.get("hidden"):
+        raise SandboxUnavailable(
+            f"The sandbox's user may not read what it needs: {', '.join(map(str, hidden))}. Run "
+            f"chmod -R o+rX on the course's folder, its virtual environment and its Python.",
+            advice="",
+        )
+    if wrong := told.get("home"):
+        raise SandboxUnavailable(f"Nothing can be written in the sandbox: {wrong}", advice="")
+
+
+def _look_from_a_cell(place: SandboxedPlace) -> dict[str, Any]:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            cell = place.cell("autograder.inside.look:serve", {}, [theirs.fileno()])
+        with cell:
+            ours.settimeout(_SECONDS)
+            try:
+                said = b"".join(iter(lambda: ours.recv(65536), b""))
+                return dict(json.loads(said))  # no student's code has run here: this is ours
+            except (OSError, ValueError):
+                raise place.broken("A cell of the sandbox did not start") from None
+
+
+def _short(text: str) -> str:
+    """Return the first line, and the last one: what an exception says of itself ends it."""
+    first, *rest = text.splitlines() or [""]
+    return " … ".join([first, *rest[-1:]])

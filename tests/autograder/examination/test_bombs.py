@@ -1,0 +1,187 @@
+"""What student code may cost the examiner, who is outside its sandbox and has no limit of memory.
+
+Each bomb is examined in a process of its own, whose memory and processor time are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.tiers import tier
+
+ROOT = Path(__file__).parents[3]
+MEMORY = 700 * 2**20
+"""Bytes that the examiner may take for a case, beyond what it has."""
+PROCESSOR = 12.0
+"""Seconds that it may compute for one: as long as the case may last."""
+
+CLIENT = """
+import gc, os, socket, sys, time, torch, torch.distributed as dist
+def client():
+    return next(o for o in gc.get_objects() if type(o).__name__ == "FabricClient")
+def lines(n, text="x" * 4000):
+    context = client().context
+    context.locate = lambda: text
+    context.handles._watched = False
+def raw(*data):
+    try:
+        for each in data: client()._channel.sendall(each)
+    except OSError:
+        time.sleep(99)
+def frames():
+    return sys.modules["course_lib.ranks.fabric_socket.frames"]
+---
+"""
+
+
+@dataclass(frozen=True)
+class Bomb:
+    """A function, and what the report says of it."""
+
+    source: str
+    words: str
+    ranks: int = 4
+
+
+BOMBS = {
+    "messages that are under way": Bomb(
+        "def f(x):\n    big = torch.zeros(60_000_000)\n"
+        "    works = [dist.isend(big, 1 - dist.get_rank() % 2) for _ in range(4)]\n"
+        "    [work.wait() for work in works]",
+        "its next message has 240,000,060 bytes; here one may have 67,108,864",
+    ),
+    "many smaller ones": Bomb(
+        "def f(x):\n    big = torch.zeros(1_000_000)\n    lines(0)\n"
+        "    works = [dist.isend(big, (dist.get_rank() + 1) % 4) for _ in range(400)]\n"
+        "    dist.recv(x, (dist.get_rank() + 1) % 4, tag=9)",
+        "under way at once; here a rank may have 67,108,864",
+    ),
+    "receives that nobody serves": Bomb(
+        "def f(x):\n    lines(0)\n    big = torch.empty(12_000_000)\n"
+        "    works = [dist.irecv(big, (dist.get_rank() + 1) % 4) for _ in range(400)]\n"
+        "    works[0].wait()",
+        "under way at once; here a rank may have 67,108,864",
+    ),
+    "half a frame": Bomb(
+        "def f(x):\n    fr = frames()\n"
+        "    raw(fr.HEADER.pack(b'FAB1', 3, 0, 67_000_000), bytes(66_000_000))\n    time.sleep(99)",
+        "longer than",
+    ),
+    "what it does not read": Bomb(
+        "def f(x):\n    lines(0)\n    big = torch.zeros(8_000_000)\n    fr = frames()\n"
+        "    for i in range(5):\n"
+        "        work = dist.isend(big, 1) if dist.get_rank() == 0 else dist.irecv(big, 0)\n"
+        "        raw(fr.wait(fr.Type.WAIT, i + 1)), time.sleep(2.5)\n"
+        "        dist.get_rank() == 0 and client()._receive()\n    time.sleep(99)",
+        "under way at once; here a rank may have 134,217,728",
+        2,
+    ),
+    "handles": Bomb(
+        "def f(x):\n    lines(9990)\n    none = torch.zeros(0)\n    r = dist.get_rank()\n"
+        "    for i in range(9990): dist.isend(none, (r + 1) % 4, tag=i)\n"
+        "    dist.recv(none, (r + 1) % 4, tag=-5)",
+        "that it has not waited for; here a rank may have 1,024",
+    ),
+    "as many handles as there may be": Bomb(
+        "def f(x):\n    lines(1000)\n    none = torch.zeros(0)\n    r = dist.get_rank()\n"
+        "    for i in range(1000): dist.isend(none, (r + 1) % 4, tag=i)\n"
+        "    dist.recv(none, (r + 1) % 4, tag=-5)",
+        "The ranks wait for one another",
+    ),
+    "empty collectives": Bomb(
+        "def f(x):\n    lines(0)\n    none = torch.zeros(0)\n"
+        "    for _ in range(20_000): dist.all_reduce(none)\n    return x",
+        "it has started 5,001; here a rank may have 5,000",
+    ),
+    "questions": Bomb(
+        "def f(x):\n    lines(0)\n    work = dist.irecv(x, (dist.get_rank() + 1) % 4)\n"
+        "    fr = frames()\n    while True: work.is_completed()",
+        "asked the network 25,001 things",
+    ),
+    "computation": Bomb(
+        "def f(x):\n    data = frames().compute(1.0) * 1000\n    while True: raw(data)",
+        "asked the network 25,001 things",
+    ),
+    "groups": Bomb(
+        "def f(x):\n    fr = frames()\n    ranks = tuple(range(4))\n"
+        "    for i in range(1, 60_000): raw(fr.group(i, 'g' * 250, ranks))",
+        "it has 65; here a rank may have 64",
+    ),
+    "tensors without numbers": Bomb(
+        "def f(x):\n    big = torch.empty(1 << 47, device='meta')\n"
+        "    for _ in range(50): dist.all_reduce(big)\n    return x",
+        "it came back",
+    ),
+    "large answers": Bomb("def f(x):\n    return torch.zeros(12_000_000)", "answered nonsense", 8),
+    "answers as large as they may be": Bomb(
+        "def f(x):\n    return torch.zeros(4_000_000)", "it came back", 8
+    ),
+    "answers of many parts": Bomb("def f(x):\n    return [[]] * 340_000", "it came back", 8),
+    "a long exception": Bomb(
+        "def f(x):\n    answer = sys.modules['course_lib.checking.wire'].encode("
+        "{'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', 'trace': 't'})\n"
+        "    send = sys.modules['course_lib.checking.frames'].send_frame\n"
+        "    for fd in range(3, 64):\n"
+        "        try: send(socket.socket(fileno=os.dup(fd)), 7, answer)\n"
+        "        except OSError: pass\n    time.sleep(99)",
+        "raised E",
+    ),
+    "buffers that were touched": Bomb(
+        "def f(x):\n    found = client().context.handles.found\n"
+        "    Misuse = sys.modules['course_lib.ranks.fabric.handles'].Misuse\n"
+        "    for i in range(1500):\n"
+        "        found.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
+        "    return x",
+        "before its wait()",
+    ),
+    "a cell that says too much": Bomb(
+        "wire = sys.modules['course_lib.checking.wire']\n"
+        "send = sys.modules['course_lib.checking.frames'].send_frame\n"
+        "told = wire.encode({'stdout': 'o' * 900_000, 'stderr': '', 'error': None})\n"
+        "for fd in range(3, 64):\n"
+        "    try: send(socket.socket(fileno=os.dup(fd)), 3, told)\n"
+        "    except OSError: pass",
+        "f was not handed over",
+    ),
+    "functions that carry much": Bomb(
+        "load = torch.zeros(15_000_000)\ndef f(x): return load.sum()", "it came back"
+    ),
+}
+
+
+QUICK = {"many smaller ones", "as many handles as there may be", "groups", "large answers"}
+"""Those that are tried by default: the others take long, or are like these."""
+
+
+def examined(bomb: Bomb) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.examined_alone", str(bomb.ranks)],
+        input=f"{CLIENT.strip()}\n{bomb.source}",
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    cost: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(cost)
+    return cost
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "bomb", [pytest.param(bomb, id=name, marks=tier(name in QUICK)) for name, bomb in BOMBS.items()]
+)
+def test_the_examiner_stays_small_and_says_why(bomb: Bomb) -> None:
+    cost = examined(bomb)
+    assert bomb.words in cost["reason"]
+    assert cost["memory"] < MEMORY
+    assert cost["processor"] < PROCESSOR
+    assert cost["written"] < 300_000

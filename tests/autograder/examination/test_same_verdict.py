@@ -1,0 +1,147 @@
+"""The check in a notebook and the grader say the same of the same function, case by case.
+
+The words may differ in one thing: on which line of which cell or file something stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autograder.examination.check import examine
+from autograder.examination.submission import Submission
+from autograder.passes.examine import masked_from
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking import Case, CheckReport, equals, run_check, task
+from course_lib.checking.limits import CASE_SECONDS, MAX_TIMEOUTS, seconds_of
+from course_lib.checking.mutants import Mutant
+from course_lib.checking.runners import LocalRunner
+from tests.helpers.course_folders import SOURCES, assignments, needs_sources
+from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
+from tests.helpers.tiers import tier
+
+pytestmark = [pytest.mark.timeout(120)]
+
+BY_DEFAULT = ("02_data_parallel_sgd", "05_bucketing_and_overlap")
+"""Values; hooks, handles and time."""
+SIMULATED_AND_GRADED = {"simulated", "grader"}
+BY_CHANCE = {"data_parallel_step__in_any_order"}
+"""It goes by where objects lie in memory: in every process another order, or in all the same."""
+
+
+def is_sampled(folder: Path, number: int) -> bool:
+    return folder.name in BY_DEFAULT and number % 12 == 0
+
+
+CASES = [
+    pytest.param(
+        *(folder, mutant),
+        id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
+        marks=tier(is_sampled(folder, number)),
+    )
+    for folder in readable(assignments(SOURCES))
+    for number, mutant in enumerate(mutants_in(folder))
+    if set(mutant.where) >= SIMULATED_AND_GRADED
+    and f"{mutant.task}__{mutant.mistake}" not in BY_CHANCE
+]
+
+
+@pytest.fixture(scope="module")
+def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, SandboxedPlace]]:
+    folder: Path = request.param
+    with SandboxedPlace(masked_from(hidden_of(folder).MASKED)) as place:
+        yield folder, place
+
+
+def without_places(text: str) -> str:
+    """Return a reason without what names a line."""
+    text = re.sub(r"\s*\([^()]*, line \d+\)", "", text)
+    text = re.sub(r"\S*(<[^<>]*>|\w+\.py|Cell In\[\d+\]), line \d+", "line", text)
+    text = re.sub(r"File .*?, line \d+", "line", text)
+    text = text.replace(", made at line", "")  # the line of ours that makes the case's groups
+    # In a notebook all simulated ranks are threads of one process.
+    return re.sub(r"(A rank|Rank \d+)'s process ended", "A process ended", text)
+
+
+def told(report: CheckReport) -> list[tuple[Any, ...]]:
+    """Return what a report says, case by case."""
+    return [
+        (result.name, result.passed, dict(result.parts), without_places(result.reason))
+        for result in report.results
+    ]
+
+
+TOUCHES = """
+import torch.distributed as dist
+def f(x):
+    if dist.get_world_size() == 1:
+        return x.clone()
+    total = x.clone()
+    work = dist.all_reduce(total, async_op=True)
+    seen = total + 1
+    work.wait()
+    return total
+"""
+ENDLESS = """
+def f(x):
+    while True:
+        pass
+"""
+TOTAL = task(
+    "f",
+    inputs=lambda case, generator: [
+        {"x": torch.randn(3, generator=generator)} for _ in range(case.world_size)
+    ],
+    program=lambda f, mine, given: {"the total": f(mine["x"])},
+    judges=[equals(lambda case, inputs, me: {"the total": sum(each["x"] for each in inputs)})],
+    cases=[Case(f"{k} ranks", k) for k in (1, 2, 3)],
+    seconds=60.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (TOUCHES, "Ranks 0, 1 read the buffer of all_reduce #1 before its wait(): line"),
+        (ENDLESS, "The case took longer than its limit of 1 s."),
+        (ENDLESS, f"not run: {MAX_TIMEOUTS} cases before it took longer than their limit"),
+    ],
+)
+def test_of_one_rule(place: SandboxedPlace, source: str, words: str) -> None:
+    check = TOTAL if source is TOUCHES else replace(TOTAL, seconds=1.0)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, namespace)
+    with Submission(place) as submission:
+        assert not submission.run_cell(source).error
+        ours = examine("t/f", check, submission, seed="same").report
+    with LocalRunner(namespace["f"], quiet=True) as run:
+        theirs = run_check("t/f", check, run, seed="same")
+    assert told(ours) == told(theirs)
+    assert any(words in reason for *_, reason in told(ours))
+
+
+def test_a_case_has_the_same_seconds_in_both(place: SandboxedPlace) -> None:
+    without = replace(TOTAL, seconds=None)
+    with Submission(place) as submission:
+        assert submission.budget.limits.case == CASE_SECONDS == seconds_of(without)
+    assert seconds_of(TOTAL, 7.0) == 60.0
+
+
+@needs_sources
+@pytest.mark.parametrize(("graded", "mutant"), CASES, indirect=["graded"], scope="module")
+def test_of_a_solution(graded: tuple[Path, SandboxedPlace], mutant: Mutant) -> None:
+    folder, place = graded
+    name, check = f"{folder.name}/{mutant.task}", checks_of(folder)[mutant.task]
+    with Submission(place) as submission:
+        assert not submission.run_cell(next(code_cells(folder)).source).error
+        assert not submission.run_cell(mutant.source).error
+        ours = examine(name, check, submission, seed="same").report
+    with LocalRunner(mutant.function, quiet=True) as run:
+        theirs = run_check(name, check, run, seed="same")
+    assert told(ours) == told(theirs)

@@ -1,0 +1,147 @@
+"""A gradebook that is damaged, locked or shut is told in a sentence, before anything is graded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from autograder import __main__ as program
+from autograder import gradebook
+from autograder.gradebook import GradebookUnusable, make_sure_of
+from tests.helpers import ROOT
+
+COMMANDS = (
+    ("status",),
+    ("export",),
+    ("grade", "one"),
+    ("regrade", "one", "--all"),
+    ("collect", "one", "."),
+    ("feedback", "one"),
+)
+"""Commands that open the gradebook."""
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A gradebook with some pages of content, in a course folder."""
+    monkeypatch.setattr(gradebook, "_PATIENCE", 0.1)
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    path = tmp_path / "grading" / "gradebook.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE grade (name TEXT PRIMARY KEY, points REAL)")
+        rows = [(f"{number:05}" * 20, number) for number in range(2000)]
+        database.executemany("INSERT INTO grade VALUES (?, ?)", rows)
+        database.commit()
+    return path
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"this is no database\n" * 1000)
+
+
+def torn(path: Path) -> None:
+    """As a disk leaves it: pages in the middle are gone."""
+    content = path.read_bytes()
+    path.write_bytes(content[:8192] + bytes(16384) + content[24576:])
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20000])
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, "cut": cut_off}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
+def test_damage_is_found(book: Path, how: str, writes: bool) -> None:
+    make_sure_of(f"sqlite:///{book}", writes=writes)
+    DAMAGE[how](book)
+    with pytest.raises(GradebookUnusable, match=r"is damaged .*Put a copy") as told:
+        make_sure_of(f"sqlite:///{book}", writes=writes)
+    assert str(book) in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.fixture
+def locked(book: Path) -> Iterator[Path]:
+    with closing(sqlite3.connect(book, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield book
+        other.rollback()
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
+def test_a_lock_is_told(locked: Path, writes: bool) -> None:
+    with pytest.raises(GradebookUnusable, match="another program is writing it"):
+        make_sure_of(f"sqlite:///{locked}", writes=writes)
+
+
+def test_none_an_empty_one_and_another_database_are_left_to_nbgrader(tmp_path: Path) -> None:
+    empty = tmp_path / "a?b#c %20.db"
+    make_sure_of(f"sqlite:///{empty}", writes=True)
+    assert not empty.exists()
+    empty.touch()
+    make_sure_of(f"sqlite:///{empty}", writes=True)
+    make_sure_of("postgresql://somewhere/else", writes=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_one_that_may_not_be_written_is_told_to_those_who_write(book: Path) -> None:
+    book.chmod(0o444)
+    make_sure_of(f"sqlite:///{book}", writes=False)
+    with pytest.raises(GradebookUnusable, match="you may not write"):
+        make_sure_of(f"sqlite:///{book}", writes=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_command_that_opens_it_says_so(
+    book: Path,
+    command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # nbgrader_config.py puts a folder in front
+    monkeypatch.setattr(sys, "argv", ["autograder", *command, "--course", str(book.parents[1])])
+    torn(book)
+    assert program.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith(f"autograder: the gradebook {book} is damaged")
+
+
+def test_an_error_in_the_middle_is_a_sentence_too(
+    book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody may lock it after it was looked at."""
+    from sqlalchemy.exc import OperationalError
+
+    def locked(*_: object) -> int:
+        raise OperationalError("SELECT 1", {}, sqlite3.OperationalError("database is locked"))
+
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(sys, "argv", ["autograder", "status", "--course", str(book.parents[1])])
+    monkeypatch.setattr("autograder.commands.status.run", locked)
+    assert program.main() == 2
+    assert "is locked: another program is writing it" in capsys.readouterr().err
+
+
+def test_a_file_in_the_way_of_a_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("answer = 42\n")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "autograder", "grade"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"{tmp_path / 'torch.py'} is in the way of the package torch" in done.stderr
