@@ -108,7 +108,7 @@ def test_a_table_that_is_not_as_it_must_be_is_an_error(
     finally:
         os.environ["PATH"] = before
     said = capsys.readouterr()
-    assert "these points are not what they must be" in said.err
+    assert "these points are wrong" in said.err
     assert "ada: average_gradients got 0 of 4, and its solution is right" in said.err
     assert "ada: shard_bounds" not in said.err and "course doctor --grading" in said.err
 
