@@ -42,7 +42,7 @@ AS_ROOT = os.geteuid() == 0
 USER = "61999"
 """A user that no machine has, and no sandbox takes."""
 NAMES = ("right", "sum")
-"""Who is in the class: one right, one wrong."""
+"""The class: one right submission, one wrong."""
 
 pytestmark = [
     needs_sources,
@@ -409,7 +409,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
         for name in ("per%20cent", "a?b", "[x]", "$HOME", "*")
     },
     "a path with ':'": (with_a_colon, "has a ':' in it"),
-    # What a process may have.
+    # Limits of a process.
     "few open files": (limited(nofile=64), RIGHT),
     "small files": (limited(fsize=2**20), RIGHT),
     "a small stack": (limited(stack=2**20), RIGHT),

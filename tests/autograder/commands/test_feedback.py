@@ -1,4 +1,4 @@
-"""What students and instructors look at: it says all, and nothing of a submission runs in it."""
+"""Students' and instructors' pages say all they must, and nothing of a submission runs in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What students get is what instructors wrote, without what it must not show."""
+"""The students' version is the instructors' version without the parts that it must not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a student is told above the graded notebook and under a task, from the verdict alone."""
+"""The verdict's results above the graded notebook and under a task, from the verdict alone."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: st
 
 
 def test_a_sandbox_vouches_only_for_itself(course: Course) -> None:
-    """What it graded does not count if it ended before the canaries."""
+    """Its grades do not count if it ended before the canaries."""
     desk = Desk(course)
     desk.grade("right")
     (place,) = examine._warm.values()

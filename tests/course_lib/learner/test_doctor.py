@@ -1,4 +1,4 @@
-"""What the doctor says of machines that lack something."""
+"""The doctor's messages on machines that lack something."""
 
 from __future__ import annotations
 
