@@ -15,7 +15,7 @@ DESCRIPTION = """\
 Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission. The page says
 what was examined, which case failed first and why, and how many hidden cases there were. It has the
 points for written questions with your comments, the late penalty, and questions about the grade
-with your answers. Whatever the student submitted, the page runs no script and fetches nothing.
+with your answers. No submission can make the page run a script or fetch anything.
 nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
 the exchange."""
 EXAMPLES = """\

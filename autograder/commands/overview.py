@@ -1,7 +1,7 @@
 """The overview in ``assignments/README.md``: what each assignment asks, and how it was tested.
 
-It has only counts and names. Which wrong solutions were tried, and what their reports say, would
-give solutions away. The kill matrix in ``instructor/README.md`` has those.
+It has only counts and names. The wrong solutions and their reports would give solutions away. They
+are in the kill matrix, in ``instructor/README.md``.
 """
 
 from __future__ import annotations

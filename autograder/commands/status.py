@@ -18,9 +18,9 @@ from autograder.pool.class_list import (
 )
 
 DESCRIPTION = (
-    "Show for each assignment how many submissions there are, and how many of them are graded, "
-    "outdated (graded with other code or checks than now), failed (because of the machine or a "
-    "check), booked, or waiting for a person. Reads only."
+    "Show for each assignment the number of submissions, and how many are graded, outdated "
+    "(graded with other code or checks than now), failed (because of the machine or a check), "
+    "booked, or waiting for a person. Reads only."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 

@@ -1,8 +1,8 @@
 """Examine one rebuilt notebook: its cells are run, and each test cell gets its points.
 
 Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run. Its grade id
-names a check. The examiner runs that check's public and hidden cases on ranks in the sandbox,
-carries their messages, compares what they return, and writes the cell's outputs itself.
+names a check. The examiner runs that check's public and hidden cases on ranks in the sandbox and
+carries their messages. It compares what they return, and writes the cell's outputs itself.
 nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 """
 
@@ -102,7 +102,7 @@ def blank_verdict(
 
 @dataclass(frozen=True)
 class Exam:
-    """What is needed to examine the submissions of an assignment.
+    """The parts that are needed to examine the submissions of an assignment.
 
     Attributes:
         checks: grade id of a test cell → its check.
