@@ -1,11 +1,11 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edits_of`` says which line, and what stands there instead.
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes change one
+line of a right solution: ``edits_of`` gives that line and its replacement.
 """
 
-# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
 import torch
 import torch.distributed as dist
@@ -524,7 +524,7 @@ def exhibit_1__ddp(model, loss_fn, batches, lr, group=None):
 
 @passes
 def exhibit_1__averages_after_the_step(model, loss_fn, batches, lr, group=None):
-    # Of equal weights, plain SGD's mean step is the step with the mean gradient.
+    # If the weights are equal, plain SGD's mean step is the step with the mean gradient.
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for x, y in batches:
         optimizer.zero_grad()
@@ -852,7 +852,7 @@ in_words: none of the letters A to L
 """)
 
 
-# What is kept from one call to the next, and what holds for one setting only ---------------
+# State between calls, and solutions for one setting only -----------------------------------
 
 
 @fails("expected a list of lists of row numbers")

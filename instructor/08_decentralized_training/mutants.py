@@ -1,7 +1,7 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
-See `instructor/05_bucketing_and_overlap/mutants.py`. Time is exact on a virtual clock alone, and
-gloo keeps small messages, so that a send without its receive is found there only.
+See `instructor/05_bucketing_and_overlap/mutants.py`. Time is exact only on a virtual clock, and
+gloo keeps small messages. So a send without its receive is found only on a virtual clock.
 """
 
 import math
@@ -609,7 +609,7 @@ no_step_at_all: ✗ any mean will do
 """)
 
 
-# What is kept from one call to the next ----------------------------------------------------
+# State that is kept between calls ----------------------------------------------------------
 
 edits_of(start_mixing__receives_first)("""
 matrix_of_the_first_call: something is kept from the call before

@@ -1,8 +1,8 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edits_of`` says which line, and what stands there instead.
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes change one
+line of a right solution: ``edits_of`` gives that line and its replacement.
 """
 
 import math
@@ -789,7 +789,7 @@ def pipeline_schedule__greedy(world_size, bubble):
     p, m = world_size, 1
     while (p - 1) / (m + p - 1) > bubble:
         m += 1
-    done, free = {}, [0.0] * p  # (action, micro-batch, rank) -> when it is over
+    done, free = {}, [0.0] * p  # (action, micro-batch, rank) -> its end
     steps = [[] for _ in range(p)]
     while any(len(each) < 2 * m for each in steps):
         choices = []

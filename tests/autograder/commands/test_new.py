@@ -100,7 +100,7 @@ def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     kept = new(course, NAME) / "checks.py"
     kept.write_text("mine")
     monkeypatch.chdir(course)
-    for name, said in ((NAME, "is there already"), ("topic", "name it like 12_my_topic")):
+    for name, said in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
         monkeypatch.setattr(sys, "argv", ["autograder", "new", name])
         assert main() == 2
         assert said in capsys.readouterr().err
