@@ -83,8 +83,8 @@ def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
     api = NbGraderAPI(config=load_config(root))
     assert api.generate_assignment(ASSIGNMENT)["success"]
     made = make_submissions(SOURCES / ASSIGNMENT, data / "release" / ASSIGNMENT)
-    made = {"eve": hostile(made["untouched"], beacons.address), "dan": made["deadlock"]}
-    for name, notebook in made.items():
+    eve = hostile(made["untouched"].notebook, beacons.address)
+    for name, notebook in {"eve": eve, "dan": made["deadlock"].notebook}.items():
         folder = data / "submitted" / name / ASSIGNMENT
         folder.mkdir(parents=True)
         nbformat.write(notebook, folder / f"{ASSIGNMENT}.ipynb")
