@@ -19,8 +19,9 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement", "variables", "stopping"),
+    ("explain", "costs", "calls", "placement", "variables", "stopping", "memory"),
     ("trace", "board"),
+    ("_torch",),
     ("metered", "output"),
     ("processes", "fabric"),
     ("simulated", "fabric_socket"),

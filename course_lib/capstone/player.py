@@ -29,10 +29,10 @@ from course_lib.capstone.operators import (
 )
 from course_lib.capstone.tape import DTYPES, Tape, TapeError
 from course_lib.ranks import Device, compute
+from course_lib.ranks._torch.collective_table import KINDS
+from course_lib.ranks._torch.thread_worlds import here
 from course_lib.ranks.fabric.operation import Operation, check_tensors
-from course_lib.ranks.fabric.torch_hooks import here
 from course_lib.ranks.fabric.values import why_not
-from course_lib.ranks.metered.collective_table import KINDS
 
 _MAX_BYTES = 1 << 30
 _NONSENSE = "a line of the tape makes no sense"

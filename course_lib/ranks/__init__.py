@@ -8,8 +8,10 @@ From the ground up; each room knows only those above it in this list:
 
 - `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
   travels; `placement`: which devices; `variables`: what ranks keep between calls; `stopping`: what
-  ends their code from outside
-- `trace`: what happened; `board`: what the ranks are doing
+  ends their code from outside; `memory`: what processes share
+- `trace`: what happened
+- `_torch`: what PyTorch does not document, and the table of collectives
+- `board`: what the ranks are doing
 - `metered`: a process group that says what it does; `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `fabric`: the simulated network
 - `simulated`: ranks as threads on the fabric; `fabric_socket`: as processes on it

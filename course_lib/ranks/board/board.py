@@ -16,9 +16,9 @@ import time
 from functools import partial
 
 from course_lib.ranks.board import pages
-from course_lib.ranks.board.memory import anonymous_file
 from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING, Pages
 from course_lib.ranks.board.views import Channel, GroupView, Message, RankPhase, RankView, Wait
+from course_lib.ranks.memory import anonymous_file
 
 _PHASES = {int(phase): phase for phase in RankPhase}
 _WAITS = {int(wait): wait for wait in Wait}

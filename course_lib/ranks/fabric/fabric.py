@@ -15,13 +15,13 @@ import math
 from collections import Counter
 from enum import Enum
 
+from course_lib.ranks._torch.this_thread import unseen
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.streams import Running
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.fabric.collectives import Collectives
 from course_lib.ranks.fabric.messages import Messages
-from course_lib.ranks.fabric.modes import unseen
 from course_lib.ranks.fabric.operation import (
     NEW_GROUP,
     Mismatch,

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_lib.ranks._torch.collective_table import KINDS
+from course_lib.ranks._torch.this_thread import remove_mode, watch_with
 from course_lib.ranks.explain.lines import TORCH, is_ours
-from course_lib.ranks.fabric.modes import remove_mode, watch_with
 from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.metered.collective_table import KINDS
 
 _LOOK_ONLY_AT_SHAPES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like",
                         "randn_like", "new_empty", "new_zeros", "new_ones", "new_full",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from course_lib.ranks.metered.collective_table import KINDS, sent_to_others, signature_of
+from course_lib.ranks._torch.collective_table import KINDS, sent_to_others, signature_of
 from course_lib.ranks.trace.event import Event
 
 NEW_GROUP = "new_group"

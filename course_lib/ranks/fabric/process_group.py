@@ -17,15 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
+from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.fabric.handles import Handles
 from course_lib.ranks.fabric.operation import NEW_GROUP, Endpoint, Operation, check_tensors
-from course_lib.ranks.fabric.torch_hooks import RankContext, here, is_known
 from course_lib.ranks.fabric.values import why_not
 from course_lib.ranks.fabric.work import SimulatedWork, WorkQueue
-from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
-from course_lib.ranks.metered.nan_check import refuse_nan
-from course_lib.ranks.metered.python_group import PythonGroup
 
 _GONE = (
     "is gone: make it again with dist.new_group after dist.destroy_process_group, and after a call "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from course_lib.ranks.fabric.torch_hooks import current
+from course_lib.ranks._torch.thread_worlds import current
 
 
 class Clock(Protocol):

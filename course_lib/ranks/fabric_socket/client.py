@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import torch
 
+from course_lib.ranks._torch.this_thread import unseen
+from course_lib.ranks._torch.thread_worlds import join_world, leave_world, thread_worlds
 from course_lib.ranks.costs.computation import enter_rank
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.modes import unseen
 from course_lib.ranks.fabric.operation import NEW_GROUP, Operation
 from course_lib.ranks.fabric.process_group import SimulatedRank
-from course_lib.ranks.fabric.torch_hooks import join_world, leave_world, thread_worlds
 from course_lib.ranks.fabric_socket import frames
 from course_lib.ranks.fabric_socket.frames import FrameError, Type
 from course_lib.ranks.fabric_socket.post import post

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.fabric.operation import Operation, check_tensors
 from course_lib.ranks.fabric.values import REDUCTIONS, why_not
 from course_lib.ranks.fabric_socket.frames import (
@@ -20,7 +21,6 @@ from course_lib.ranks.fabric_socket.frames import (
     to_bytes,
     unpack,
 )
-from course_lib.ranks.metered.collective_table import KINDS
 from course_lib.ranks.trace.event import group_called
 
 _NAMES = list(KINDS)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.metered.collective_table import Collective
+from course_lib.ranks._torch.collective_table import Collective
 
 
 def _device() -> Any:

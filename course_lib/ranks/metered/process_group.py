@@ -23,21 +23,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board.pages import SIGNATURE
-from course_lib.ranks.board.views import Channel, Message, Wait
-from course_lib.ranks.explain.errors import CollectiveMismatch
-from course_lib.ranks.metered.any_source import AnySourceWork
-from course_lib.ranks.metered.collective_table import (
+from course_lib.ranks._torch.collective_table import (
     KINDS,
     Collective,
     reduction_of,
     sent_to_others,
     signature_of,
 )
+from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
+from course_lib.ranks.board.pages import SIGNATURE
+from course_lib.ranks.board.views import Channel, Message, Wait
+from course_lib.ranks.explain.errors import CollectiveMismatch
+from course_lib.ranks.metered.any_source import AnySourceWork
 from course_lib.ranks.metered.emulated_link import EmulatedLink
 from course_lib.ranks.metered.gloo import launch
-from course_lib.ranks.metered.nan_check import refuse_nan
-from course_lib.ranks.metered.python_group import PythonGroup
 from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
 from course_lib.ranks.metered.work import MeteredWork
 from course_lib.ranks.trace.event import group_called

@@ -12,7 +12,7 @@ here the world outlives what a call does to it:
 - After a call that was given up, every group connects anew: what is left of the call in the old
   connections meets nobody.
 
-All of it needs what PyTorch does not document, and only this file and `group_tables` do.
+All of it needs what PyTorch does not document, and only this file and `_torch.group_tables` do.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from course_lib.ranks._torch.group_tables import group_names, put_back, tables_of
 from course_lib.ranks.board.diagnosis import NEW_GROUPS
 from course_lib.ranks.board.pages import SIGNATURE
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.metered.emulated_link import EmulatedLink
 from course_lib.ranks.metered.gloo import connect
-from course_lib.ranks.metered.group_tables import group_names, put_back, tables_of
 from course_lib.ranks.metered.process_group import (
     NAMES_PER_CALL,
     MeteredProcessGroup,

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from course_lib.ranks.board.memory import anonymous_file
 from course_lib.ranks.explain.pickling import Pickler
+from course_lib.ranks.memory import anonymous_file
 
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""

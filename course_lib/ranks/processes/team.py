@@ -18,10 +18,10 @@ from typing import Any
 
 from course_lib.ranks.board.board import Board
 from course_lib.ranks.board.failures import out_of_step, some_raised
-from course_lib.ranks.board.memory import anonymous_file, path_of
 from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.memory import anonymous_file, path_of
 from course_lib.ranks.metered.emulated_network import EmulatedNetwork
 from course_lib.ranks.output.printer import Printer, RankOutput
 from course_lib.ranks.placement import Placement

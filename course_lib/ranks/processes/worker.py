@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.memory import path_of
 from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.memory import path_of
 from course_lib.ranks.metered.emulated_link import EmulatedLink
 from course_lib.ranks.metered.recorder import Recorder
 from course_lib.ranks.metered.work import GivenUp

@@ -23,8 +23,8 @@ import torch
 from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
 
-from course_lib.ranks.board.memory import anonymous_file
 from course_lib.ranks.explain.pickling import Pickler
+from course_lib.ranks.memory import anonymous_file
 
 
 class _View(NamedTuple):

@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+from course_lib.ranks._torch.thread_worlds import (
+    join_world,
+    leave_world,
+    thread_worlds,
+)
 from course_lib.ranks.calls import cell_sources, join_call, pack_result
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
@@ -24,11 +29,6 @@ from course_lib.ranks.explain.words import names
 from course_lib.ranks.fabric.diagnosis import explain_leftovers, fabric_states, report_misuse
 from course_lib.ranks.fabric.fabric import Fabric, Phase
 from course_lib.ranks.fabric.process_group import SimulatedRank
-from course_lib.ranks.fabric.torch_hooks import (
-    join_world,
-    leave_world,
-    thread_worlds,
-)
 from course_lib.ranks.fabric.virtual_time import virtual_time
 from course_lib.ranks.output.displays import send_displays_of_thread_to
 from course_lib.ranks.output.printer import Item, Printer

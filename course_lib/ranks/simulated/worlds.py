@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from course_lib.ranks._torch.thread_worlds import World
 from course_lib.ranks.fabric.store import SimulatedStore
-from course_lib.ranks.fabric.torch_hooks import World
 from course_lib.ranks.simulated.personal import (
     Classes,
     PersonalState,

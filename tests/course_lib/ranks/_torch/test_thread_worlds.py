@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from course_lib.ranks.fabric import backward, torch_hooks
+from course_lib.ranks._torch import this_thread, thread_worlds
 from course_lib.ranks.fabric.operation import Operation
 from course_lib.ranks.fabric.process_group import SimulatedRank
 
@@ -65,11 +65,11 @@ def test_our_world_has_every_attribute_of_pytorchs() -> None:
     there: set[str] = set()
 
     def rank() -> None:
-        torch_hooks.join_world(simulated_rank(0, 1))
+        thread_worlds.join_world(simulated_rank(0, 1))
         there.update(n for n in properties if hasattr(distributed_c10d._world, n))
-        torch_hooks.leave_world()
+        thread_worlds.leave_world()
 
-    with torch_hooks.thread_worlds():
+    with thread_worlds.thread_worlds():
         thread = threading.Thread(target=rank)
         thread.start()
         thread.join()
@@ -81,17 +81,19 @@ def test_each_thread_has_its_own_world() -> None:
     seen: dict[int, tuple[int, int, bool]] = {}
 
     def rank(r: int) -> None:
-        torch_hooks.join_world(simulated_rank(r, 3))
-        torch_hooks.leave_world()
-        torch_hooks.join_world(simulated_rank(r, 3))  # the names of the first world are free again
+        thread_worlds.join_world(simulated_rank(r, 3))
+        thread_worlds.leave_world()
+        thread_worlds.join_world(
+            simulated_rank(r, 3)
+        )  # the names of the first world are free again
         group = dist.new_group([0, 2])
         member = group is not dist.GroupMember.NON_GROUP_MEMBER
         seen[r] = dist.get_rank(), dist.get_world_size(), member
-        torch_hooks.leave_world()
+        thread_worlds.leave_world()
         assert not dist.is_initialized()
 
     hook = sys.excepthook
-    with torch_hooks.thread_worlds():
+    with thread_worlds.thread_worlds():
         threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
         for thread in threads:
             thread.start()
@@ -103,8 +105,8 @@ def test_each_thread_has_its_own_world() -> None:
 
 
 def test_the_backend_is_for_simulated_ranks_only() -> None:
-    thread = threading.Thread(target=lambda: torch_hooks.join_world(simulated_rank(0, 1)))
-    with torch_hooks.thread_worlds():
+    thread = threading.Thread(target=lambda: thread_worlds.join_world(simulated_rank(0, 1)))
+    with thread_worlds.thread_worlds():
         thread.start()  # registers the backend
         thread.join()
         with pytest.raises(RuntimeError, match='on="simulated"'):
@@ -117,13 +119,13 @@ def test_callbacks_at_the_end_of_backward_keep_their_order() -> None:
     x = torch.ones(2, requires_grad=True)
 
     def hook(grad: torch.Tensor) -> None:
-        assert backward.backward_id() is not None
-        backward.at_end_of_backward(lambda: order.append("first"))
-        backward.at_end_of_backward(lambda: order.append("second"))
+        assert this_thread.backward_id() is not None
+        this_thread.at_end_of_backward(lambda: order.append("first"))
+        this_thread.at_end_of_backward(lambda: order.append("second"))
         order.append("hook")
 
     x.register_hook(hook)
-    assert backward.backward_id() is None
+    assert this_thread.backward_id() is None
     (2 * x).sum().backward()
     assert order == ["hook", "first", "second"]
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks._torch.collective_table import COLLECTIVES, Collective
 from course_lib.ranks.explain.words import in_short
-from course_lib.ranks.metered.collective_table import COLLECTIVES, Collective
 from course_lib.ranks.trace.event import group_called
 
 
@@ -203,3 +203,26 @@ for _each in COLLECTIVES:
     setattr(PythonGroup, _each.method, _method(_each))
     if _each.old_method:
         setattr(PythonGroup, _each.old_method, _method(_each))
+
+
+def refuse_nan(kind: str, tensors: Sequence[torch.Tensor], puts: bool = True) -> None:
+    """Check what a rank puts into a collective or a message.
+
+    `puts`: whether it does; who waits for another's broadcast may bring anything.
+
+    Raises:
+        FloatingPointError: some of it is NaN; says how much and where.
+
+    """
+    for tensor in tensors if puts else ():
+        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        values = tensor.detach()
+        found = torch.isnan(values).reshape(-1).nonzero()
+        if found.numel():
+            first = torch.unravel_index(found[0, 0], values.shape or (1,))
+            place = ", ".join(str(int(index)) for index in first)
+            raise FloatingPointError(
+                f"{kind} carries NaN: {found.numel()} of {values.numel()} elements, the first at "
+                f"[{place}]"
+            )
