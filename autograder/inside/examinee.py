@@ -36,10 +36,10 @@ from course_lib.checking.frames import Frame, recv_frame, send_frame
 from course_lib.checking.wire import decode, encode
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.fabric_socket.client import FabricClient, FabricStopped, fabric_rank
 from course_lib.ranks.processes import fork_server, huge_pages
 from course_lib.ranks.processes.launch import WIDE
 from course_lib.ranks.processes.worker import redirect_output
+from course_lib.ranks.simulated.socket_client import FabricClient, FabricStopped, fabric_rank
 
 MAX_TEXT = 64 * 1024
 

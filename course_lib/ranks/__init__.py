@@ -13,8 +13,9 @@ From the ground up; each room knows only those above it in this list:
 - `_torch`: what PyTorch does not document, and the table of collectives
 - `board`: what the ranks are doing
 - `metered`: a process group that says what it does; `output`: what ranks print and display
-- `processes`: ranks as processes of this machine; `fabric`: the simulated network
-- `simulated`: ranks as threads on the fabric; `fabric_socket`: as processes on it
+- `processes`: ranks as processes of this machine
+- `simulated`: ranks on a network with a virtual clock, the fabric
+- `isolated`: processes whose network is a fabric
 - `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
   machines
 - `notebook`: `%%ranks`, and the kernel that has it loaded

@@ -15,8 +15,8 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch import this_thread, thread_worlds
-from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric.process_group import SimulatedRank
+from course_lib.ranks.simulated.operation import Operation
+from course_lib.ranks.simulated.simulated_group import SimulatedRank
 
 
 @pytest.mark.parametrize(

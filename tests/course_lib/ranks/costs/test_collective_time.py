@@ -17,7 +17,7 @@ from course_lib.ranks.costs.collective_time import (
     collective_time,
     split_bytes,
 )
-from course_lib.ranks.fabric.values import apply_collective
+from course_lib.ranks.simulated.collectives import apply_collective
 
 ALGORITHMS = ("ring", "tree", "central", "halving-doubling")
 NUMEL = 84_000  # divides by 1 … 8

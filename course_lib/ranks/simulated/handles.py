@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks._torch.this_thread import remove_mode, watch_with
 from course_lib.ranks.explain.lines import TORCH, is_ours
-from course_lib.ranks.fabric.operation import Operation
+from course_lib.ranks.simulated.operation import Operation
 
 _LOOK_ONLY_AT_SHAPES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like",
                         "randn_like", "new_empty", "new_zeros", "new_ones", "new_full",

@@ -19,13 +19,13 @@ from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.calls import cell_labels, per_rank
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RanksError
-from course_lib.ranks.fabric.diagnosis import fabric_states, report_misuse
-from course_lib.ranks.fabric.handles import Misuse
-from course_lib.ranks.fabric.virtual_time import virtual_time
-from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
-from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.engine import Processes
+from course_lib.ranks.simulated.fabric_diagnosis import fabric_states, report_misuse
+from course_lib.ranks.simulated.handles import Misuse
+from course_lib.ranks.simulated.socket_client import FabricStopped, fabric_rank
+from course_lib.ranks.simulated.socket_server import FabricServer
+from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.trace.trace import Trace
 
 _DAY = 86_400.0

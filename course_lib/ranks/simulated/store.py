@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from course_lib.ranks._torch.thread_worlds import here
-from course_lib.ranks.fabric.operation import STORE, Operation
+from course_lib.ranks.simulated.operation import STORE, Operation
 
 
 class StoreEndpoint(Protocol):

@@ -21,10 +21,10 @@ from course_lib.ranks._torch.collective_table import KINDS, Collective, reductio
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
 from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known
 from course_lib.ranks.explain.words import names_inside
-from course_lib.ranks.fabric.handles import Handles
-from course_lib.ranks.fabric.operation import NEW_GROUP, Endpoint, Operation, check_tensors
-from course_lib.ranks.fabric.values import why_not
-from course_lib.ranks.fabric.work import SimulatedWork, WorkQueue
+from course_lib.ranks.simulated.collectives import why_not
+from course_lib.ranks.simulated.handles import Handles
+from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation, check_tensors
+from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
 
 _GONE = (
     "is gone: make it again with dist.new_group after dist.destroy_process_group, and after a call "

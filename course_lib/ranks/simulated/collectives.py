@@ -1,7 +1,8 @@
-"""What a collective does to the tensors: plain functions on the tensors of all ranks.
+"""Collectives: who has entered, whether they agree, and what happens when the last one is there.
 
-The sum runs in rank order, in float32 for the 16-bit types, and is rounded once; every rank gets
-the same bits. gloo and NCCL add in other orders: results differ from theirs by rounding.
+What one does to the tensors are plain functions on the tensors of all ranks. The sum runs in rank
+order, in float32 for the 16-bit types, and is rounded once; every rank gets the same bits. gloo and
+NCCL add in other orders: results differ from theirs by rounding.
 """
 
 from __future__ import annotations
@@ -9,6 +10,97 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+
+from course_lib.ranks.costs.collective_time import start_collective
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.streams import Running, Streams
+from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, stream_of
+
+
+class Collectives:
+    """The collectives of a fabric that are not over.
+
+    Args:
+        network: says which algorithms they take.
+        links: carry their messages.
+        end: called with each operation and its end, in virtual seconds.
+        offer: called with a time, and with a collective that can go on then.
+
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        links: Links,
+        end: Callable[[Operation, float], None],
+        offer: Callable[[float, Running[Operation]], None],
+    ) -> None:
+        self._network = network
+        self._links = links
+        self._end = end
+        self._open: dict[tuple[bool, str, int], dict[int, Operation]] = {}
+        self._streams = Streams(end, offer)
+
+    def enter(self, operation: Operation) -> None:
+        """Let one rank enter; when it is the last, move the data, and let the messages begin.
+
+        Raises:
+            Mismatch: the ranks do not call the same.
+
+        """
+        key = (*stream_of(operation), operation.seq)
+        entered = self._open.setdefault(key, {})
+        entered[operation.rank] = operation
+        first = next(iter(entered.values()))
+        same = operation is first or operation.members == first.members
+        if not same or operation.signature() != first.signature():
+            raise Mismatch(list(entered.values()))
+        if len(entered) < len(operation.members):
+            return
+        del self._open[key]
+        parts = [entered[member] for member in operation.members]
+        if operation.kind == NEW_GROUP:
+            for part in parts:
+                self._end(part, part.posted)
+            return
+        if operation.kind == "all_to_all":
+            _check_splits(parts)
+        root = 0 if operation.peer is None else operation.members.index(operation.peer)
+        sizes = [[t.numel() * t.element_size() for t in part.inputs] for part in parts]
+        itemsize = operation.nbytes // operation.numel if operation.numel else 1
+        transfer = start_collective(
+            operation.kind, self._network, self._links, operation.members, sizes, root, itemsize
+        )
+        apply_collective(
+            operation.kind,
+            operation.op,
+            root,
+            [part.inputs for part in parts],
+            [part.outputs for part in parts],
+        )
+        self._streams.add(parts, transfer)
+
+    def go_on(self, running: Running[Operation], until: float) -> None:
+        """Send what a collective can send before `until`."""
+        self._streams.go_on(running, until)
+
+    def unserved(self) -> list[Operation]:
+        """Return the operations whose collective is not complete."""
+        return [operation for entered in self._open.values() for operation in entered.values()]
+
+
+def _check_splits(parts: list[Operation]) -> None:
+    for i, sender in enumerate(parts):
+        for j, receiver in enumerate(parts):
+            sent, got = sender.inputs[j].numel(), receiver.outputs[i].numel()
+            if sent != got:
+                raise Mismatch(
+                    parts,
+                    f"In all_to_all, rank {sender.rank} sends {sent} elements to rank "
+                    f"{receiver.rank}, which expects {got}.",
+                )
+
 
 Tensors = Sequence[torch.Tensor]
 

@@ -14,7 +14,7 @@ import torch
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.fabric.operation import Mismatch, Operation
+from course_lib.ranks.simulated.operation import Mismatch, Operation
 
 Envelope = tuple[str, int, int, int]
 """What a send and its receive must agree on: group, sender, receiver, tag. In MPI's words."""

@@ -13,11 +13,10 @@ from course_lib.ranks._torch.this_thread import unseen
 from course_lib.ranks._torch.thread_worlds import join_world, leave_world, thread_worlds
 from course_lib.ranks.costs.computation import enter_rank
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.operation import NEW_GROUP, Operation
-from course_lib.ranks.fabric.process_group import SimulatedRank
-from course_lib.ranks.fabric_socket import frames
-from course_lib.ranks.fabric_socket.frames import FrameError, Type
-from course_lib.ranks.fabric_socket.post import post
+from course_lib.ranks.simulated import socket_frames
+from course_lib.ranks.simulated.operation import NEW_GROUP, Operation
+from course_lib.ranks.simulated.simulated_group import SimulatedRank
+from course_lib.ranks.simulated.socket_frames import FrameError, Type, post
 
 
 class FabricStopped(BaseException):
@@ -55,7 +54,7 @@ class FabricClient:
         self._posted = 0
         self._entered: Counter[str] = Counter()
         if secret:
-            self._channel.sendall(frames.hello(rank, secret))
+            self._channel.sendall(socket_frames.hello(rank, secret))
 
     def post(self, operation: Operation) -> None:
         """Post an operation; its inputs leave now.
@@ -72,7 +71,7 @@ class FabricClient:
         number = self._groups.get(operation.group)
         if number is None:
             number = self._groups[operation.group] = len(self._groups)
-            self._send(frames.group(number, operation.group, operation.members))
+            self._send(socket_frames.group(number, operation.group, operation.members))
         if operation.kind not in ("send", "recv"):  # as the fabric counts them, for our own words
             self._entered[operation.group] += 1
             operation.seq = self._entered[operation.group]
@@ -102,13 +101,13 @@ class FabricClient:
     def spend(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time."""
         if seconds:
-            self._send(frames.compute(seconds))
+            self._send(socket_frames.compute(seconds))
             self.clock += seconds
 
     def finish(self, raised: bool) -> None:
         """Say that the rank has ended, and hang up."""
         try:
-            self._channel.sendall(frames.finish(raised))
+            self._channel.sendall(socket_frames.finish(raised))
         except OSError:
             pass  # the server has ended the run already
         finally:
@@ -116,11 +115,11 @@ class FabricClient:
 
     def _ask(self, kind: Type, operation: Operation) -> None:
         number = self._numbers[id(operation)]
-        self._send(frames.wait(kind, number))
+        self._send(socket_frames.wait(kind, number))
         answer, body = self._receive()
         if answer is Type.STOP:
             raise FabricStopped(bytes(body).decode("utf-8", "replace"))
-        got, self.clock, source, data = frames.read_done(body)
+        got, self.clock, source, data = socket_frames.read_done(body)
         if got != number:
             raise FrameError("an answer to another question")
         if answer is Type.DONE:
@@ -135,7 +134,7 @@ class FabricClient:
             if target.is_meta:
                 continue
             size = target.numel() * target.element_size()
-            value = frames.from_bytes(data[at : at + size], target.dtype)
+            value = socket_frames.from_bytes(data[at : at + size], target.dtype)
             with torch.no_grad(), unseen():  # it is the network that writes
                 target.detach().copy_(value.reshape(target.shape))
             at += size
@@ -150,7 +149,9 @@ class FabricClient:
             raise FabricStopped(text) from None
 
     def _receive(self) -> tuple[Type, bytearray]:
-        kind, length = frames.read_header(bytes(self._exactly(frames.HEADER.size)), 1 << 40)
+        kind, length = socket_frames.read_header(
+            bytes(self._exactly(socket_frames.HEADER.size)), 1 << 40
+        )
         return kind, self._exactly(length)
 
     def _exactly(self, size: int) -> bytearray:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout
-from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
-from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.operation import Operation
+from course_lib.ranks.simulated.socket_client import FabricStopped, fabric_rank
+from course_lib.ranks.simulated.socket_server import FabricServer
 from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.every_operation import assert_same, everything
 from tests.helpers.faulty_programs import CASES
@@ -109,7 +109,7 @@ def test_found_and_explained(
 ANOTHER = """
 import sys
 import torch, torch.distributed as dist
-from course_lib.ranks.fabric_socket.client import fabric_rank
+from course_lib.ranks.simulated.socket_client import fabric_rank
 
 with fabric_rank(sys.argv[1], 1, 2, bytes.fromhex(sys.argv[2])) as client:
     x = torch.tensor([10.0, 20.0])

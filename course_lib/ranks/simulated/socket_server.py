@@ -18,11 +18,9 @@ from contextlib import suppress
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import timed_out
-from course_lib.ranks.fabric.fabric import Fabric
-from course_lib.ranks.fabric_socket.bounds import LOOSE, Bounds, OverBoundError
-from course_lib.ranks.fabric_socket.connection import CHUNK, Connection
-from course_lib.ranks.fabric_socket.frames import FrameError
-from course_lib.ranks.fabric_socket.session import Session
+from course_lib.ranks.simulated.fabric import Fabric
+from course_lib.ranks.simulated.socket_frames import LOOSE, Bounds, FrameError, OverBoundError
+from course_lib.ranks.simulated.socket_session import CHUNK, Connection, Session
 
 
 class FabricServer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from course_lib.ranks.fabric_socket.frames import to_bytes
+from course_lib.ranks.simulated.socket_frames import to_bytes
 
 NUMBERS = torch.arange(12, dtype=torch.int64).view(3, 4)
 

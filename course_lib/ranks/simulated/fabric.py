@@ -5,7 +5,7 @@ fabric lets them happen in the order of their times, and only when no rank can s
 one. So the outcome depends on what the ranks do, and not on which of them this computer ran first.
 
 The fabric knows no threads, no processes and no process groups: `simulated.baton` drives it with
-threads, `fabric_socket.server` with processes at the other end of a socket.
+threads, `simulated.socket_server` with processes at the other end of a socket.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.streams import Running
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.fabric.collectives import Collectives
-from course_lib.ranks.fabric.messages import Messages
-from course_lib.ranks.fabric.operation import (
+from course_lib.ranks.simulated.collectives import Collectives
+from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
     Mismatch,
     Operation,
     event_of,
     stream_of,
 )
+from course_lib.ranks.simulated.point_to_point import Messages
 from course_lib.ranks.trace.event import Event, computation
 
 

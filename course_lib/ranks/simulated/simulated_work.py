@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks._torch.this_thread import at_end_of_backward, backward_id, in_final_callback
-from course_lib.ranks.fabric.handles import Handles
-from course_lib.ranks.fabric.operation import Endpoint, Operation
+from course_lib.ranks.simulated.handles import Handles
+from course_lib.ranks.simulated.operation import Endpoint, Operation
 
 _KEPT = 4096
 

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RankTimeout
-from course_lib.ranks.fabric.operation import Operation
-from course_lib.ranks.fabric_socket import frames
-from course_lib.ranks.fabric_socket.bounds import Bounds
-from course_lib.ranks.fabric_socket.frames import FrameError, Type
-from course_lib.ranks.fabric_socket.post import post, read_post
-from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.simulated import socket_frames as frames
+from course_lib.ranks.simulated.operation import Operation
+from course_lib.ranks.simulated.socket_frames import Bounds, FrameError, Type, post, read_post
+from course_lib.ranks.simulated.socket_server import FabricServer
 
 NETWORK = Network(1.3e-3, 7e6)
 

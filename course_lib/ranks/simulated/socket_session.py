@@ -6,22 +6,79 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RankState
-from course_lib.ranks.fabric.diagnosis import (
+from course_lib.ranks.simulated import socket_frames
+from course_lib.ranks.simulated.fabric import Fabric, Phase
+from course_lib.ranks.simulated.fabric_diagnosis import (
     explain_failure,
     explain_leftovers,
     fabric_states,
 )
-from course_lib.ranks.fabric.fabric import Fabric, Phase
-from course_lib.ranks.fabric_socket import frames
-from course_lib.ranks.fabric_socket.bounds import Bounds
-from course_lib.ranks.fabric_socket.connection import Connection
-from course_lib.ranks.fabric_socket.frames import FrameError, Type
-from course_lib.ranks.fabric_socket.post import read_post
+from course_lib.ranks.simulated.operation import Operation
+from course_lib.ranks.simulated.socket_frames import Bounds, FrameError, Type, read_post
+
+CHUNK = 1 << 18
+"""Bytes that are read from one rank before the next has its turn."""
+
+
+class Connection:
+    """One connection: bytes that have come, bytes that have yet to go, and what is not over."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.rank: int | None = None
+        self.groups: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.open: dict[int, Operation] = {}
+        self.held = 0
+        """Bytes of the open operations."""
+        self.waits_for: tuple[Type, int] | None = None
+        self.header = bytearray()
+        self.type: Type | None = None
+        self.body = bytearray()
+        self.length = 0
+        self.frames = 0
+        self.operations = 0
+        self.outgoing = bytearray()
+
+    @property
+    def holds(self) -> int:
+        """Bytes that are here because of it."""
+        return self.held + len(self.body) + len(self.outgoing)
+
+    def receive(self, limit: int) -> tuple[int, Type | None]:
+        """Read once; return the bytes read, 0 if it hung up, and the type of a complete frame.
+
+        The frame's body is then in `body`.
+
+        Raises:
+            FrameError: what came is no frame, or is longer than `limit`.
+            BlockingIOError: nothing has come.
+
+        """
+        if self.type is None:
+            data = self.channel.recv(socket_frames.HEADER.size - len(self.header))
+            self.header += data
+            if len(self.header) < socket_frames.HEADER.size:
+                return len(data), None
+            # Only who has said who it is may send more than that.
+            limit = limit if self.rank is not None else 64
+            self.type, self.length = socket_frames.read_header(bytes(self.header), limit)
+            self.header, self.body = bytearray(), bytearray()
+            self.frames += 1
+        else:
+            # A long frame that is only announced takes no memory.
+            data = self.channel.recv(min(CHUNK, self.length - len(self.body)))
+            self.body += data
+        if not data or len(self.body) < self.length:
+            return len(data), None
+        kind, self.type = self.type, None
+        return len(data), kind
+
 
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
@@ -81,7 +138,7 @@ class Session:
         if rank is None:
             if kind is not Type.HELLO:
                 raise FrameError("the first frame must say who you are")
-            return self._greet(connection, *frames.read_hello(body))
+            return self._greet(connection, *socket_frames.read_hello(body))
         if connection.waits_for is not None or self.fabric.phase[rank] is not Phase.RUNNING:
             raise FrameError("a frame from a rank that waits or has ended")
         if kind is Type.GROUP:
@@ -91,9 +148,9 @@ class Session:
         elif kind in (Type.WAIT, Type.TEST):
             self._ask(connection, rank, kind, body)
         elif kind is Type.COMPUTE:
-            self._compute(rank, frames.read_compute(body))
+            self._compute(rank, socket_frames.read_compute(body))
         elif kind is Type.FINISH:
-            self.end(rank, "it raised an exception" if frames.read_finish(body) else "")
+            self.end(rank, "it raised an exception" if socket_frames.read_finish(body) else "")
         else:
             raise FrameError(f"{kind.name} is for the fabric to say")
 
@@ -120,7 +177,7 @@ class Session:
         self.bounds.expect("frames", connection.frames)
 
     def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
-        number, name, members = frames.read_group(body, self.world_size)
+        number, name, members = socket_frames.read_group(body, self.world_size)
         if number in connection.groups or rank not in members or len(name) > self.bounds.text:
             raise FrameError("a group that cannot be")
         self.bounds.expect("groups", 1 + len(connection.groups))
@@ -140,7 +197,7 @@ class Session:
         self.fabric.post(operation)
 
     def _ask(self, connection: Connection, rank: int, kind: Type, body: bytearray) -> None:
-        number = frames.read_wait(body)
+        number = socket_frames.read_wait(body)
         if number not in connection.open:
             raise FrameError("an operation that was never posted, or is over")
         connection.waits_for = kind, number
@@ -165,7 +222,7 @@ class Session:
         # The clock says when others have sent what: a rank that is not trusted is not told.
         clock = self.fabric.clock[connection.rank] if self._computes is None else 0.0
         if not over:
-            return self._send(connection, frames.done(Type.LATER, number, clock))
+            return self._send(connection, socket_frames.done(Type.LATER, number, clock))
         del connection.open[number]
         held = sum(
             t.numel() * t.element_size()
@@ -173,7 +230,7 @@ class Session:
             if not t.is_meta
         )
         connection.held = max(0, connection.held - held)
-        self._send(connection, frames.done(Type.DONE, number, clock, operation))
+        self._send(connection, socket_frames.done(Type.DONE, number, clock, operation))
 
     # What happens -----------------------------------------------------------------------------
 
@@ -235,7 +292,7 @@ class Session:
     def _stop_all(self, reason: str) -> None:
         for connection in self._ranks.values():
             if connection.channel.fileno() >= 0:
-                self._send(connection, frames.frame(Type.STOP, reason.encode()[:4096]))
+                self._send(connection, socket_frames.frame(Type.STOP, reason.encode()[:4096]))
 
     def states(self) -> list[RankState]:
         """Return what every rank does."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from course_lib.ranks.fabric.store import SimulatedStore
 from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.store import SimulatedStore
 
 CALLS: list[tuple[Any, ...]] = [
     ("set", "a", "1"),

@@ -16,9 +16,9 @@ from course_lib.ranks.explain.errors import (
 from course_lib.ranks.explain.mismatch import collective_mismatch, unfinished
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, waits_in
 from course_lib.ranks.explain.words import names
-from course_lib.ranks.fabric.fabric import Fabric, Phase
-from course_lib.ranks.fabric.handles import Misuse
-from course_lib.ranks.fabric.operation import (
+from course_lib.ranks.simulated.fabric import Fabric, Phase
+from course_lib.ranks.simulated.handles import Misuse
+from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
     STORE,
     Mismatch,
