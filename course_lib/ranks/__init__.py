@@ -11,10 +11,9 @@ From the ground up; each room knows only those above it in this list:
   ends their code from outside; `memory`: what processes share
 - `trace`: what happened
 - `_torch`: what PyTorch does not document, and the table of collectives
-- `board`: what the ranks are doing
-- `metered`: a process group that says what it does; `output`: what ranks print and display
-- `processes`: ranks as processes of this machine
-- `simulated`: ranks on a network with a virtual clock, the fabric
+- `output`: what ranks print and display
+- `processes`: ranks as processes of this machine; `simulated`: ranks on a network with a virtual
+  clock, the fabric; neither knows the other
 - `isolated`: processes whose network is a fabric
 - `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
   machines

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.calls import cell_labels, per_rank
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RanksError
 from course_lib.ranks.placement import Placement, place
-from course_lib.ranks.processes.engine import Processes
+from course_lib.ranks.processes.board import MAX_BOARD_RANKS
+from course_lib.ranks.processes.team import Processes
 from course_lib.ranks.simulated.fabric_diagnosis import fabric_states, report_misuse
 from course_lib.ranks.simulated.handles import Misuse
 from course_lib.ranks.simulated.socket_client import FabricStopped, fabric_rank

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from course_lib.ranks.board.board import Board
+from course_lib.ranks.processes.board import Board
 
 
 def test_closing_twice_leaves_alone_who_got_the_number_since() -> None:

@@ -12,13 +12,156 @@ bounded text, never as objects.
 
 from __future__ import annotations
 
+import mmap
+import os
 import time
 from functools import partial
 
-from course_lib.ranks.board import pages
-from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING, Pages
-from course_lib.ranks.board.views import Channel, GroupView, Message, RankPhase, RankView, Wait
 from course_lib.ranks.memory import anonymous_file
+from course_lib.ranks.processes.board_views import (
+    Channel,
+    GroupView,
+    Message,
+    RankPhase,
+    RankView,
+    Wait,
+)
+
+MAX_BOARD_RANKS = 64
+MAX_GROUPS = 64
+"""Process groups that one rank may use in one call."""
+MAX_CHANNELS = 1024
+"""Different (direction, peer, tag, group) that one rank may use for messages in one call."""
+RING = 64
+"""How many of its latest collectives a rank shows, per group; messages, per channel."""
+
+SIGNATURE, WHERE, TEXT = 96, 160, 256
+"""Bytes of the texts: what a collective is, a line of code, what a rank does."""
+ENTRY = SIGNATURE + WHERE
+# Words of the head.
+STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING, MISMATCH, GIVEN_UP = range(10)
+HEAD = 10
+CHANNEL_WORDS = 2 + RING  # key, messages started, what each of the latest is
+GROUP_HEAD = 3  # key, members as a bit mask, entered
+
+
+class Pages:
+    """A file of fixed layout, mapped into the parent and into every rank."""
+
+    def __init__(self, fd: int, world_size: int) -> None:
+        if not 1 <= world_size <= MAX_BOARD_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size}")
+        self.fd = fd
+        self.world_size = world_size
+        self._groups_at = 8 * (HEAD + MAX_CHANNELS * CHANNEL_WORDS)
+        self._group_size = 8 * GROUP_HEAD + RING * ENTRY
+        self._text_at = self._groups_at + MAX_GROUPS * self._group_size
+        self._stride = self._text_at + TEXT + WHERE
+        size = self._stride * world_size
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+        self._map = mmap.mmap(fd, size)
+        self._bytes = memoryview(self._map)
+        self._words = self._bytes[: size // 8 * 8].cast("Q")
+        # Before and after every call each rank's part is looked at: where it begins is known.
+        self._heads = range(0, self._stride // 8 * world_size, self._stride // 8)
+        self._texts = range(self._text_at, self._text_at + size, self._stride)
+        self._found: dict[tuple[int, int], int] = {}
+        self._seen: dict[int, int] = {}  # rank → how many of its channels are in `_found`
+
+    def close(self) -> None:
+        """Unmap the board and close its file descriptor; closing again does nothing."""
+        if self._map.closed:
+            return  # by now the descriptor's number may be another file's
+        self._words.release()
+        self._bytes.release()
+        self._map.close()
+        os.close(self.fd)
+
+    def _group(self, rank: int, slot: int) -> int:
+        return rank * self._stride + self._groups_at + slot * self._group_size
+
+    def _find_group(self, rank: int, key: int) -> int | None:
+        for slot in range(MAX_GROUPS):
+            word = self._group(rank, slot) // 8
+            if self._words[word] == key:
+                return word
+            if self._words[word] == 0:
+                return None
+        return None
+
+    def _channel(self, rank: int, key: int, create: bool = False) -> int:
+        """Return the first word of a channel; 0 if there is none."""
+        if (known := self._found.get((rank, key))) is not None:
+            return known
+        slot = self._seen.get(rank, 0)
+        while slot < MAX_CHANNELS:
+            word = rank * self._stride // 8 + HEAD + slot * CHANNEL_WORDS
+            found = self._words[word]
+            if found == 0:
+                if not create:
+                    return 0
+                self._words[word] = found = key
+            self._found[rank, found] = word
+            self._seen[rank] = slot = slot + 1
+            if found == key:
+                return word
+        if not create:
+            return 0
+        raise RuntimeError(
+            f"a rank uses more than {MAX_CHANNELS} different tags and peers in one call; use a "
+            "tag again, for example the number of the step modulo 8"
+        )
+
+    def forget_places(self) -> None:
+        """Look for groups and channels anew: a rank, before a call on a board that was cleared."""
+        self._found.clear()
+        self._seen.clear()
+
+    def _clear_places(self, rank: int) -> None:
+        first = rank * self._stride // 8 + HEAD
+        for word in range(first, first + MAX_CHANNELS * CHANNEL_WORDS, CHANNEL_WORDS):
+            if self._words[word] == 0:
+                break
+            self._words[word] = self._words[word + 1] = 0
+        for slot in range(MAX_GROUPS):
+            word = self._group(rank, slot) // 8
+            if self._words[word] == 0:
+                break
+            self._words[word] = self._words[word + 2] = 0
+
+    def _latest(self, group_at: int, entered: int) -> dict[int, tuple[str, str]]:
+        shown = range(max(1, entered - RING + 1), entered + 1)
+        return {seq: self._entry(group_at, seq) for seq in shown}
+
+    def _entry(self, group_at: int, seq: int) -> tuple[str, str]:
+        entry = group_at + 8 * GROUP_HEAD + (seq % RING) * ENTRY
+        return self._read_text(entry, SIGNATURE), self._read_text(entry + SIGNATURE, WHERE)
+
+    def _write_texts(self, rank: int, text: str, where: str) -> None:
+        at = self._texts[rank]
+        if not text and not where:  # as mostly
+            self._bytes[at] = self._bytes[at + TEXT] = 0
+            return
+        self._write_text(at, text, TEXT)
+        self._write_text(at + TEXT, where, WHERE)
+
+    def _write_text(self, at: int, text: str, size: int) -> None:
+        # The end of a path says more than its beginning.
+        if not text:  # as mostly
+            self._bytes[at] = 0
+            return
+        data = text.encode("utf-8", "replace")[-size:]
+        self._bytes[at : at + size] = data.ljust(size, b"\0")
+
+    def _read_text(self, at: int, size: int) -> str:
+        if not self._bytes[at]:  # as mostly: nothing to say
+            return ""
+        text = bytes(self._bytes[at : at + size]).rstrip(b"\0").decode("utf-8", "replace")
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else "�" for c in text)
+
 
 _PHASES = {int(phase): phase for phase in RankPhase}
 _WAITS = {int(wait): wait for wait in Wait}
@@ -50,16 +193,16 @@ class Board(Pages):
         """Say that all ranks are in `state`: between calls, by the parent."""
         words, number, now = self._words, int(state), time.monotonic_ns()
         for word, text in zip(self._heads, self._texts, strict=True):
-            self._bytes[text] = self._bytes[text + pages.TEXT] = 0
-            words[word + pages.SINCE] = now
-            words[word + pages.WAIT] = 0
-            words[word + pages.STATE] = number
-            words[word + pages.CHANGES] += 1
+            self._bytes[text] = self._bytes[text + TEXT] = 0
+            words[word + SINCE] = now
+            words[word + WAIT] = 0
+            words[word + STATE] = number
+            words[word + CHANGES] += 1
 
     def give_up(self, call: int) -> None:
         """Say that all ranks shall end the call of this number: by the parent, for good."""
         for word in self._heads:
-            self._words[word + pages.GIVEN_UP] = call
+            self._words[word + GIVEN_UP] = call
 
     def block(
         self,
@@ -75,9 +218,9 @@ class Board(Pages):
         """Say that `rank` waits: in collective `seq` of `group`, or message `seq` of `channel`."""
         self._write_texts(rank, text, where)
         word = rank * self._stride // 8
-        self._words[word + pages.GROUP] = group
-        self._words[word + pages.SEQ] = seq
-        self._words[word + pages.CHANNEL] = channel.word() if channel is not None else 0
+        self._words[word + GROUP] = group
+        self._words[word + SEQ] = seq
+        self._words[word + CHANNEL] = channel.word() if channel is not None else 0
         self._change(rank, RankPhase.BLOCKED, wait)
 
     def unblock(self, rank: int) -> None:
@@ -94,13 +237,13 @@ class Board(Pages):
 
     def see_mismatch(self, rank: int) -> None:
         """Say that `rank` has seen that the ranks do not fit together, whatever it does then."""
-        self._words[rank * self._stride // 8 + pages.MISMATCH] = 1
+        self._words[rank * self._stride // 8 + MISMATCH] = 1
 
     def add_pending(self, rank: int, change: int) -> None:
         """Count operations that were launched and are not over."""
         word = rank * self._stride // 8
-        self._words[word + pages.PENDING] = max(0, self._words[word + pages.PENDING] + change)
-        self._words[word + pages.CHANGES] += 1
+        self._words[word + PENDING] = max(0, self._words[word + PENDING] + change)
+        self._words[word + CHANGES] += 1
 
     def open_group(self, rank: int, key: int, members: tuple[int, ...]) -> int:
         """Give `rank` a place for a process group and return its number."""
@@ -121,9 +264,9 @@ class Board(Pages):
         """Show that `rank` enters its next collective of a group; return its number, from 1."""
         at = self._group(rank, slot)
         seq = self._words[at // 8 + 2] + 1
-        entry = at + 8 * pages.GROUP_HEAD + (seq % RING) * pages.ENTRY
-        self._write_text(entry, signature, pages.SIGNATURE)
-        self._write_text(entry + pages.SIGNATURE, where, pages.WHERE)
+        entry = at + 8 * GROUP_HEAD + (seq % RING) * ENTRY
+        self._write_text(entry, signature, SIGNATURE)
+        self._write_text(entry + SIGNATURE, where, WHERE)
         self._words[at // 8 + 2] = seq
         return seq
 
@@ -135,7 +278,7 @@ class Board(Pages):
         for rank in range(self.world_size):
             self._clear_places(rank)
             word = rank * self._stride // 8
-            self._words[word + pages.PENDING] = self._words[word + pages.MISMATCH] = 0
+            self._words[word + PENDING] = self._words[word + MISMATCH] = 0
 
     # Anyone reads ----------------------------------------------------------------------------
 
@@ -165,25 +308,25 @@ class Board(Pages):
 
     def given_up(self, rank: int) -> int:
         """Return the number of the latest call that `rank` shall end; 0 if there was none."""
-        return self._words[rank * self._stride // 8 + pages.GIVEN_UP]
+        return self._words[rank * self._stride // 8 + GIVEN_UP]
 
     def changes(self) -> tuple[int, ...]:
         """Return how often each rank has changed its part: equal twice means nothing happened."""
         return tuple(
-            self._words[rank * self._stride // 8 + pages.CHANGES] for rank in range(self.world_size)
+            self._words[rank * self._stride // 8 + CHANGES] for rank in range(self.world_size)
         )
 
     def pending(self) -> int:
         """Return how many operations of all ranks were launched and are not over."""
         return sum(
-            self._words[rank * self._stride // 8 + pages.PENDING] for rank in range(self.world_size)
+            self._words[rank * self._stride // 8 + PENDING] for rank in range(self.world_size)
         )
 
     def untouched(self) -> bool:
         """Return whether no rank has communicated since the board was cleared."""
         words, to_groups = self._words, self._groups_at // 8
         for word in self._heads:
-            if words[word + pages.HEAD] or words[word + to_groups] or words[word + pages.PENDING]:
+            if words[word + HEAD] or words[word + to_groups] or words[word + PENDING]:
                 return False
         return True
 
@@ -195,11 +338,11 @@ class Board(Pages):
         """Return `rank`'s part of the board as plain values."""
         base = rank * self._stride
         # The state is read first: of a rank that has finished, every counter is final.
-        head = self._words[base // 8 : base // 8 + pages.HEAD].tolist()
-        wait = _WAITS.get(head[pages.WAIT], Wait.NOTHING)
+        head = self._words[base // 8 : base // 8 + HEAD].tolist()
+        wait = _WAITS.get(head[WAIT], Wait.NOTHING)
         channels, latest = {}, {}
         for slot in range(MAX_CHANNELS):
-            word = base // 8 + pages.HEAD + slot * pages.CHANNEL_WORDS
+            word = base // 8 + HEAD + slot * CHANNEL_WORDS
             if self._words[word] == 0:
                 break
             channel = Channel.of(self._words[word])
@@ -217,24 +360,24 @@ class Board(Pages):
                 entered=entered,
                 read_latest=partial(self._latest, at, entered),
             )
-        message = Channel.of(head[pages.CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
+        message = Channel.of(head[CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
         if message is not None and message.peer >= self.world_size:
             message = None
         return RankView(
             rank=rank,
-            state=_PHASES.get(head[pages.STATE], RankPhase.RUNNING),
-            changes=head[pages.CHANGES],
+            state=_PHASES.get(head[STATE], RankPhase.RUNNING),
+            changes=head[CHANGES],
             wait=wait,
-            group=head[pages.GROUP],
-            seq=head[pages.SEQ],
+            group=head[GROUP],
+            seq=head[SEQ],
             channel=message,
-            since=head[pages.SINCE] / 1e9,
-            pending=head[pages.PENDING],
-            text=self._read_text(base + self._text_at, pages.TEXT),
-            where=self._read_text(base + self._text_at + pages.TEXT, pages.WHERE),
+            since=head[SINCE] / 1e9,
+            pending=head[PENDING],
+            text=self._read_text(base + self._text_at, TEXT),
+            where=self._read_text(base + self._text_at + TEXT, WHERE),
             channels=channels,
             groups=groups,
-            saw_mismatch=bool(head[pages.MISMATCH]),
+            saw_mismatch=bool(head[MISMATCH]),
             read_messages=lambda channel: self._messages(latest[channel]),
         )
 
@@ -245,7 +388,7 @@ class Board(Pages):
 
     def _change(self, rank: int, state: RankPhase, wait: Wait) -> None:
         word = rank * self._stride // 8
-        self._words[word + pages.SINCE] = time.monotonic_ns()
-        self._words[word + pages.WAIT] = wait
-        self._words[word + pages.STATE] = state
-        self._words[word + pages.CHANGES] += 1
+        self._words[word + SINCE] = time.monotonic_ns()
+        self._words[word + WAIT] = wait
+        self._words[word + STATE] = state
+        self._words[word + CHANGES] += 1

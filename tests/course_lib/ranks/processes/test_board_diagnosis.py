@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.diagnosis import (
+from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, RING, Board
+from course_lib.ranks.processes.board_diagnosis import (
     DeadlockWatch,
     find_deadlock,
     find_mismatch,
     find_unfinished,
     stuck_ranks,
 )
-from course_lib.ranks.board.pages import MAX_CHANNELS, MAX_GROUPS, RING
-from course_lib.ranks.board.views import Channel, Message, RankPhase, Wait
+from course_lib.ranks.processes.board_views import Channel, Message, RankPhase, Wait
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -258,7 +257,7 @@ def test_a_cleared_board_has_room_again(board: Board) -> None:
 
 
 def test_counting_in_two_threads_loses_nothing() -> None:
-    from course_lib.ranks.metered.recorder import Recorder
+    from course_lib.ranks.processes.recorder import Recorder
 
     board = running(1)
     recorder = Recorder(board, 0, [], lambda: "")

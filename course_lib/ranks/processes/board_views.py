@@ -144,6 +144,13 @@ class RankView:
         """The other rank of the message that this rank waits for."""
         return self.channel.peer if self.channel is not None else 0
 
+    @property
+    def in_short(self) -> str:
+        """In a few words, what the rank does."""
+        if self.state is RankPhase.BLOCKED:
+            return self.text.partition(" (")[0]
+        return self.state.name.lower()
+
     def count(self, channel: Channel) -> int:
         """Return how many messages this rank has started on `channel`."""
         return self.channels.get(channel, 0)

@@ -18,13 +18,17 @@ from torch import nn
 
 from course_lib.ranks import Ranks
 from course_lib.ranks._torch.collective_table import KINDS
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.views import Channel, Wait
 from course_lib.ranks.costs.collective_time import collective_time
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.metered.emulated_link import MAX_LAG, EmulatedLink, Transfer
-from course_lib.ranks.metered.emulated_network import EmulatedNetwork
-from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_views import Channel, Wait
+from course_lib.ranks.processes.emulated_network import (
+    MAX_LAG,
+    EmulatedLink,
+    EmulatedNetwork,
+    Transfer,
+)
+from course_lib.ranks.processes.recorder import MeteredOperation, Recorder
 from tests.helpers.every_operation import assert_same, everything
 
 pytestmark = pytest.mark.timeout(120)

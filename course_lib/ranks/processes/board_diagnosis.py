@@ -7,13 +7,20 @@ rank is *unfinished*: also when nobody waits for it yet, it can never complete.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from course_lib.ranks.board.views import Channel, RankPhase, RankView, Wait
-from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankState
+from course_lib.ranks.explain.errors import (
+    DeadlockError,
+    MismatchError,
+    RankError,
+    RanksError,
+    RankState,
+)
+from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
+from course_lib.ranks.processes.board_views import Channel, RankPhase, RankView, Wait
 
 NEW_GROUPS = (1 << 33) - 1
 """Key of a group that is none: its collectives are the calls of ``dist.new_group``, for which
@@ -251,3 +258,43 @@ def _as_blocked(rank: RankView, ranks: Sequence[RankView]) -> RankView:
                 where=where,
             )
     return rank
+
+
+def some_raised(
+    failures: Mapping[int, Failure],
+    views: Sequence[RankView],
+    states: Sequence[RankState] | None = None,
+) -> RanksError:
+    """Return the error for exceptions on some ranks; `states`: what the others do, if known."""
+    rows = board_states(views) if states is None else states
+    for failure in failures.values():
+        if failure.mismatch:
+            # A rank that has ended may have taken its side of a message from the board.
+            words = f"{failure.message[:1].upper()}{failure.message[1:]}."
+            return find_mismatch(views) or MismatchError(words, rows)
+    # The one whose board entry stopped changing first failed first.
+    first = min(failures, key=lambda rank: views[rank].since)
+    return rank_error(failures, first, rows, failures[first].original())
+
+
+def process_ended(
+    rank: int, status: int | None, dump: str, views: Sequence[RankView], where: str
+) -> RanksError:
+    """Return the error for a rank whose process ended; `status` as in `exit_reason`."""
+    if (mismatch := find_mismatch(views)) is not None:
+        return mismatch
+    states = [
+        RankState(rank, "process ended", where or state.where) if state.rank == rank else state
+        for state in board_states(views)
+    ]
+    detail = "The other ranks were stopped." if len(views) > 1 else ""
+    if dump:
+        detail = f"{dump.rstrip()}\n\n{detail}".rstrip()
+    return RankError(
+        f"Rank {rank}'s process ended: {exit_reason(status)}.", states, detail, rank=rank
+    )
+
+
+def out_of_step(views: Sequence[RankView]) -> RanksError | None:
+    """Return the error for a call in which all ranks ended but not all communication."""
+    return find_mismatch(views) or find_unfinished(views)

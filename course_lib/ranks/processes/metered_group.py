@@ -31,14 +31,13 @@ from course_lib.ranks._torch.collective_table import (
     signature_of,
 )
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
-from course_lib.ranks.board.pages import SIGNATURE
-from course_lib.ranks.board.views import Channel, Message, Wait
 from course_lib.ranks.explain.errors import CollectiveMismatch
-from course_lib.ranks.metered.any_source import AnySourceWork
-from course_lib.ranks.metered.emulated_link import EmulatedLink
-from course_lib.ranks.metered.gloo import launch
-from course_lib.ranks.metered.recorder import MeteredOperation, Recorder
-from course_lib.ranks.metered.work import MeteredWork
+from course_lib.ranks.processes.board import SIGNATURE
+from course_lib.ranks.processes.board_views import Channel, Message, Wait
+from course_lib.ranks.processes.emulated_network import EmulatedLink
+from course_lib.ranks.processes.gloo import launch
+from course_lib.ranks.processes.metered_work import AnySourceWork, MeteredWork
+from course_lib.ranks.processes.recorder import MeteredOperation, Recorder
 from course_lib.ranks.trace.event import group_called
 
 NAMES_PER_CALL = 1 << 20

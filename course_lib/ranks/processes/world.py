@@ -34,17 +34,17 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from course_lib.ranks._torch.group_tables import group_names, put_back, tables_of
-from course_lib.ranks.board.diagnosis import NEW_GROUPS
-from course_lib.ranks.board.pages import SIGNATURE
 from course_lib.ranks.explain.words import spans
-from course_lib.ranks.metered.emulated_link import EmulatedLink
-from course_lib.ranks.metered.gloo import connect
-from course_lib.ranks.metered.process_group import (
+from course_lib.ranks.processes.board import SIGNATURE
+from course_lib.ranks.processes.board_diagnosis import NEW_GROUPS
+from course_lib.ranks.processes.emulated_network import EmulatedLink
+from course_lib.ranks.processes.gloo import connect
+from course_lib.ranks.processes.metered_group import (
     NAMES_PER_CALL,
     MeteredProcessGroup,
     compare_entries,
 )
-from course_lib.ranks.metered.recorder import Recorder
+from course_lib.ranks.processes.recorder import Recorder
 
 _FEW_GROUPS = 8
 """So many groups are not worth a look which of them can still be reached."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.views import Channel, RankPhase, Wait
 from course_lib.ranks.explain.waiting import waits_in
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_views import Channel, RankPhase, Wait
 from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
