@@ -26,8 +26,11 @@ FLOORS = (
     ("isolated",),
     ("engine",),
     ("ranks", "multinode"),
-    ("notebook",),
+    ("notebook", "for_graders"),
 )
+# What others may take from it, besides its face.
+DOORS = {"explain", "costs", "trace", "for_graders"}
+ROOMS = {room for floor in FLOORS for room in floor}
 # Who shows things needs what notebooks show them with; no other room does.
 LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
@@ -40,13 +43,14 @@ def rooms_of_ranks() -> dict[str, set[str]]:
         for room in floor:
             rows[f"course_lib.ranks.{room}"] = below | LIBRARIES.get(room, set())
         below = below | {f"course_lib.ranks.{room}" for room in floor}
+    rows["course_lib.ranks.for_graders"] |= {"course_lib.later"}
     return {"course_lib.ranks": below | {"course_lib.later"}, **rows}
 
 
 # part of the repository -> what it may import besides the standard library and itself.
 # A name allows the module and everything below it.
 RULES = {
-    "course_lib": {"course_lib.ranks"},  # __init__.py alone: `%load_ext course_lib`
+    "course_lib": {"course_lib.ranks.notebook.magic"},  # __init__.py alone: `%load_ext course_lib`
     "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>", "course_lib.later"},
     "course_lib.later": set(),
     "course_lib.data": {"torch", "numpy", "sklearn"},
@@ -220,6 +224,8 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
             wrong.append(f"{module} imports {name}; {part} may import {sorted(allowed)}")
         elif behind_a_face(module, name):
             wrong.append(f"{module} imports {name}: take it from the face of its rung")
+        elif past_the_doors(module, name):
+            wrong.append(f"{module} imports {name}: take it from `course_lib.ranks.for_graders`")
     return wrong
 
 
@@ -230,6 +236,16 @@ def behind_a_face(module: str, name: str) -> bool:
         return False
     inside = name.split(".")[2:3]
     return bool(inside) and (ROOT.joinpath(*theirs) / f"{inside[0]}.py").is_file()
+
+
+def past_the_doors(module: str, name: str) -> bool:
+    """Whether `module`, none of `ranks`, takes `name` from inside `ranks`."""
+    if part_of(module) == "course_lib" or is_within(module, {"course_lib.ranks"}):
+        return False
+    if not is_within(name, {"course_lib.ranks"}):
+        return False
+    room = name.split(".")[2:3]
+    return bool(room) and room[0] in ROOMS - DOORS
 
 
 def notebook_source(path: Path) -> str:
@@ -342,6 +358,10 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("autograder.sandbox.place", "from autograder.examination import verdict"),
         ("autograder.inside.examinee", "from autograder.examination.verdict import Verdict"),
         ("instructor.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
+        ("course_lib.checking.runners", "from course_lib.ranks.calls import pack_call"),
+        ("autograder.examination.case", "from course_lib.ranks.simulated import socket_server"),
+        ("course_lib.ranks.ranks", "from course_lib.ranks.for_graders import FabricServer"),
+        ("<notebook>", "from course_lib.ranks.ranks import Ranks"),
         ("<notebook>", "import nbgrader"),
         ("<notebook>", "from autograder import examiner"),
     ],
@@ -361,6 +381,7 @@ def test_the_table_forbids(module: str, source: str) -> None:
         ("course_lib.ranks.ranks", "from .processes import board\nimport cloudpickle"),
         ("course_lib.train.loop", "from course_lib.ddp.wrapper import DistributedDataParallel"),
         ("course_lib.checking.cases", "from course_lib.ranks import Ranks"),
+        ("course_lib.checking.runners", "from course_lib.ranks.for_graders import pack_call"),
         ("autograder.passes.examine", "from nbgrader.api import Gradebook"),
         ("autograder.passes.examine", "import autograder.sandbox.bubblewrap"),
     ],

@@ -18,6 +18,7 @@ From the ground up; each room knows only those above it in this list:
 - `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
   machines
 - `notebook`: `%%ranks`, and the kernel that has it loaded
+- `for_graders`: what those who grade take from inside
 """
 
 from typing import TYPE_CHECKING
