@@ -31,6 +31,8 @@ FLOORS = (
 # What others may take from it, besides its face.
 DOORS = {"explain", "costs", "trace", "for_graders"}
 ROOMS = {room for floor in FLOORS for room in floor}
+# Whoever extends PyTorch needs these two, and so does `costs`, which lies below `_torch`.
+EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._pytree.tree_leaves"}
 # Who shows things needs what notebooks show them with; no other room does.
 LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
@@ -296,6 +298,45 @@ def test_notebooks_import_only_what_the_table_allows() -> None:
         found = violations("<notebook>", notebook_source(path))
         problems += [f"{path.relative_to(ROOT)}: {problem}" for problem in found]
     assert not problems, "\n".join(problems)
+
+
+def private_to_torch(source: str) -> list[str]:
+    """Return what a file of `ranks` uses of PyTorch that begins with ``_``, as ``torch._C``."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("torch.")]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        else:
+            continue
+        found += names
+    private = re.compile(r"(torch|dist|c10d)(\.\w+)*\._[a-zA-Z]")
+    return [name for name in found if private.match(name) and name not in EVERYWHERE]
+
+
+def test_only_one_room_touches_what_pytorch_does_not_document() -> None:
+    files = [
+        path for path in (ROOT / "course_lib/ranks").rglob("*.py") if path.parent.name != "_torch"
+    ]
+    assert files
+    problems = {path: private_to_torch(path.read_text()) for path in files}
+    wrong = [f"{path.relative_to(ROOT)}: {names}" for path, names in problems.items() if names]
+    assert not wrong, "\n".join(["this belongs into course_lib/ranks/_torch:", *wrong])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._C._current_graph_task_id()",
+        "from torch._C import _distributed_c10d",
+        "import torch.distributed as dist\ndist.Backend._plugins",
+    ],
+)
+def test_what_pytorch_does_not_document_is_found(source: str) -> None:
+    assert private_to_torch(source)
 
 
 def test_there_is_no_circle() -> None:

@@ -12,7 +12,7 @@ here the world outlives what a call does to it:
 - After a call that was given up, every group connects anew: what is left of the call in the old
   connections meets nobody.
 
-All of it needs what PyTorch does not document, and only this file and `_torch.group_tables` do.
+All of it needs what PyTorch does not document: that is in `_torch.process_world`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from course_lib.ranks._torch.group_tables import group_names, put_back, tables_of
+from course_lib.ranks._torch.process_world import (
+    all_groups,
+    group_names,
+    is_registered,
+    name_of,
+    number_groups_from,
+    put_back,
+    replace_new_group,
+    tables_of,
+)
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes.board import SIGNATURE
 from course_lib.ranks.processes.board_diagnosis import NEW_GROUPS
@@ -142,8 +151,7 @@ class World:
         self._stand_in("monitored_barrier", self._monitored_barrier)
         if link is not None:
             self._stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
-        counted = self._counting(c10d._new_group_with_tag)
-        c10d._new_group_with_tag = counted
+        replace_new_group(self._counting)
         self._join()
 
     def _stand_in(self, name: str, function: Callable[..., Any]) -> None:
@@ -154,10 +162,10 @@ class World:
 
     def _join(self) -> None:
         rank, store = self.recorder.rank, self._store
-        c10d._world.group_count = 0  # the group of all ranks then always has the same name
+        number_groups_from(0)  # the group of all ranks then always has the same name
         self._init("metered", store=store, rank=rank, world_size=self._size, timeout=self._timeout)
         self._destroyed += 1
-        c10d._world.group_count = self._call * NAMES_PER_CALL + self._destroyed * 1000
+        number_groups_from(self._call * NAMES_PER_CALL + self._destroyed * 1000)
 
     def _join_again(
         self,
@@ -173,7 +181,7 @@ class World:
 
         Simulated ranks in threads of this one have a backend, and a world, of their own.
         """
-        if str(backend).upper() in dist.Backend._plugins and backend != "metered":
+        if is_registered(backend) and backend != "metered":
             self._init(backend, init_method, timeout, world_size, rank, *more, **named)
             return
         mine = self.recorder.rank
@@ -202,10 +210,10 @@ class World:
         self._local.clear()
         if not dist.is_initialized():
             self._join()
-        c10d._world.group_count = call * NAMES_PER_CALL + 1
-        if len(c10d._world.pg_map) > self._looked_at:
+        number_groups_from(call * NAMES_PER_CALL + 1)
+        if len(all_groups()) > self._looked_at:
             self._free_groups()
-            self._looked_at = max(_FEW_GROUPS, 2 * len(c10d._world.pg_map))
+            self._looked_at = max(_FEW_GROUPS, 2 * len(all_groups()))
 
     # Groups -------------------------------------------------------------------------------------
 
@@ -240,7 +248,7 @@ class World:
 
         def counted(*given: Any, **named: Any) -> Any:
             bound = signature.bind(*given, **named)
-            if str(bound.arguments.get("backend")).upper() not in dist.Backend._plugins:
+            if not is_registered(bound.arguments.get("backend")):
                 bound.arguments["backend"] = None  # gloo too: the default, which is metered
             ranks = bound.arguments.get("ranks")
             if not bound.arguments.get("use_local_synchronization"):
@@ -275,13 +283,13 @@ class World:
             if type(each) is DeviceMesh
             for name in group_names(each)
         }
-        recorder, world = self.recorder, c10d._world
+        recorder = self.recorder
         works = [*recorder.open_collectives, *recorder.open_messages]
         busy = {work.group for work in works}
-        groups = list(world.pg_map)
+        groups = all_groups()
         while groups:
             group = groups.pop()
-            name = world.pg_names.get(group)
+            name = name_of(group)
             if group is self._everyone or name in named or getattr(group, "key", 0) in busy:
                 continue
             kept = tables_of(group)

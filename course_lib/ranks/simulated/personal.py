@@ -6,7 +6,6 @@ What no rank can have for itself, because nothing changes hands, is in the table
 from __future__ import annotations
 
 import _random
-import copy
 import ctypes
 import functools
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from cloudpickle import cloudpickle as trackers
 
+from course_lib.ranks._torch.tensors import new_print_options, print_options, use_print_options
 from course_lib.ranks._torch.thread_worlds import World
 from course_lib.ranks.simulated.store import SimulatedStore
 
@@ -150,7 +150,7 @@ class Surroundings:
         self._streams = sys.stdout, sys.stderr
         self._filters = list(warnings.filters)
         self._show = _ways_to_show()
-        self._options = copy.copy(torch._tensor_str.PRINT_OPTS)
+        self._options = new_print_options()
 
     def take(self) -> None:
         self._folder = _folder()
@@ -160,7 +160,7 @@ class Surroundings:
         self._streams = sys.stdout, sys.stderr
         self._filters = warnings.filters  # type: ignore[assignment]
         self._show = _ways_to_show()
-        self._options = torch._tensor_str.PRINT_OPTS
+        self._options = print_options()
 
     def give(self, there: Surroundings) -> None:
         """Give them to the process, whose own are `there`."""
@@ -175,7 +175,7 @@ class Surroundings:
                 warnings._filters_mutated()  # type: ignore[attr-defined]
         for name, way in zip(_SHOW, self._show, strict=True):
             setattr(warnings, name, way)
-        torch._tensor_str.PRINT_OPTS = self._options
+        use_print_options(self._options)
 
     def _names_of_its_own(self) -> frozenset[Any]:
         """Return the variables that are not as in the common environment."""

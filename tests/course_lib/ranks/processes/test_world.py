@@ -58,7 +58,7 @@ def test_the_groups_of_a_mesh_are_found_by_their_names(ranks: Ranks) -> None:
     def names() -> tuple[list[str], list[str]]:
         from torch.distributed.device_mesh import init_device_mesh
 
-        from course_lib.ranks._torch.group_tables import group_names
+        from course_lib.ranks._torch.process_world import group_names
 
         mesh = init_device_mesh("cpu", (2, 2))
         return list(group_names(mesh)), [mesh.get_group(i).group_name for i in range(2)]

@@ -1,12 +1,46 @@
-"""PyTorch's tables of process groups: what is in them, and how a group is put back."""
+"""PyTorch's world of process groups, one per process: tables, numbers, and what makes groups.
+
+Ranks that are processes live in it from call to call; `thread_worlds` gives threads their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+
+def number_groups_from(count: int) -> None:
+    """Let the next group that this process makes have the number `count`, its name."""
+    c10d._world.group_count = count
+
+
+def all_groups() -> list[Any]:
+    """Return the groups of this process."""
+    return list(c10d._world.pg_map)
+
+
+def name_of(group: Any) -> str | None:
+    """Return a group's name; ``None`` if it is in no table."""
+    return c10d._world.pg_names.get(group)
+
+
+def is_registered(backend: object) -> bool:
+    """Return whether a backend of this name was added to PyTorch's own."""
+    return str(backend).upper() in dist.Backend._plugins
+
+
+def replace_new_group(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put ``wrap(before)`` in the place of what every way to make a group goes through."""
+    c10d._new_group_with_tag = wrap(c10d._new_group_with_tag)
+
+
+def pickle_objects_with(pickler: Any) -> None:
+    """Let ``dist.send_object_list`` and its like make pickles by `pickler`, a class."""
+    c10d._pickler = pickler
 
 
 def group_names(mesh: Any) -> Iterator[str]:
