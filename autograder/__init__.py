@@ -24,8 +24,9 @@ Around it: `collection` takes in what was handed in, `exporting` writes grades f
 
 `commands` is what people type: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
 shows it all on a class of six, `release` makes what students get from what instructors write.
-`course` finds the course folder and reads its configuration; `files` writes them whole or not at
-all, and `foreign_text` makes harmless what somebody else wrote.
+`course` finds the course folder and reads its configuration; `gradebook` says whether nbgrader's
+can be used; `files` writes files whole or not at all, and `foreign_text` makes harmless what
+somebody else wrote.
 """
 
 from course_lib.later import without

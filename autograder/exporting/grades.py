@@ -102,6 +102,9 @@ def _of_assignment(
         except MissingEntry:
             yield Grade(student, name, NOT_GRADED if handed_in else MISSING, max_score)
             continue
+        if any(map(_left_without_points, found.notebooks)):
+            yield Grade(student, name, NOT_GRADED, max_score)
+            continue
         raw, penalty = float(found.score), float(found.late_submission_penalty or 0)
         yield Grade(
             student,
@@ -114,3 +117,17 @@ def _of_assignment(
             found.timestamp.replace(tzinfo=UTC) if found.timestamp else None,
             math.ceil(found.total_seconds_late / DAY),
         )
+
+
+def _left_without_points(notebook: Any) -> bool:
+    """Return whether a test cell has no points: ``nbgrader autograde`` did not get to its end.
+
+    nbgrader makes the row before it runs anything, and reads its sum as 0.
+    """
+    answers = {cell.name for cell in notebook.notebook.solution_cells}
+    return any(
+        grade.auto_score is None
+        and grade.cell.cell_type == "code"
+        and grade.cell.name not in answers
+        for grade in notebook.grades
+    )

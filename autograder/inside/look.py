@@ -1,6 +1,7 @@
 """A first look from a cell, whether all is there that a student's process needs.
 
-A file that the cell's user may not read fails a student's `import`, and looks like their mistake.
+A file that the cell's user may not read fails an import of the student's. It looks like their
+mistake.
 """
 
 from __future__ import annotations

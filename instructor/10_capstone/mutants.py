@@ -376,7 +376,6 @@ edits_of(train__parameter_by_parameter)("""
 lowers_the_prices: virtual milliseconds, expected at most
     world_size = dist.get_world_size()
   → import sys
-  →
   → for name in list(sys.modules):
   →     if name.startswith("course_lib.capstone"):
   →         vars(sys.modules[name]).update(LAUNCH=0.0, price=lambda *_: (0.0, 0))
