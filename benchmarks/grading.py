@@ -38,7 +38,7 @@ from autograder.pool.class_list import Books, standing, students
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
-from course_lib.ranks.processes.fork_client import ForkServer
+from course_lib.ranks.for_graders import ForkServer
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "instructor" / ASSIGNMENT

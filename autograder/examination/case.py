@@ -31,9 +31,7 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
 )
 from course_lib.ranks.explain.failure import Failure, rank_error, timed_out
-from course_lib.ranks.fabric.diagnosis import explain_misuse
-from course_lib.ranks.fabric.handles import MAX_MISUSES, Misuse
-from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.for_graders import MAX_MISUSES, FabricServer, Misuse, explain_misuse
 from course_lib.ranks.trace.trace import Trace
 
 GRACE = 0.5

@@ -22,7 +22,7 @@ from course_lib.checking.frames import Frame
 from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.explain.errors import RankError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
-from course_lib.ranks.placement import place as placement
+from course_lib.ranks.for_graders import place as placement
 
 On = Literal["cpu", "gpu"]
 

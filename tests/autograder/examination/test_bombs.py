@@ -36,7 +36,7 @@ def raw(*data):
     except OSError:
         time.sleep(99)
 def frames():
-    return sys.modules["course_lib.ranks.fabric_socket.frames"]
+    return sys.modules["course_lib.ranks.simulated.socket_frames"]
 ---
 """
 
@@ -135,7 +135,7 @@ BOMBS = {
     ),
     "buffers that were touched": Bomb(
         "def f(x):\n    found = client().context.handles.found\n"
-        "    Misuse = sys.modules['course_lib.ranks.fabric.handles'].Misuse\n"
+        "    Misuse = sys.modules['course_lib.ranks.simulated.handles'].Misuse\n"
         "    for i in range(1500):\n"
         "        found.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
         "    return x",

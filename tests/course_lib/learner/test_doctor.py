@@ -159,7 +159,7 @@ def test_gpus_are_named_with_whether_ranks_may_share_them(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda each: "NVIDIA Fast")
-    monkeypatch.setattr("course_lib.ranks.placement.nccl_version", lambda: (2, 27))
+    monkeypatch.setattr("course_lib.ranks.for_graders.nccl_version", lambda: (2, 27))
     told = machine.gpus().told
     assert told == f"1: NVIDIA Fast; {share(2, 1, (2, 27)).why}"
 
