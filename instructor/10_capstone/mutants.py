@@ -284,7 +284,7 @@ def train__sends_objects(job):
 
 @fails("the loss on rows that no rank has is")
 def train__means_of_the_labels(job):
-    """Train a linear classifier in the shape of the network, with one all-reduce and no gradient."""
+    """Train a linear classifier in the network's shape, with one all-reduce and no gradient."""
     with torch.no_grad():
         one = F.one_hot(job.y, 10).float()
         sums = torch.cat([one.T @ job.x, one.sum(0)[:, None]], 1)
