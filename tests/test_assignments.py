@@ -59,7 +59,7 @@ def run(
 ) -> CheckReport:
     """Return the report of all cases, or of those until the report is as `until` wants it.
 
-    On CPU ranks hidden cases, which are dear there, are run only while something is looked for.
+    On CPU ranks hidden cases take long, so they run only while something is looked for.
     """
     name, check, results = f"{folder.name}/{task}", checks_of(folder)[task], list[CaseResult]()
 
@@ -78,7 +78,7 @@ def run(
 
 
 def told(report: CheckReport) -> str:
-    """Return the report, and what the author of a check must mend in it."""
+    """Return the report, and the errors that the author of a check must mend."""
     troubles = dict.fromkeys(result.trouble for result in report.results if result.trouble)
     return "\n".join([str(report), *(f"in your check: {trouble}" for trouble in troubles)])
 

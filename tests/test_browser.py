@@ -1,4 +1,4 @@
-"""The course in a browser: a real JupyterLab, and what students and instructors click there."""
+"""The course in a browser: a real JupyterLab, with the clicks of students and instructors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.helpers.course_folders import SOURCES, needs_sources
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
 SHOTS = os.environ.get("SCREENSHOTS")
-"""A folder; what the browser shows at the end of each test is put there, to be looked at."""
+"""A folder for screenshots at the end of each test, to be looked at."""
 
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 CODE = f"{NOTEBOOK}.content.widgets.filter(c => c.model.type === 'code')"

@@ -165,7 +165,7 @@ def test_a_docstring_lists_the_arguments_that_there_are() -> None:
 
 
 def arguments_of(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
-    """Return the arguments of a function, or of what makes an object of a class."""
+    """Return the arguments of a function, or of the constructor of a class."""
     if isinstance(node, ast.ClassDef):
         inits = [each for each in node.body if getattr(each, "name", "") == "__init__"]
         if not inits:  # a dataclass

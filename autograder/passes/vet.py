@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,6 @@ from typing import Any
 
 import nbformat
 from nbgrader.utils import parse_utc
-
-from autograder.foreign_text import printable
 
 MAX_FILES = 200
 MAX_FILE = 10 * 2**20
@@ -136,7 +135,7 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
     note = f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place"
     told.append(note)
     set_aside(path, path.parent)
-    mended = content if problem.startswith(_ENCODED) else _repaired(content)
+    mended: Any = content if problem.startswith(_ENCODED) else _repaired(content)
     mended["metadata"][_MENDED] = note
     path.write_text(json.dumps(mended), encoding="utf-8")
 
@@ -144,13 +143,8 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
 def _told_before(path: Path, content: Any) -> list[str]:
     """Return the note on a notebook that this pass mended earlier: grading may have been killed."""
     note = content["metadata"].get(_MENDED)
-    if (
-        isinstance(note, str)
-        and note.startswith(_NOTEBOOK)
-        and _place_aside(path, path.parent).exists()
-    ):
-        return [printable(note)[:200]]
-    return []
+    ours = isinstance(note, str) and re.fullmatch(rf"{_NOTEBOOK}[\w ,:.-]{{,200}}", note)
+    return [str(note)] if ours and _place_aside(path, path.parent).exists() else []
 
 
 def text_of(data: bytes) -> str:

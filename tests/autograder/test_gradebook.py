@@ -1,4 +1,4 @@
-"""A gradebook that is damaged, locked or shut is told in a sentence, before anything is graded."""
+"""One sentence reports a damaged, locked or closed gradebook, before anything is graded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def no_database(path: Path) -> None:
 
 
 def torn(path: Path) -> None:
-    """As a disk leaves it: pages in the middle are gone."""
+    """Damage as by a disk: pages in the middle are gone."""
     content = path.read_bytes()
     path.write_bytes(content[:8192] + bytes(16384) + content[24576:])
 
@@ -121,7 +121,7 @@ def test_every_command_that_opens_it_says_so(
 def test_an_error_in_the_middle_is_a_sentence_too(
     book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody may lock it after it was looked at."""
+    """Somebody may lock it after the first look."""
     from sqlalchemy.exc import OperationalError
 
     def locked(*_: object) -> int:

@@ -74,7 +74,7 @@ def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> 
 
 
 def test_reading_the_configuration_is_enough_to_find_alembic(course: Path) -> None:
-    """As the formgrader does in JupyterLab; and again and again, without PATH growing."""
+    """Load it repeatedly, as the formgrader does in JupyterLab; PATH does not grow."""
     code = """
 import os, shutil
 from autograder.course import load_config

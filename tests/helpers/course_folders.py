@@ -1,4 +1,4 @@
-"""Where the course keeps what, and what to skip where a student's copy lacks instructor/."""
+"""The course's folders, and marks to skip tests if a student's copy lacks instructor/."""
 
 from pathlib import Path
 

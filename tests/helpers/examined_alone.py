@@ -1,4 +1,4 @@
-"""Examines one function in a process of its own, and says what that has cost the examiner.
+"""Examine one function in a process of its own, and report the cost for the examiner.
 
 python -m tests.helpers.examined_alone 4 < cells.py      # its cells, between lines of ---
 """
@@ -20,7 +20,7 @@ from course_lib.checking import Case, Check, Wrong
 
 
 def judge(case: Case, inputs: Any, outputs: Any) -> None:
-    """Be content with nothing: a bomb is no answer."""
+    """Accept nothing: a bomb is no answer."""
     raise Wrong("it came back")
 
 
@@ -30,7 +30,7 @@ def peak() -> int:
 
 
 def main() -> None:
-    """Print what came of it, as JSON."""
+    """Print the result as JSON."""
     check = Check(
         "f",
         lambda function, mine: function(mine),

@@ -1,4 +1,4 @@
-"""A submission that attacks whoever looks at it: in text, code, output, names and attachments."""
+"""A submission that attacks its readers: in text, code, output, names and attachments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def markdown(beacon: str) -> str:
 
 
 def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
-    """Return the released notebook with attacks in all that a student may write."""
+    """Return the released notebook with attacks in all parts that a student may write."""
     html = "\n".join(payloads(beacon))
     shows = (
         "from IPython.display import display, HTML, Javascript, SVG\nimport warnings\n"

@@ -1,7 +1,7 @@
 """The rules of every notebook of the course. A rule yields one sentence for each breach.
 
-`problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (what students get of
-it): lectures are committed with their outputs, assignments without.
+`problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (the students'
+version): lectures are committed with their outputs, assignments without.
 """
 
 import itertools
@@ -274,7 +274,7 @@ RELEASED: list[Rule] = [*ASSIGNMENT, nothing_is_given_away]
 
 
 def problems(path: Path, rules: list[Rule]) -> list[str]:
-    """Return what a notebook file breaks of ``rules``, each as "rule: what and where"."""
+    """Return the breaches of ``rules`` in a notebook file, each as "rule: what and where"."""
     text = path.read_text(encoding="utf-8")
     nb = nbformat.v4.reads(text)  # joins split lines; unlike nbformat.reads it repairs nothing
     found = [f"{rule.__name__}: {breach}" for rule in rules for breach in rule(nb, path)]

@@ -44,7 +44,7 @@ class Member:
     """One of the class.
 
     Attributes:
-        write: makes what is in the folder.
+        write: writes the files of the folder.
         full: the tasks that earn all of their points; the others earn less.
         graded: whether there is anything to grade.
 
@@ -157,7 +157,7 @@ def large_class(root: Path, count: int) -> dict[str, Member]:
 
 
 def hand_in(root: Path, members: dict[str, Member]) -> None:
-    """Put their work where nbgrader collects it."""
+    """Put their submissions where nbgrader collects them."""
     for name, member in members.items():
         folder = root / "grading/submitted" / name / ASSIGNMENT
         folder.mkdir(parents=True)
@@ -182,7 +182,7 @@ def booked(root: Path) -> dict[str, dict[str, float]]:
 
 @dataclass
 class Course:
-    """A course folder with a class, and what was seen while it was graded."""
+    """A course folder with a class, and observations while it was graded."""
 
     root: Path
     members: dict[str, Member]
@@ -238,7 +238,7 @@ def path_kept() -> Iterator[None]:
 
 
 def unexpected(members: dict[str, Member], found: dict[str, dict[str, float]]) -> list[str]:
-    """Return in a line each what is not as it should be."""
+    """Return one line for each deviation from the expected state."""
     wrong = []
     for name, member in members.items():
         if not member.graded:

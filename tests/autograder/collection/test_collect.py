@@ -1,4 +1,4 @@
-"""Sources as the systems write them, and as people who mean harm do: what is taken, what is not."""
+"""Sources as the systems write them, and as attackers do: which files are taken, and which not."""
 
 from __future__ import annotations
 

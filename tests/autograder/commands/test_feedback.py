@@ -73,7 +73,7 @@ def beacons() -> Iterator[Beacons]:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
-    """Two are graded: one attacks, one waits forever; and one asked why."""
+    """A course with two graded submissions: one attacks, one waits forever; and one question."""
     root = tmp_path_factory.mktemp("a course")
     shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
     shutil.copytree(ROOT / "assignments" / ASSIGNMENT, root / "assignments" / ASSIGNMENT)
@@ -283,7 +283,7 @@ def test_formulas_are_drawn_or_stay() -> None:
 
 
 def named_by_a_student(count: int) -> Trace:
-    """Return a trace of `count` messages in a group whose name attacks who draws it."""
+    """Return a trace of `count` messages in a group whose name attacks the drawing program."""
 
     def program() -> None:
         import torch

@@ -1,4 +1,4 @@
-"""`autograder leaderboard` on a class: in which order, what is found out, what goes on."""
+"""`autograder leaderboard` on a class: the order, the findings, and continued runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hand_in(folder: Path, name: str, mistake: str | None = None, source: str = "
 
 
 def board(folder: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries by name, in order, and what was said."""
+    """Return the entries by name, in order, and the printed lines."""
     said: list[str] = []
     entries = leaderboard(
         ROOT, submitted=folder / "submitted", to=folder / "board", say=said.append, **options

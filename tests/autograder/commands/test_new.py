@@ -1,4 +1,4 @@
-"""A new assignment is a whole one: proven and released before a word of it is changed."""
+"""A new assignment is complete: it passes its tests and is released before anything is changed."""
 
 from __future__ import annotations
 

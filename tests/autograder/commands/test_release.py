@@ -55,7 +55,7 @@ def test_what_is_committed_is_what_a_fresh_release_makes() -> None:
 
 
 def solution_lines(source: NotebookNode) -> set[str]:
-    """Return what stands in solution regions and mark schemes: read here in a way of its own."""
+    """Return the lines in solution regions and mark schemes, read by separate code."""
     text = "\n".join(cell.source for cell in source.cells)
     regions = re.findall(r"BEGIN (SOLUTION|MARK SCHEME)(.*?)END \1", text, re.DOTALL)
     assert len(regions) >= 2, "no solutions in the source?"

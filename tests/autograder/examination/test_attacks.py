@@ -43,13 +43,13 @@ BOUNDS = """
 
 @dataclass(frozen=True)
 class Attack:
-    """A submission: the cells in front, the tasks it writes otherwise, those that count."""
+    """A submission: the cells in front, the tasks that it changes, the tasks that count."""
 
     passes: frozenset[str]
     cells: tuple[str, ...] = ()
     tasks: dict[str, str] = field(default_factory=dict)
     last: str = ""
-    """A cell at the end, whose output is looked at."""
+    """A cell at the end; the test looks at its output."""
 
 
 def honest(*cells: str, **tasks: str) -> Attack:
@@ -189,7 +189,7 @@ ATTACKS = {
 
 
 def notebook_of(attack: Attack) -> Any:
-    """Return what is handed in."""
+    """Return the submitted notebook."""
     released = nbformat.read(RELEASED / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     solution = nbformat.read(SOURCES / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     notebook = nbformat.reads(nbformat.writes(replace_tasks(released, solution, [])), as_version=4)

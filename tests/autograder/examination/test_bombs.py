@@ -43,7 +43,7 @@ def frames():
 
 @dataclass(frozen=True)
 class Bomb:
-    """A function, and what the report says of it."""
+    """A function, and the words of its report."""
 
     source: str
     words: str
@@ -157,7 +157,7 @@ BOMBS = {
 
 
 QUICK = {"many smaller ones", "as many handles as there may be", "groups", "large answers"}
-"""Those that are tried by default: the others take long, or are like these."""
+"""The bombs that are tried by default: the others take long, or are like these."""
 
 
 def examined(bomb: Bomb) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Ranks that say what is not so: what the examiner does not know by itself, it does not believe.
+"""Ranks that lie: the examiner believes only what it knows by itself.
 
-A student's code owns the process of its rank and all of ours that runs in it. Each of these was
-worth points once.
+A student's code owns the process of its rank, with all of our code that runs in it. Each of these
+lies once earned points.
 """
 
 from __future__ import annotations

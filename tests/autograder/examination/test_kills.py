@@ -48,7 +48,7 @@ def place() -> Iterator[SandboxedPlace]:
 def examine(
     place: SandboxedPlace, source: str, at: dict[str, Callable[[], None]], **limits: float
 ) -> CheckReport:
-    """Examine a submission of two cells and two cases; at some moments something else happens."""
+    """Examine a submission of two cells and two cases; at given moments call something else."""
 
     def happens(moment: str) -> None:
         at.get(moment, lambda: None)()

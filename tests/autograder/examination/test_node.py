@@ -1,4 +1,4 @@
-"""Real ranks in the grader: the verdict of the fabric's cases, and of what fails on real ranks."""
+"""Real ranks in the grader: the verdict of the fabric's cases, and failures on real ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Submissions that answer with what no judge or wire expects, and the score of each.
+"""Submissions with answers that no judge or wire expects, and the score of each.
 
-As in `test_attacks`: what one does costs what it breaks, and nothing else.
+As in `test_attacks`, an answer costs what it breaks, and nothing else.
 """
 
 from __future__ import annotations

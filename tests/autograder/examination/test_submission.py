@@ -225,7 +225,7 @@ def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any)
 
 
 def test_a_cell_that_cannot_start_is_not_a_zero_either(monkeypatch: Any) -> None:
-    """No filter for calls: nothing is run without one."""
+    """Without a filter for calls, nothing is run."""
     monkeypatch.setattr(place_module, "seccomp_filter", lambda: b"")
     with (
         SandboxedPlace() as place,

@@ -1,4 +1,4 @@
-"""A question is taken, answered and read again; nothing that a student writes is anybody else's."""
+"""Questions are taken, answered and read again; no student can write in another's name."""
 
 from __future__ import annotations
 

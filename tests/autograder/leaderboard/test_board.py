@@ -1,4 +1,4 @@
-"""The order of entries, the page, the table, and what is kept between two runs."""
+"""The order of entries, the page, the table, and the file between two runs."""
 
 from __future__ import annotations
 

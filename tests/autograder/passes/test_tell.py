@@ -26,7 +26,7 @@ def call(function: Any, mine: Any) -> Any:
 
 
 SUMS = {"world_size": 2, "bytes_sent": [8, 0], "calls": [{"send": 1}, {}]}
-"""A trace as verdicts had it before schema 4: told in words, not drawn."""
+"""A trace in the form before schema 4: it is told in words, not drawn."""
 
 
 def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
 
 
 def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbformat.NotebookNode]:
-    """Return the cells of a notebook with one test cell after it was told of these cases."""
+    """Return the cells of a notebook with one test cell, after these cases were written to it."""
     checks = [CheckVerdict(f"02/{TASK}", 1.0, 3.0, "", cases, verdict.pop("trace", {}))]
     written = Verdict("02", "ada", "02", "5eed", "0", checks, **verdict)
     written.write(verdict_path(data, "02", "ada", "02"))

@@ -107,7 +107,7 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
 class Course:
     """A course of these submissions; each is graded when it is first asked for.
 
-    So parallel workers that share the tests out share the grading, too.
+    So parallel workers that share the tests also share the grading.
     """
 
     def __init__(self, root: Path) -> None:

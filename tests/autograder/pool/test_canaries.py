@@ -1,4 +1,4 @@
-"""A machine that is broken in a way that nobody foresaw: nothing is booked, and it is said."""
+"""If a machine is broken in a way that nobody foresaw, nothing is booked, and a message says so."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
 
 @pytest.fixture
 def course(released: Course) -> Iterator[Course]:
-    """Four who handed in, nothing graded, and the checks as they are."""
+    """Four submissions, nothing graded, and unchanged checks."""
     checks = released.root / "instructor" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     hand_in(released.root, released.members)
@@ -59,7 +59,7 @@ def course(released: Course) -> Iterator[Course]:
 
 @pytest.fixture
 def new_sandbox() -> Iterator[None]:
-    """No sandbox that another test has warmed, and none left for the next."""
+    """Use no sandbox that another test has warmed, and leave none for the next."""
 
     def close() -> None:
         for place in examine._warm.values():
@@ -73,7 +73,7 @@ def new_sandbox() -> Iterator[None]:
 
 
 class Desk:
-    """A bench, and what it has told so far."""
+    """A bench, and its messages so far."""
 
     def __init__(self, course: Course) -> None:
         self.told: dict[str, Outcome] = {}
@@ -141,7 +141,7 @@ def test_a_machine_that_breaks_half_way(course: Course, monkeypatch: pytest.Monk
 def test_a_sandbox_in_which_pytorch_divides_wrongly(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Students' ranks start, send, and end as they should, and compute something else."""
+    """Students' ranks start, send and end as they should, but compute something else."""
     names = ("div", "div_", "__truediv__", "__itruediv__")
     lines = [f"torch.Tensor.{name} = lambda self, *_, **__: self" for name in names]
     broken = Mount("/exam/sitecustomize.py", text="\n".join(["import torch", *lines]))
@@ -200,7 +200,7 @@ def _lost(case, inputs, outputs):
 if len((_folder / "loads").read_text()) > int((_folder / "good").read_text()):
     CHECKS = {{name: replace(check, judge=_lost) for name, check in CHECKS.items()}}
 """
-"""Makes all wrong from a certain time on that a check is loaded: for canaries or a student."""
+"""From the given load of a check on, all results are wrong: for canaries or for a student."""
 
 
 def test_a_pool_books_what_was_graded_before_and_says_what_to_do(

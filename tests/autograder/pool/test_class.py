@@ -94,7 +94,7 @@ def in_this_process(
 
 
 class Commands:
-    """Runs `autograder` in this process; the text is what it printed."""
+    """Runs `autograder` in this process; the text is its output."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         self._root, self._patch, self._capsys = root, monkeypatch, capsys
@@ -117,7 +117,7 @@ def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
 
 @pytest.fixture
 def as_it_was(course: Course, tmp_path: Path) -> Iterator[None]:
-    """Put back what was handed in, graded and booked: other tests look at it, in any order."""
+    """Restore submissions, verdicts and gradebook, for other tests in any order."""
     data = course.root / "grading"
     kept = shutil.copytree(data, tmp_path / "kept", symlinks=True)
     yield
