@@ -3,7 +3,7 @@
 Plain nbgrader commands, run in this folder, use it: ``nbgrader generate_assignment``,
 ``nbgrader autograde``, ``nbgrader generate_feedback``; and so does the formgrader that
 ``make formgrader`` opens. ``assignments/`` is none of nbgrader's folders: ``autograder release``
-makes it, and students clone it.
+makes its notebooks, the checks beside them are read from there, and students clone it.
 """
 
 import contextlib

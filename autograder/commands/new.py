@@ -1,4 +1,6 @@
-"""``autograder new``: a folder in ``instructor/`` with one whole task, to be changed into yours.
+"""``autograder new``: an assignment with one whole task, to be changed into yours.
+
+It is two folders: ``assignments/NN_name/`` has the check, ``instructor/NN_name/`` the rest.
 
 What is written is proven and released as it is, so that whatever fails later came with a change.
 The check is the one that ``instructor/README.md`` explains, read from there.
@@ -14,12 +16,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode, v4
 
-from autograder.course import find_sources
+from autograder.course import find_sources, handed_out
 
 DESCRIPTION = (
-    "Write instructor/NN_name: a notebook with one task and its solution, the check that "
-    "instructor/README.md explains, hidden cases, and wrong solutions. It passes its tests and can "
-    "be released; change it into your assignment."
+    "Write assignments/NN_name with the check that instructor/README.md explains, and "
+    "instructor/NN_name with a notebook of one task and its solution, hidden cases, and wrong "
+    "solutions. It passes its tests and can be released; change it into your assignment."
 )
 NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 
@@ -131,28 +133,29 @@ class NewError(RuntimeError):
 
 
 def new(root: Path, name: str) -> Path:
-    """Write ``instructor/NN_name/`` and return it.
+    """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        NewError: the name is none, the folder is there already, or the README has no check.
+        NewError: the name is none, a folder is there already, or the README has no check.
 
     """
     sources = find_sources(root)
     if not NAME.fullmatch(name):
         raise NewError(f"{name!r}: name it like 12_my_topic, a number and words in small letters")
     folder = sources / name
-    if folder.exists():
-        raise NewError(f"{folder} is there already: take another name, or remove it first")
+    for each in (folder, handed_out(folder)):
+        if each.exists():
+            raise NewError(f"{each} is there already: take another name, or remove it first")
     made = {
-        f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
-        "checks.py": HANDED_OUT + check(sources),
-        "hidden.py": HIDDEN,
-        "mutants.py": MUTANTS,
+        handed_out(folder) / "checks.py": HANDED_OUT + check(sources),
+        folder / f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
+        folder / "hidden.py": HIDDEN,
+        folder / "mutants.py": MUTANTS,
     }
-    folder.mkdir()
     for path, text in made.items():
-        (folder / path).write_text(text, encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -212,7 +215,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     name = folder.name
     print(f"Written: {folder}\n")
-    print("  make formgrader                   edit the notebook; beside it the three files")
+    print("  make formgrader                   edit the notebook; beside it two of the files")
+    print(f"  assignments/{name}/checks.py      the check, which students get")
     print(f'  make test-all ARGS="tests/test_assignments.py -k {name}"')
     print("  autograder release                what students get, and the kill matrix")
     return 0
