@@ -82,6 +82,8 @@ RULES = {
         *("torch", "jupyter_core", "jupyter_client", "course_lib.desk", "course_lib.ranks"),
         "autograder.sandbox",
     },
+    # What runs beside a student's code, where nothing else of `checking` is.
+    "course_lib.checking.on_ranks": {"torch", "numpy", "course_lib.ranks"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
@@ -331,6 +333,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.checking.cases", "import course_lib.sharding"),
         ("course_lib.checking.cases", "from autograder import sandbox"),
         ("course_lib.checking.run_check", "import cloudpickle"),
+        ("course_lib.checking.on_ranks.given", "from course_lib.checking.cases import Case"),
         ("course_lib.data", "import matplotlib"),
         ("course_lib.desk.refresh", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.training import (
     CLASSES,
     FEATURES,

@@ -23,7 +23,7 @@ from course_lib.checking.chain import (
     chain_params,
     cleared_gradients,
 )
-from course_lib.checking.given import Given
+from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.traffic import operations, told
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from course_lib.checking.cases import Case
 from course_lib.checking.chain import called
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
+from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.sums import EXACT
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from course_lib.checking.answers import WHOLE, Kind, sees
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.given import Given
+from course_lib.checking.on_ranks.given import Given
 
 Bounds = tuple[int, int]
 
