@@ -12,13 +12,12 @@ order:
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
-- `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
-  programs and judges that several assignments need
-- `rings`: what collectives made of messages may send
+- `shared`: inputs, programs and judges that several assignments need
+- `batches`, `accumulation`, `gradient_noise`: inputs, programs and judges of one rank alone
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
 - `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
 - `evaluation`, `checkpoints`, `letters`: what else stands around a training loop, and questions
-- `chain`, `chain_programs`: a chain of layers whose backward takes time, and what is called on it
+- `chain_programs`: what is called on a chain of layers whose backward takes time
 - `buckets`: judges of how parameters are cut into buckets
 - `payloads`, `codecs`, `feedback`, `random_places`: compressed tensors, byte for byte; what adds
   them up; what is kept for the next; places drawn by lot

@@ -20,7 +20,7 @@ from course_lib.checking.batches import FROM_GENERATOR, seed_of
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.judges import equals
 from course_lib.checking.on_ranks.given import Given
-from course_lib.checking.training import loss_of, make_model, mean_loss
+from course_lib.checking.shared.training import loss_of, make_model, mean_loss
 
 DRAWS = 400
 
