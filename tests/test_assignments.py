@@ -29,7 +29,7 @@ from tests.helpers.tiers import in_full, sampled, tier
 
 ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)
-"""Of the others one test says so, `test_its_files_can_be_read`."""
+"""For the others there is one test, `test_its_files_can_be_read`."""
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
@@ -48,7 +48,7 @@ def pools() -> Iterator[None]:
 
 
 class Enough(Exception):
-    """What is looked for has been found: the report so far."""
+    """The search has succeeded; holds the report so far."""
 
 
 def run(
@@ -214,7 +214,7 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
 
 @pytest.mark.parametrize(("folder", "task"), tasks())
 def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
-    """What no case varies, a wrong solution may ignore."""
+    """A wrong solution may ignore an argument that no case varies."""
     check = checks_of(folder)[task]
     assert unvaried(f"{folder.name}/{task}", check, solution_of(folder, task)) == []
 

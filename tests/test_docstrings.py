@@ -1,7 +1,7 @@
-"""What docstrings and the READMEs beside the code name is there: modules, names and paths.
+"""Docstrings and the READMEs beside the code name only modules, names and paths that exist.
 
-A file that is moved takes its imports along, or nothing runs. What is written about it stays as it
-was, and sends the next reader to a place that is no more.
+If a file is moved, its imports must change too, or nothing runs. Text about it can stay unchanged,
+and sends the next reader to a place that no longer exists.
 """
 
 import ast
@@ -136,7 +136,7 @@ def test_a_face_that_lists_its_parts_leaves_none_out() -> None:
 
 
 def test_a_docstring_names_what_there_is() -> None:
-    """Of classes and functions only what has a dot: a single word may be an option's value."""
+    """For classes and functions take only names with a dot: a word may be an option's value."""
 
     def misnamed(path: Path) -> list[str]:
         wrong = []

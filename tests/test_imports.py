@@ -1,4 +1,4 @@
-"""Who may import whom: the table below is the rule, and this file holds it.
+"""The rule of imports is the table below, and this file checks it.
 
 The course is read in one order, so a rung knows only what was read before it. It takes
 tensors, modules and a `group`; it does not know that ranks, notebooks or graders exist.
@@ -28,7 +28,7 @@ FLOORS = (
     ("ranks", "multinode"),
     ("notebook",),
 )
-# Who shows things needs what notebooks show them with; no other room does.
+# Only rooms that show something need the packages with which notebooks show it.
 LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
 
@@ -117,7 +117,7 @@ RULES = {
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.files", "autograder.foreign_text", "course_lib.desk.notebooks"),
     },
-    # What comes in, and what goes out, as files: no student's code runs for either.
+    # Files that come in and go out: no student code runs for either.
     "autograder.collection": {
         *("nbgrader", "nbformat", "traitlets", "dateutil"),
         *("autograder.course", "autograder.passes", "autograder.files", "autograder.foreign_text"),
@@ -137,7 +137,7 @@ RULES = {
         *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
         *("autograder.files", "autograder.foreign_text"),
     },
-    # What runs inside the sandbox, where nothing is trusted and the grader is unknown.
+    # Code inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
         *("torch", "cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
         "course_lib.capstone",

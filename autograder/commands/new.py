@@ -1,9 +1,9 @@
-"""``autograder new``: an assignment with one whole task, to be changed into yours.
+"""``autograder new``: write an assignment with one whole task, for you to change.
 
 It is two folders: ``assignments/NN_name/`` has the check, ``instructor/NN_name/`` the rest.
 
-What is written is proven and released as it is, so that whatever fails later came with a change.
-The check is the one that ``instructor/README.md`` explains, read from there.
+It passes its tests and can be released as it is. So any later failure comes from a change.
+Its check is the one that ``instructor/README.md`` explains, read from there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HIDDEN = {
     ),
 }
 
-# Modules that hold the answer: not to be imported while it is graded.
+# Modules with the answer: they cannot be imported while this is graded.
 MASKED = ()
 '''
 
@@ -137,16 +137,16 @@ def new(root: Path, name: str) -> Path:
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        NewError: the name is none, a folder is there already, or the README has no check.
+        NewError: the name is not usable, a folder exists already, or the README has no check.
 
     """
     sources = find_sources(root)
     if not NAME.fullmatch(name):
-        raise NewError(f"{name!r}: name it like 12_my_topic, a number and words in small letters")
+        raise NewError(f"{name!r}: use a name like 12_my_topic: a number and small letters")
     folder = sources / name
     for each in (folder, handed_out(folder)):
         if each.exists():
-            raise NewError(f"{each} is there already: take another name, or remove it first")
+            raise NewError(f"{each} exists already: choose another name, or remove it first")
     made = {
         handed_out(folder) / "checks.py": HANDED_OUT + check(sources),
         folder / f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
@@ -165,7 +165,7 @@ def check(sources: Path) -> str:
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     if block is None:
-        raise NewError(f"{readme} has no block of Python to begin with: restore it from git")
+        raise NewError(f"{readme} has no block of Python to start from: restore it from git")
     return block[1]
 
 
@@ -193,7 +193,7 @@ def _cell(
     solution: bool = False,
     points: int | None = None,
 ) -> NotebookNode:
-    """Give the cell its role in nbgrader; with points it is a test."""
+    """Give the cell its role in nbgrader; a cell with points is a test."""
     cell.id = grade_id.replace("_", "-")
     role = {"grade": points is not None, "grade_id": grade_id, "locked": locked}
     role |= {"schema_version": 3, "solution": solution, "task": False}
@@ -203,7 +203,7 @@ def _cell(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", help="its folder's name, as in 12_my_topic")
+    parser.add_argument("assignment", help="name of its folder, such as 12_my_topic")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -215,8 +215,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     name = folder.name
     print(f"Written: {folder}\n")
-    print("  make formgrader                   edit the notebook; beside it two of the files")
+    print("  make formgrader                   edit the notebook; two of the files lie beside it")
     print(f"  assignments/{name}/checks.py      the check, which students get")
     print(f'  make test-all ARGS="tests/test_assignments.py -k {name}"')
-    print("  autograder release                what students get, and the kill matrix")
+    print("  autograder release                make the students' version, and the kill matrix")
     return 0

@@ -1,4 +1,4 @@
-"""``autograder release``: what students get, made from what instructors write.
+"""``autograder release``: make the students' assignments from what instructors write.
 
 The notebook in ``assignments/NN_name/`` is nbgrader's release of that in ``instructor/NN_name/``,
 byte for byte: without solutions and mark schemes. So are other files beside it, such as figures. It
@@ -32,7 +32,7 @@ DESCRIPTION = (
     "gives the same bytes. checks.py lies in assignments/ only, and stays as it is."
 )
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
-LONG_ENOUGH = 12  # characters of a line that are searched for within others; `x = 1` is anywhere
+LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched within other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
 
 
@@ -51,8 +51,8 @@ def release(
 
     Args:
         root: the course folder.
-        names: the assignments; by default all, and then a notebook that has no source goes.
-        write: False to say what differs, and change nothing.
+        names: the assignments; by default all, and then a notebook without a source is removed.
+        write: False to change nothing and only say what differs.
         say: takes one line for each assignment.
 
     Raises:
@@ -81,7 +81,7 @@ def release(
             differing += [f"assignments/{name}/{path}" for path in changed]
     if not names and _renew_kill_matrix(sources, write):
         differing.append("instructor/README.md")
-        say(f"instructor/README.md: the kill matrix {'made anew' if write else 'DIFFERS'}")
+        say(f"instructor/README.md: the kill matrix {'was renewed' if write else 'DIFFERS'}")
     if _renew(target / "README.md", overview(sources), write):
         differing.append("assignments/README.md")
         say(f"assignments/README.md: {'made anew' if write else 'DIFFERS'}")
@@ -89,7 +89,7 @@ def release(
 
 
 def _renew_kill_matrix(sources: Path, write: bool) -> bool:
-    """Return whether the kill matrix in ``instructor/README.md``, if there is one, was another."""
+    """Return whether the kill matrix in ``instructor/README.md``, if it has one, was outdated."""
     readme = sources / "README.md"
     if not readme.is_file():
         return False
@@ -98,7 +98,7 @@ def _renew_kill_matrix(sources: Path, write: bool) -> bool:
 
 
 def _renew(path: Path, text: str, write: bool) -> bool:
-    """Return whether the file was another, or not there; write the text if so and asked to."""
+    """Return whether the file differs from the text or is missing; write the text if `write`."""
     differs = not path.is_file() or path.read_text(encoding="utf-8") != text
     if write and differs:
         path.write_text(text, encoding="utf-8")
@@ -133,15 +133,15 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
         source = nbformat.read(folder / path, as_version=4)
         if found := leaks(source, nbformat.reads(made[path].decode(), as_version=4)):
             listed = "\n  ".join(found)
-            raise ReleaseError(f"{name}/{path} would give away, outside its solutions:\n  {listed}")
+            raise ReleaseError(f"{name}/{path} would show these lines of the solution:\n  {listed}")
     return made
 
 
 def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
     """Return the lines of the solutions in `source` that `released` shows anywhere.
 
-    A line counts if it does not stand in the stub that its cell is released with. Short lines leak
-    where they are a whole line, longer ones also within another.
+    A line counts if the stub that its cell is released with does not have it. Short lines leak
+    where they are a whole line, longer ones also within another line.
     """
     stubs = {cell.id: _lines(cell) for cell in released.cells}
     secret = {
@@ -158,7 +158,7 @@ def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the files below a folder by their relative paths, in order; leftovers are not in."""
+    """Return the files below a folder by their relative paths, in order, without leftovers."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     relative = {path.relative_to(folder): path for path in paths}
     return {str(r): p.read_bytes() for r, p in relative.items() if not LEFTOVERS & {*r.parts}}
@@ -193,12 +193,12 @@ def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", nargs="*", help="its folder's name, as in 02_data_parallel_sgd (default: all)"
+        "assignment", nargs="*", help="folder, such as 02_data_parallel_sgd (default: all)"
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="change nothing; exit status 1 if a notebook is not what instructor/ makes",
+        help="change nothing; exit status 1 if a notebook differs from what instructor/ makes",
     )
 
 
@@ -210,6 +210,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder release: {error}", file=sys.stderr)
         return 2
     if arguments.check and differing:
-        print("assignments/ is not what instructor/ makes: run  python -m autograder release")
+        print("assignments/ differs from what instructor/ makes: run python -m autograder release")
         return 1
     return 0

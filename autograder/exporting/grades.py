@@ -1,4 +1,4 @@
-"""Each student's grade in each assignment, as nbgrader's gradebook has it; also who has none."""
+"""Each student's grade in each assignment, from nbgrader's gradebook, and who has none."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Grade:
     """One student's grade in one assignment.
 
     Attributes:
-        status: missing; not graded (handed in since); to be read (a question that a person
+        status: missing; not graded (submitted again since); to be read (a question that a person
             grades); graded.
-        score: what counts: the points less the late penalty, at least 0; None if there are none.
+        score: the points less the late penalty, at least 0; None if there are none.
 
     """
 
@@ -51,7 +51,7 @@ def read_grades(
 
     Args:
         config: nbgrader's configuration.
-        data: the folder of the class, for submissions that are not graded yet.
+        data: the class's folder, to find submissions that are not graded yet.
         roster: the class list; students that only the gradebook knows come after it.
         assignments: their names; by default all in the gradebook.
 
@@ -61,7 +61,7 @@ def read_grades(
     """
     url = str(config.CourseDirectory.db_url)
     if not Path(url.removeprefix("sqlite:///")).is_file():
-        raise ExportError("there is no gradebook yet: nothing was graded. autograder grade …")
+        raise ExportError("there is no gradebook yet: run autograder grade first")
     with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]
         if unknown := [name for name in assignments if name not in known]:
@@ -102,6 +102,9 @@ def _of_assignment(
         except MissingEntry:
             yield Grade(student, name, NOT_GRADED if handed_in else MISSING, max_score)
             continue
+        if any(map(_left_without_points, found.notebooks)):
+            yield Grade(student, name, NOT_GRADED, max_score)
+            continue
         raw, penalty = float(found.score), float(found.late_submission_penalty or 0)
         yield Grade(
             student,
@@ -114,3 +117,17 @@ def _of_assignment(
             found.timestamp.replace(tzinfo=UTC) if found.timestamp else None,
             math.ceil(found.total_seconds_late / DAY),
         )
+
+
+def _left_without_points(notebook: Any) -> bool:
+    """Return whether a test cell has no points, because ``nbgrader autograde`` did not finish.
+
+    nbgrader makes the row before it runs anything, and reads its sum as 0.
+    """
+    answers = {cell.name for cell in notebook.notebook.solution_cells}
+    return any(
+        grade.auto_score is None
+        and grade.cell.cell_type == "code"
+        and grade.cell.name not in answers
+        for grade in notebook.grades
+    )

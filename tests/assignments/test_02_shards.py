@@ -1,4 +1,4 @@
-"""What is said of wrong bounds of shards."""
+"""The reports on wrong bounds of shards."""
 
 from __future__ import annotations
 

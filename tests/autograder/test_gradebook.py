@@ -66,7 +66,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, 
 def test_damage_is_found(book: Path, how: str, writes: bool) -> None:
     make_sure_of(f"sqlite:///{book}", writes=writes)
     DAMAGE[how](book)
-    with pytest.raises(GradebookUnusable, match=r"is damaged .*Put a copy") as told:
+    with pytest.raises(GradebookUnusable, match=r"is damaged .*Replace it by a backup") as told:
         make_sure_of(f"sqlite:///{book}", writes=writes)
     assert str(book) in str(told.value) and "\n" not in str(told.value)
 
@@ -144,4 +144,4 @@ def test_a_file_in_the_way_of_a_package_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert f"{tmp_path / 'torch.py'} is in the way of the package torch" in done.stderr
+    assert f"{tmp_path / 'torch.py'} hides the package torch" in done.stderr

@@ -42,7 +42,7 @@ AS_ROOT = os.geteuid() == 0
 USER = "61999"
 """A user that no machine has, and no sandbox takes."""
 NAMES = ("right", "sum")
-"""Who is in the class: one right, one wrong."""
+"""The class: one right submission, one wrong."""
 
 pytestmark = [
     needs_sources,
@@ -396,7 +396,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
     "the course folder is read only": (course_read_only, "you may not write the gradebook"),
     "everything is reached by links": (by_links, RIGHT),
     "no virtual environment": (without_virtual_environment, RIGHT),
-    "a folder that only root may read": (unreadable, "may not read what it needs"),
+    "a folder that only root may read": (unreadable, "may not read files that it needs"),
     **{
         f"a path with {name!r}": (named(name), RIGHT)
         for name in (
@@ -405,11 +405,11 @@ MACHINES: dict[str, tuple[Make, str]] = {
         )
     },
     **{
-        f"a path with {name!r}": (named(name), "which nbgrader does not take for letters")
+        f"a path with {name!r}": (named(name), "which nbgrader cannot handle")
         for name in ("per%20cent", "a?b", "[x]", "$HOME", "*")
     },
-    "a path with ':'": (with_a_colon, "has a ':' in it"),
-    # What a process may have.
+    "a path with ':'": (with_a_colon, "contains a ':'"),
+    # Limits of a process.
     "few open files": (limited(nofile=64), RIGHT),
     "small files": (limited(fsize=2**20), RIGHT),
     "a small stack": (limited(stack=2**20), RIGHT),

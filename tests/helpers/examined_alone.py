@@ -41,7 +41,7 @@ def main() -> None:
     with SandboxedPlace(()) as place:
         place.warm()
         with Submission(place) as submission:
-            # What torch needs at its first use is not the bomb's.
+            # Memory for torch's first use does not belong to the bomb.
             examine("t/f", check, submission, seed="s")
             before, processor, start = peak(), time.process_time(), time.monotonic()
             outcomes = [submission.run_cell(cell) for cell in sys.stdin.read().split("\n---\n")]

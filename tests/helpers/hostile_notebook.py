@@ -9,7 +9,7 @@ import nbformat
 from nbformat import NotebookNode
 
 MARK = "data-attacked"
-"""What every payload sets on the page's root element, if it runs."""
+"""The mark that every payload sets on the page's root element, if it runs."""
 
 
 def payloads(beacon: str) -> list[str]:

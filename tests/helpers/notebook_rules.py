@@ -1,4 +1,4 @@
-"""What every notebook of the course keeps to. A rule yields one sentence for each breach.
+"""The rules of every notebook of the course. A rule yields one sentence for each breach.
 
 `problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (what students get of
 it): lectures are committed with their outputs, assignments without.
@@ -145,7 +145,7 @@ def images_are_described(nb: NotebookNode, path: Path) -> Iterator[str]:
         if "" in alts:
             yield f"cell {i}: an <img> without alternative text"
         if any(kind.startswith("image/") for kind in data):
-            # Of all forms, only this bundle keeps its description in every notebook viewer.
+            # Only this bundle keeps its description in every notebook viewer.
             if not alts:
                 yield f"cell {i}: a bare image; draw it with figures.show(fig, alt=...)"
             elif data.get("text/plain", "").strip() not in alts:

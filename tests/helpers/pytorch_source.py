@@ -128,7 +128,7 @@ def test_names() -> tuple[list[str], list[str]]:
 
     tests = [name for name in methods if name.startswith("test_")]
     chosen = [name for name in tests if about_ddp(name)]
-    # What is for a GPU only would, on a CPU, be another test a second time.
+    # A GPU-only variant would, on a CPU, run another test a second time.
     others = [name for name in tests if name not in chosen and "cuda" not in name]
     return chosen, others
 

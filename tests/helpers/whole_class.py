@@ -28,7 +28,7 @@ from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment
 
 FILE = f"{ASSIGNMENT}.ipynb"
 TASKS = {"shard_bounds": 3.0, "average_gradients": 4.0, "data_parallel_step": 5.0}
-"""What each task is worth."""
+"""The points of each task."""
 DUE = "2030-01-15 12:00:00"
 CONFIG = """
 c.LateSubmissionPlugin.penalty_method = "zero"

@@ -72,9 +72,14 @@ def test_the_scores_are_right(results: dict[str, Result]) -> None:
     [
         (4, "", {}, []),
         (0, "a sum", {"t": "a sum"}, []),
-        (3, "a sum", {}, ["t got 3 of 4, and its solution is right (a sum)"]),
-        (4, "", {"t": "a sum"}, ["t got 4 of 4, and its solution is wrong"]),
-        (0, "late", {"t": "a sum"}, ["t got 0 of 4 because 'late', and not because 'a sum'"]),
+        (3, "a sum", {}, ["t got 3 of 4, but its solution is right (a sum)"]),
+        (4, "", {"t": "a sum"}, ["t got 4 of 4, but its solution is wrong"]),
+        (
+            0,
+            "late",
+            {"t": "a sum"},
+            ["t got 0 of 4 because 'late', but the reason must have 'a sum'"],
+        ),
         (4, "", {"u": "a sum"}, ["u was not graded"]),
     ],
 )
@@ -108,8 +113,8 @@ def test_a_table_that_is_not_as_it_must_be_is_an_error(
     finally:
         os.environ["PATH"] = before
     said = capsys.readouterr()
-    assert "these points are not what they must be" in said.err
-    assert "ada: average_gradients got 0 of 4, and its solution is right" in said.err
+    assert "these points are wrong" in said.err
+    assert "ada: average_gradients got 0 of 4, but its solution is right" in said.err
     assert "ada: shard_bounds" not in said.err and "course doctor --grading" in said.err
 
 

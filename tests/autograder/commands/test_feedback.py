@@ -1,4 +1,4 @@
-"""What students and instructors look at: it says all, and nothing of a submission runs in it."""
+"""Students' and instructors' pages say all they must, and nothing of a submission runs in them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def text_of(html: str) -> str:
 def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
     html = pages["dan"].read_text()
     said = " ".join(text_of(html).split())
-    assert "What was examined." in said
+    assert "What was examined?" in said
     data = pages["dan"].parents[3]
     verdict = Verdict.read(verdict_path(data, ASSIGNMENT, "dan", ASSIGNMENT))
     assert f"(Score: {verdict.score:.1f} / {verdict.max_score + 3:.1f})" in said

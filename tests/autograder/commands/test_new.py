@@ -99,13 +99,13 @@ def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     kept = handed_out(new(course, NAME)) / "checks.py"
     kept.write_text("mine")
     monkeypatch.chdir(course)
-    for name, said in ((NAME, "is there already"), ("topic", "name it like 12_my_topic")):
+    for name, said in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
         monkeypatch.setattr(sys, "argv", ["autograder", "new", name])
         assert main() == 2
         assert said in capsys.readouterr().err
     assert kept.read_text() == "mine"
     shutil.rmtree(course / "instructor" / NAME)
-    with pytest.raises(NewError, match=f"assignments/{NAME} is there already"):
+    with pytest.raises(NewError, match=f"assignments/{NAME} exists already"):
         new(course, NAME)
     (course / "instructor" / "README.md").write_text("# Nothing\n")
     with pytest.raises(NewError, match="restore it from git"):

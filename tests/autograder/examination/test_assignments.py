@@ -1,4 +1,4 @@
-"""What students get is worth no points, and the solution all of them, in the sandbox too."""
+"""In the sandbox, a released notebook gets no points and the solution gets all of them."""
 
 from __future__ import annotations
 

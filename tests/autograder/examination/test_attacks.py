@@ -1,7 +1,7 @@
 """A table of submissions that try something, or are odd but honest, and the score of each.
 
 Each is the right solution of an assignment, with cells of its own in front and perhaps another
-function in a task's place. What one does costs what it breaks, and nothing else.
+function in a task's place. An attack costs what it breaks, and nothing else.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ ATTACKS = {
         "    if 'big_batch_steps' in open(p).read(): raise SystemExit('found')\n"
         "from course_lib.checking import expect_close\n" + step("return 0.0"),
     ),
-    # What kills, stops or starves.
+    # Attacks that kill, stop or starve.
     "kills all it sees": honest("import os, signal\nos.kill(-1, 9)\nos.kill(os.getppid(), 9)"),
     "ends the notebook": honest("import os\nos._exit(0)"),
     "stops the notebook": honest("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),

@@ -1,4 +1,4 @@
-"""What student code may cost the examiner, who is outside its sandbox and has no limit of memory.
+"""Student code may not use up the examiner, which is outside the sandbox without a memory limit.
 
 Each bomb is examined in a process of its own, whose memory and processor time are measured.
 """

@@ -1,6 +1,6 @@
 """One check of one submission: what its failures cost, who is told what, and who pays for what.
 
-What ran the cases is stood in for here: it answers, or fails in every way that it may.
+A stand-in runs the cases here: it answers, or fails in every way that a real one may.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def passed(examined: Examined) -> list[bool]:
         (fails(RankTimeout("It took 9 s.")), "It took longer than its limit"),
         (fails(RankError("Rank 0 raised 1.5.", rank=0)), "A rank raised an exception"),
         (fails(RanksError("1.5 is left.")), "The ranks did not come to an end"),
-        (wrong, "What the function returned, or did, is wrong in this case"),
+        (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
 def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told: str) -> None:

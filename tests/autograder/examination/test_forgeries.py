@@ -57,7 +57,7 @@ TOLD = task(
     expects=[sends_at_most(0)],
     cases=[Case("2 ranks", 2, {"below": 5000})],
 )
-"""What rank 0 has is to be known on rank 1, and nobody may send a byte."""
+"""Rank 1 must learn a value of rank 0, and nobody may send a byte."""
 
 FIND = """
 def client():

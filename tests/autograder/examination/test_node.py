@@ -39,7 +39,7 @@ def average_gradients(params, group=None):
 def mutants() -> list[Mutant]:
     folder = SOURCES / ASSIGNMENT
     found = mutants_of(load_module(folder / "mutants.py")) if folder.is_dir() else []
-    # What outruns its time is not said twice.
+    # A case that runs out of time is reported once.
     return [mutant for mutant in found if "grader" in mutant.where]
 
 

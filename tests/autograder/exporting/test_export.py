@@ -53,6 +53,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         late = datetime(2026, 11, 22, 9)
         book.add_submission(NAME, "ada", timestamp=late)
         book.add_submission(NAME, "ming")
+        book.add_submission(NAME, "late-comer")  # and then nbgrader autograde was ended
         scores = (("ada", "task", 7, 0), ("ada", "words", 2, 0), ("ming", "task", 0, 0))
         for student, cell_name, auto, _ in scores:
             grade = book.find_grade(cell_name, NAME, NAME, student)
@@ -77,8 +78,12 @@ def test_plain_has_everything(course: Path) -> None:
         *("9.0", "2.0", "7.0", "12.0"),
     ) or tuple(map(float, (ada["raw_score"], ada["late_penalty"], ada["score"]))) == (9, 2, 7)
     assert (ada["days_late"], ada["status"]) == ("2", "graded")
-    status = {name: rows[NAME, name]["status"] for name in ("ming", "grace", "nobody")}
-    assert status == {"ming": "to be read", "grace": "not graded", "nobody": "missing"}
+    status = {r["student_id"]: r["status"] for name, r in rows.items() if name[0] == NAME}
+    assert status == {
+        **{"ada": "graded", "ming": "to be read", "grace": "not graded", "nobody": "missing"},
+        "late-comer": "not graded",
+    }
+    assert rows[NAME, "late-comer"]["score"] == ""
     assert rows[NAME, "nobody"]["score"] == ""
     assert rows[NAME, "ming"]["name"] == "王小明"
     zero = {r["student_id"]: r["score"] for r in read(export(course, (NAME,), zero=True)[0])}
@@ -175,12 +180,12 @@ def test_the_command(
 
     assert autograder("export") == 0
     out = capsys.readouterr().out
-    assert "1 graded, 1 to be read, 1 not graded, 2 missing; late penalty on 1" in out
+    assert "1 graded, 1 to be read, 2 not graded, 1 missing; late penalty on 1" in out
     assert (course / "grading/grades_plain.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     assert autograder("export", "no_such") == 2
     assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
     assert autograder("export", "--fill", "x.csv") == 2
-    assert "add --for" in capsys.readouterr().err
+    assert "needs --for canvas" in capsys.readouterr().err
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
     assert autograder("export", root=tmp_path) == 2
     assert "no gradebook yet" in capsys.readouterr().err

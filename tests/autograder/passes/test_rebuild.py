@@ -1,4 +1,4 @@
-"""Whatever a student hands in becomes the released notebook with the student's words in it."""
+"""Any submission becomes the released notebook with the student's words in it."""
 
 import copy
 import logging
@@ -485,7 +485,7 @@ def _damage(nb: NotebookNode) -> None:
 
 
 def _add_ten_thousand(nb: NotebookNode) -> None:
-    # Of so many ids that are drawn by chance, two are the same in one run of a hundred.
+    # With so many random ids, two are equal in one run of a hundred.
     nb.cells += [v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(10_000)]
 
 

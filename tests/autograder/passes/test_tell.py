@@ -1,4 +1,4 @@
-"""What a student is told above the graded notebook and under a task, from the verdict alone."""
+"""The verdict's results above the graded notebook and under a task, from the verdict alone."""
 
 from __future__ import annotations
 
@@ -160,6 +160,6 @@ def test_without_a_verdict_it_says_so(tmp_path: Path, content: str | None) -> No
     nb = new_notebook(cells=[new_code_cell("x = 1")])
     tell(nb, tmp_path, "02", "ada", "02")
     assert [cell.source for cell in nb.cells] == [
-        "There is no verdict of this notebook: ask whoever graded it.",
+        "There is no verdict on this notebook: ask your instructor.",
         "x = 1",
     ]

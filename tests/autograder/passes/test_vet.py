@@ -1,4 +1,4 @@
-"""What lies beside a notebook, and damage in it: noted, never fatal, and nobody else's mark."""
+"""Other files and damage in a notebook are noted; they are never fatal, and cost nobody a mark."""
 
 from __future__ import annotations
 

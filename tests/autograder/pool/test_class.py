@@ -49,7 +49,7 @@ def course(tmp_path_factory: Any) -> Iterator[Course]:
     """Twelve submissions. Four are graded when the command is killed before it books them. Then it
     is killed with a draft, and then its worker.
 
-    What is to be written for ``refused`` cannot be, as on a disk that is full.
+    Writing ``refused`` fails, as on a full disk.
     """
     with path_kept():
         root = course_of(tmp_path_factory.mktemp("a class"), less=True)
@@ -87,7 +87,7 @@ def in_this_process(
     )
     for path in paths:
         bench.grade(path, again)
-    bench.vouch()
+    bench.confirm()
     for outcome in outcomes.values():
         tell(outcome)
     return [outcomes[str(path)] for path in paths]

@@ -1,4 +1,4 @@
-"""Who has several clones: a class is graded by the code that the command is of, and by no other."""
+"""With several clones, a class is graded by the code of the clone whose command is given."""
 
 from __future__ import annotations
 

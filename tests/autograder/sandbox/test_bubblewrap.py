@@ -1,4 +1,4 @@
-"""What student code may not do, tried from inside; and nothing survives it."""
+"""Student code tries from inside what it may not do; and nothing survives it."""
 
 import compileall
 import os

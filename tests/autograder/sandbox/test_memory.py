@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What looks like a cgroup v2 whose group ``/mine`` this user may divide."""
+    """Make files like those of a cgroup v2 whose group ``/mine`` this user may divide."""
     (tmp_path / "cgroup.controllers").write_text("memory pids")
     (tmp_path / "mine").mkdir()
     make = Path.mkdir

@@ -160,7 +160,7 @@ def test_the_command(
         return main()
 
     assert autograder("similar", NAME) == 2
-    assert "nobody has handed in" in capsys.readouterr().err
+    assert "nobody has submitted" in capsys.readouterr().err
     hand_in(course, "ada", AVERAGE + HELPER)
     hand_in(course, "bob", COPIED + HELPER.replace("peers", "them") + "# <script>alert(1)</script>")
     hand_in(course, "eve", OTHER)

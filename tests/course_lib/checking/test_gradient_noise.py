@@ -1,4 +1,4 @@
-"""What is said of a wrong variance of a batch's gradient.
+"""The reports on a wrong variance of a batch's gradient.
 
 The few rows have six batches of two, whose gradients are computed here one by one.
 """

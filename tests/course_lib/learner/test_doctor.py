@@ -1,4 +1,4 @@
-"""What the doctor says of machines that lack something."""
+"""The doctor's messages on machines that lack something."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
         ("import time; time.sleep(600)", "took more than"),
         (
             "from autograder.passes import canary as c; c.Canary.wrong = lambda *_: 'x got 3 of 4';"
-            "c.Canaries.sing = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
+            "c.Canaries.check = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
             " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
             "x got 3 of 4. This machine, or the check, is broken",
         ),

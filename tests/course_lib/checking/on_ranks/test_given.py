@@ -1,4 +1,4 @@
-"""What a student's function may return instead of Python's own: NumPy's numbers, slices, ranges."""
+"""A student's function may return NumPy's numbers, slices and ranges instead of Python's own."""
 
 from __future__ import annotations
 

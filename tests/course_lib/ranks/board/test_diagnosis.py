@@ -1,4 +1,4 @@
-"""What the board shows, and what follows from it: exactly the ranks that can never go on."""
+"""From the board's entries follow exactly the ranks that can never go on."""
 
 import threading
 import time

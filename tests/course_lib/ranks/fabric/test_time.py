@@ -26,7 +26,7 @@ SIZES = [1024, 1000, 64 * 7 + 5, 3]  # elements: divide by every K, by some, by 
 REL = 1e-9
 
 Step = list[tuple[str, int, int]]
-"""What a rank starts together and then waits for: (send or recv, peer, bytes)."""
+"""The messages that a rank starts together and then waits for: (send or recv, peer, bytes)."""
 
 
 def critical_path(programs: list[list[Step]]) -> float:

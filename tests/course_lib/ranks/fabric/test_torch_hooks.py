@@ -1,4 +1,4 @@
-"""What simulated ranks use of PyTorch without its promise: says what a new release has moved.
+"""Simulated ranks use unpromised parts of PyTorch: these tests say what a new release has moved.
 
 The private names here are PyTorch's, and they are the point: nothing else says that one is gone.
 """

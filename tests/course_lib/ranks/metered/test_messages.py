@@ -1,4 +1,4 @@
-"""What gloo does not check, and what it does not have."""
+"""Rules that gloo does not check, and features that it does not have."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -54,7 +54,7 @@ def test_a_message_that_does_not_fit(sent: torch.Tensor, received: torch.Tensor,
 @pytest.mark.parametrize("late", [0.0, 0.3])
 @pytest.mark.parametrize("kept", [True, False])
 def test_nor_does_one_that_nobody_waits_for_at_once(ranks: Ranks, kept: bool, late: float) -> None:
-    """What was received is as it was: neither cut nor taken for another type."""
+    """A received tensor is unchanged: neither cut nor taken for another type."""
     import builtins
     import time
 

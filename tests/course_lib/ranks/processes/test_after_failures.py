@@ -1,4 +1,4 @@
-"""What is left after a call that failed: the ranks, their variables, what they had done."""
+"""After a failed call there are still the ranks, their variables, and the work they had done."""
 
 import os
 import signal
