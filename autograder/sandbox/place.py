@@ -356,8 +356,7 @@ def _checking() -> Iterator[Mount]:
     folder = course_package() / "checking"
     yield Mount(folder)
     yield Mount(folder / "__init__.py", _INSIDE / "no_checking.py")
-    for name in ("wire.py", "frames.py", "effects.py", "held.py", "given.py"):
-        yield Mount(folder / name, folder / name)
+    yield Mount(folder / "on_ranks", folder / "on_ranks")
 
 
 class _SandboxProcess:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.limits import seconds_of
-from course_lib.checking.wire import Plain, decode, encode
+from course_lib.checking.on_ranks.wire import Plain, decode, encode
 from course_lib.ranks import (
     Event,
     MisuseWarning,

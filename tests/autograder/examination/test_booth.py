@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from autograder.examination import booth
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Job, Race, TapeError, draw, referee, write_tape
-from course_lib.checking.wire import WireError
+from course_lib.checking.on_ranks.wire import WireError
 from course_lib.ranks import Ranks, per_rank
 
 pytestmark = pytest.mark.timeout(120)

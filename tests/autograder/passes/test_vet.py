@@ -17,7 +17,7 @@ from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.vet import MAX_FILES, _read, _repaired, notes, vet
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.whole_class import leave_few_cases
 
 pytestmark = [
@@ -111,8 +111,7 @@ class Course:
     """
 
     def __init__(self, root: Path) -> None:
-        source = shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
-        leave_few_cases(source)
+        leave_few_cases(copy_assignment(ASSIGNMENT, root))
         shutil.copy(ROOT / "nbgrader_config.py", root)
         self.data = root / "grading"
         self.api = NbGraderAPI(config=load_config(root, data=self.data))

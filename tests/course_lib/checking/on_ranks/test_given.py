@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.checking.given import simple
+from course_lib.checking.on_ranks.given import simple
 
 
 @pytest.mark.parametrize(

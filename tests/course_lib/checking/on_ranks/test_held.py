@@ -21,7 +21,7 @@ from course_lib.checking import (
     run_check,
     task,
 )
-from course_lib.checking.held import HeldMemory
+from course_lib.checking.on_ranks.held import HeldMemory
 from course_lib.checking.runners import LocalRunner, Place
 
 pytestmark = pytest.mark.timeout(60)

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.checking import wire
-from course_lib.checking.wire import (
+from course_lib.checking.on_ranks import wire
+from course_lib.checking.on_ranks.wire import (
     NotPlainError,
     WireError,
     decode,

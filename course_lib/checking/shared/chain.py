@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.averaging import MISTAKES, Matrix, mean
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.effects import tensors_in
 from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.on_ranks.effects import tensors_in
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
 from course_lib.ranks import compute
 
 GRADIENTS = "gradient in step {} of parameter {}"

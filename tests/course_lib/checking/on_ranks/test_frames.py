@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.checking.frames import FrameReader, recv_frame, send_frame
-from course_lib.checking.wire import WireError
+from course_lib.checking.on_ranks.frames import FrameReader, recv_frame, send_frame
+from course_lib.checking.on_ranks.wire import WireError
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.on_ranks.given import Given
 
 Matrix = Callable[[Tensor], Tensor]
 """From the members' numbers of rows, shape (K,), to the mixture, shape (K, K)."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from course_lib.checking.wire import NotPlainError, encode
+from course_lib.checking.on_ranks.wire import NotPlainError, encode
 
 
 class Watch:

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checking.effects import Watch, sent_back, tensors_in
-from course_lib.checking.held import HeldMemory
-from course_lib.checking.wire import NotPlainError, encode, leaves, without_numbers
+from course_lib.checking.on_ranks.effects import Watch, sent_back, tensors_in
+from course_lib.checking.on_ranks.held import HeldMemory
+from course_lib.checking.on_ranks.wire import NotPlainError, encode, leaves, without_numbers
 from course_lib.ranks.explain.lines import OURS, is_installed
 
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checking.answers import NAMED, sees
-from course_lib.checking.averaging import MISTAKES, Matrix, by_rows, mean, own
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, by_rows, mean, own
 
 STEPS = 2
 FEATURES, HIDDEN, CLASSES = 32, 16, 3

@@ -11,7 +11,7 @@ import socket
 import struct
 from enum import IntEnum
 
-from course_lib.checking.wire import MAX_BYTES, WireError
+from course_lib.checking.on_ranks.wire import MAX_BYTES, WireError
 
 _FRAME = struct.Struct("<4sIQ")
 _FRAME_MAGIC = b"DDPf"
