@@ -188,7 +188,7 @@ def cells_of_a_submission() -> int:
 
 @dataclass(frozen=True)
 class Told:
-    """What the table says besides the series: of both classes, the examination, the machine."""
+    """Further facts for the table: both classes, the examination, and the machine."""
 
     count: int
     size: int

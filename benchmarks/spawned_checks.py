@@ -56,5 +56,5 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
             ranks = range(case.world_size)
             return [cloudpickle.loads(Path(folder, str(rank)).read_bytes()) for rank in ranks]
 
-    # What was sent cannot be seen from here.
+    # The messages cannot be seen from here, so expectations are left out.
     return run_check(name, replace(check, expects=()), run, seed="seed", hidden=hidden).passed

@@ -275,7 +275,7 @@ def train__never_waits(job):
     return 0
 
 
-@fails("send tensors, of a size that all ranks know")
+@fails("Send tensors of a size that all ranks know")
 def train__sends_objects(job):
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, [p.detach() for p in job.model.parameters()])

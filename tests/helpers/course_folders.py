@@ -12,7 +12,7 @@ RELEASED = ROOT / "assignments"
 SOURCES = ROOT / "instructor"
 
 needs_sources = pytest.mark.skipif(
-    not SOURCES.is_dir(), reason="this copy of the course leaves out instructor/"
+    not SOURCES.is_dir(), reason="this copy of the course has no instructor/"
 )
 
 
