@@ -1,9 +1,9 @@
 """nbgrader's configuration: where the course is, and which passes grade it.
 
-Plain nbgrader commands, run in this folder, use it: ``nbgrader generate_assignment``,
-``nbgrader autograde``, ``nbgrader generate_feedback``; and so does the formgrader that
+Plain nbgrader commands use it when they run in this folder: ``nbgrader generate_assignment``,
+``nbgrader autograde``, ``nbgrader generate_feedback``. So does the formgrader that
 ``make formgrader`` opens. ``assignments/`` is none of nbgrader's folders: ``autograder release``
-makes it, and students clone it.
+makes its notebooks, the checks beside them are read from there, and students clone it.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ from pathlib import Path
 
 c = get_config()  # noqa: F821  (nbgrader provides it)
 
-# nbgrader starts alembic by name when it makes a gradebook. It stands beside this Python, which is
-# not on PATH when a command is given as .venv/bin/nbgrader, or JupyterLab was started by make.
+# nbgrader starts alembic by name when it makes a gradebook. It lies beside this Python, which is
+# not on PATH if a command is given as .venv/bin/nbgrader, or if make started JupyterLab.
 commands = str(Path(sys.executable).parent)
 if os.environ.get("PATH", os.defpath).split(os.pathsep)[0] != commands:
     os.environ["PATH"] = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
 
 root = Path(__file__).resolve().parent
-# Another class in the same checkout, such as what `make` has graded:
+# To use another class in the same checkout, such as one that `make` has graded:
 # make formgrader GRADING=grading/demo
 grading = Path(os.environ.get("GRADING") or "grading")
-# SQLite makes the gradebook, but no folder for it. Where nothing may be written, nbgrader says so.
+# SQLite makes the gradebook, but no folder for it. If nothing may be written, nbgrader says so.
 with contextlib.suppress(OSError):
     (root / grading).mkdir(parents=True, exist_ok=True)
 
@@ -36,16 +36,16 @@ c.CourseDirectory.autograded_directory = str(grading / "autograded")
 c.CourseDirectory.feedback_directory = str(grading / "feedback")
 c.CourseDirectory.solution_directory = str(grading / "solution")
 c.CourseDirectory.db_url = f"sqlite:///{root / grading / 'gradebook.db'}"
-# What else nbgrader writes: `nbgrader export`, and submissions unpacked by `nbgrader zip_collect`.
+# Other outputs of nbgrader: `nbgrader export`, and submissions unpacked by `nbgrader zip_collect`.
 c.ExportPlugin.to = str(root / grading / "grades.csv")
 c.ZipCollectApp.downloaded_directory = str(grading / "downloaded")
-# What must not reach a student: not on release, and not with the feedback.
+# These files must not reach a student: neither on release nor with the feedback.
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidden.py", "mutants.py"]
 
-# Before anything of a submission is copied: what no student needs to hand in is set aside, and
-# nothing is graded where there is no sandbox that has all it needs.
+# Before a submission is copied, files that no student needs to submit are set aside. Nothing is
+# graded if there is no sandbox with all that it needs.
 c.Autograde.pre_convert_hook = "autograder.passes.examine.before_any"
-# First of all, what was handed in becomes the released notebook with the student's code in it.
+# First, a submission becomes the released notebook with the student's code in it.
 c.Autograde.sanitize_preprocessors = [
     "autograder.passes.rebuild.Rebuild",
     "nbgrader.preprocessors.ClearOutput",
@@ -62,7 +62,7 @@ c.Autograde.autograde_preprocessors = [
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\nraise NotImplementedError"}
-# Nothing that a student wrote may run in the instructor's browser, nor in a student's.
+# Student text must not run in the browser of the instructor, nor in that of a student.
 c.HTMLExporter.sanitize_html = True
 c.HTMLExporter.filters = {"markdown2html": "autograder.passes.safe_markdown.markdown2html"}
 c.GenerateFeedback.exporter_class = "autograder.passes.page.FeedbackPage"

@@ -1,12 +1,12 @@
-"""The autograder: what nbgrader calls, and what it takes to grade ranks that nobody trusts.
+"""The autograder: nbgrader's passes, and all that is needed to grade untrusted ranks.
 
-The path of one submission through ``nbgrader autograde``:
+A submission's path through ``nbgrader autograde``:
 
-1. `passes.vet`: what no student needs to hand in is set aside; `passes.rebuild`: the released
-   notebook, with the student's sources and nothing else of theirs
+1. `passes.vet` sets aside files that no student needs to submit. `passes.rebuild` makes the
+   released notebook with the student's sources and nothing else of theirs.
 2. nbgrader's own sanitizing passes
-3. `passes.examine`: runs the cells and each check, writes points and report into the notebook;
-   first `passes.canary`: does this machine give the points that solutions of ours must get?
+3. `passes.examine` runs the cells and each check, and writes points and report into the notebook.
+   Before that, `passes.canary` tests that this machine gives known solutions the right points.
 
    - `examination`: a `submission` with its notebook process and its `budget`, a `check` of it, a
      `case` with its ranks and their network, the `verdict`
@@ -15,18 +15,18 @@ The path of one submission through ``nbgrader autograde``:
 
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 
-A class goes through the same passes in two phases: `pool` examines it in many processes, without a
-gradebook, and `passes.book` then puts what came of it in the place of step 3.
+A class goes through the same passes in two phases. `pool` examines it in many processes, without a
+gradebook. `passes.book` then puts the results in place of step 3.
 
-Around it: `collection` takes in what was handed in, `exporting` writes grades for other systems,
-`similarity` finds solutions that look alike, `inquiries` keeps questions about grades, and
+Around it: `collection` takes in submissions. `exporting` writes grades for other systems.
+`similarity` finds solutions that look alike. `inquiries` keeps questions about grades.
 `leaderboard` ranks the entries of the capstone by the time they take on the grader's clock.
 
-`commands` is what people type: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
+`commands` has the commands: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
 shows it all on a class of six, `release` makes what students get from what instructors write.
-`course` finds the course folder and reads its configuration; `gradebook` says whether nbgrader's
-can be used; `files` writes files whole or not at all, and `foreign_text` makes harmless what
-somebody else wrote.
+`course` finds the course folder and reads its configuration. `gradebook` checks that nbgrader's
+gradebook can be used. `files` writes files completely or not at all. `foreign_text` makes text
+harmless that somebody else wrote.
 """
 
 from course_lib.later import without

@@ -13,21 +13,21 @@ from autograder import gradebook
 from autograder.course import CourseNotFound, SourcesMissing, find_course, load_config
 
 COMMANDS = {
-    "demo": "release an assignment, grade six submissions, write their feedback",
-    "leaderboard": "time the submissions of the capstone, write the board",
-    "new": "write an assignment to begin with, which passes its tests and can be released",
+    "demo": "release an assignment, grade six submissions and write their feedback",
+    "leaderboard": "time the submissions of the capstone and write the leaderboard",
+    "new": "write a first version of a new assignment, which passes its tests and can be released",
     "release": "make assignments/, which students get, from instructor/",
     "collect": "take submissions from the exchange, a folder, or Moodle's or Canvas's zip",
-    "grade": "grade all that was handed in, several at a time, and book it",
-    "status": "what is handed in, graded, outdated, failed, booked",
-    "regrade": "after a check was mended: old and new points side by side, before booking",
-    "replay": "examine one submission again from its verdict, explained, with a timeline",
-    "feedback": "write what each student reads about their submission",
+    "grade": "grade all submissions, several at a time, and book the points in the gradebook",
+    "status": "show what is submitted, graded, outdated, failed and booked",
+    "regrade": "grade again after you mended a check; compare old and new points before booking",
+    "replay": "examine one submission again from its verdict, with explanations and a timeline",
+    "feedback": "write the page that each student reads about their submission",
     "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
     "similar": "list solutions that look alike, side by side",
-    "inquiries": "students' questions about their grades, and the answers",
+    "inquiries": "manage students' questions about their grades, and the answers",
 }
-"""What `autograder --help` says of each command. The module of that name in `autograder.commands`
+"""The line of each command in `autograder --help`. The module of that name in `autograder.commands`
 has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
 
 
@@ -35,11 +35,11 @@ _GRADEBOOK = {
     **dict.fromkeys(("status", "export"), False),
     **dict.fromkeys(("collect", "grade", "regrade", "release", "feedback"), True),
 }
-"""Commands that open the gradebook of the course: whether they write it."""
+"""Commands that open the gradebook of the course, and whether they write to it."""
 
 
 class _Version(argparse.Action):
-    """argparse's own ``version`` takes a text; this one is found out only when it is asked for."""
+    """Like argparse's own ``version``, but the text is computed only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from autograder.commands.version import version_text
@@ -49,12 +49,12 @@ class _Version(argparse.Action):
 
 
 def _in_the_way() -> str:
-    """Return that a file is found in the place of a package, as a learner's torch.py may be."""
+    """Return a message if a file such as a learner's torch.py hides a package that we need."""
     for name in ("torch", "numpy", "nbgrader", "nbformat"):
         spec = PathFinder.find_spec(name)
         if spec is not None and spec.submodule_search_locations is None:
             return (
-                f"{spec.origin} is in the way of the package {name}: rename that file, or take its "
+                f"{spec.origin} hides the package {name}: rename that file, or take its "
                 "folder out of PYTHONPATH"
             )
     return ""
@@ -76,12 +76,12 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     course = argparse.ArgumentParser(add_help=False)
     course.add_argument(
-        "--course", type=Path, help="the course folder (default: found from here upwards)"
+        "--course", type=Path, help="the course folder (default: searched from here upwards)"
     )
     module: ModuleType | None = None
     for name, told in COMMANDS.items():
         command = commands.add_parser(name, parents=[course], help=told)
-        if name in sys.argv[1:2]:  # only now: nbgrader needs a second, and --help no nbgrader
+        if name in sys.argv[1:2]:  # imported late: nbgrader takes a second; --help needs none
             if in_the_way := _in_the_way():
                 print(f"autograder: {in_the_way}", file=sys.stderr)
                 return 2
@@ -100,14 +100,14 @@ def main() -> int:
         print(f"autograder: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        if not type(error).__module__.startswith("sqlalchemy."):  # loaded by few commands
+        if not type(error).__module__.startswith("sqlalchemy."):  # few commands import it
             raise
         said = getattr(error, "orig", None) or error
         url = str(load_config(root).CourseDirectory.db_url)
         print(f"autograder: {gradebook.told(said, url)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nautograder: interrupted; nothing is left running", file=sys.stderr)
+        print("\nautograder: interrupted; no process is left running", file=sys.stderr)
         return 130
 
 

@@ -10,11 +10,11 @@ from traitlets.config.loader import PyFileConfigLoader
 
 
 class CourseNotFound(LookupError):
-    """No course folder at or above the place where one was looked for, or none that can be used."""
+    """There is no course folder at or above the place of the search, or it cannot be used."""
 
 
 _PATTERNS = "?*[%$"
-"""In a path nbgrader takes these for patterns, SQLAlchemy and traitlets for codes of others."""
+"""In a path, nbgrader reads these as patterns, and SQLAlchemy and traitlets as codes."""
 
 
 class SourcesMissing(LookupError):
@@ -28,12 +28,12 @@ def find_course(start: Path | None = None) -> Path:
         if (folder / "nbgrader_config.py").is_file():
             if found := [letter for letter in _PATTERNS if letter in str(folder)]:
                 raise CourseNotFound(
-                    f"the path of the course has {' and '.join(found)} in it, which nbgrader does "
-                    f"not take for letters of a name: {folder}. Rename or move that folder."
+                    f"the path of the course contains {' and '.join(found)}, which nbgrader cannot "
+                    f"handle: {folder}. Rename or move that folder."
                 )
             return folder
     raise CourseNotFound(
-        f"{start} is not inside the course: there is no nbgrader_config.py, here or above. "
+        f"{start} is not inside the course: there is no nbgrader_config.py in it or above it. "
         "Change to the folder that you cloned."
     )
 
@@ -65,21 +65,31 @@ def find_sources(root: Path) -> Path:
     if not (folder := root / name).is_dir():
         raise SourcesMissing(
             f"this command needs the folder {name}/ (solutions, hidden cases), which this copy of "
-            "the course leaves out; lectures, assignments and checks work without it: make lab"
+            "the course does not have. Lectures, assignments and checks work without it: make lab"
         )
     return folder
 
 
+def handed_out(source: Path) -> Path:
+    """Return what students get of an assignment, its checks among it: ``assignments/NN_name``.
+
+    Args:
+        source: its folder under ``instructor/``, which has the rest.
+
+    """
+    return source.parents[1] / "assignments" / source.name
+
+
 @dataclass(frozen=True)
 class Folders:
-    """Where the configuration has the course keep what; all paths are absolute.
+    """The folders of the course by its configuration; all paths are absolute.
 
     Attributes:
         source: the assignments as instructors write them.
-        release: as students get them.
-        submitted: what was handed in: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
-        autograded: what nbgrader made of it.
-        data: the folder of the gradebook, and of all that the grader keeps.
+        release: the assignments as students get them.
+        submitted: the submissions: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
+        autograded: nbgrader's graded copies of them.
+        data: the folder of the gradebook, and of all other files of the grader.
 
     """
 
@@ -97,7 +107,7 @@ class Folders:
         return cls(**paths, data=paths["autograded"].parent)
 
     def graded(self, assignment: str, student: str = "") -> Path:
-        """Return where the verdicts lie by their content, and the graded notebooks beside them."""
+        """Return the folder of the verdicts by their content, and of the graded notebooks."""
         return self.data / "graded" / assignment / student
 
     def notebooks(self, assignment: str) -> list[str]:

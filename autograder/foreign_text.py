@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, shown: no terminal, page or spreadsheet obeys it."""
+"""Make text that somebody else wrote safe to show in a terminal, page or spreadsheet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _STARTS_A_FORMULA = ("=", "+", "-", "@")
 
 
 def printable(text: str) -> str:
-    """Return text on one line, in which no character moves the cursor or turns others around."""
+    """Return text on one line, without characters that move the cursor or reverse others."""
     return "".join(c if _is_shown(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -18,5 +18,5 @@ def _is_shown(character: str) -> bool:
 
 
 def no_formula(text: str) -> str:
-    """Return text that a spreadsheet takes for text: spaces before a formula do not hide it."""
+    """Return text that a spreadsheet reads as text, even if spaces come before a formula."""
     return f"'{text}" if text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA) else text

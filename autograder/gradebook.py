@@ -1,7 +1,7 @@
-"""Whether nbgrader's gradebook can be used, said in a sentence before a command relies on it.
+"""Check that nbgrader's gradebook can be used, before a command relies on it.
 
-nbgrader opens it through SQLAlchemy, which tells of a damaged or locked file in a hundred lines.
-This asks SQLite itself, and knows the standard library only.
+nbgrader opens it through SQLAlchemy, which reports a damaged or locked file in a hundred lines.
+This module asks SQLite itself, gives one sentence, and imports the standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _SQLITE = "sqlite:///"
 _PATIENCE = 5.0
-"""Seconds to wait for another program that writes: as long as nbgrader's own commands wait."""
+"""Seconds to wait for another program that writes, as long as nbgrader's own commands wait."""
 
 
 class GradebookUnusable(RuntimeError):
@@ -22,23 +22,23 @@ class GradebookUnusable(RuntimeError):
 
 
 def make_sure_of(url: str, *, writes: bool) -> None:
-    """Look whether a gradebook can be read, and written if the command `writes`.
+    """Check that a gradebook can be read, and written if the command `writes`.
 
-    One that does not exist yet is fine, and so is one that is no file of SQLite's.
+    A gradebook that does not exist yet is fine, and so is one that is no SQLite file.
 
     Raises:
-        GradebookUnusable: it cannot.
+        GradebookUnusable: it cannot be used.
 
     """
     path = Path(url.removeprefix(_SQLITE))
     if not url.startswith(_SQLITE) or not path.exists():
         return
     if not os.access(path, os.R_OK):
-        raise GradebookUnusable(f"you may not read the gradebook {path}: look who owns it")
+        raise GradebookUnusable(f"you may not read the gradebook {path}: check who owns it")
     if writes and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         raise GradebookUnusable(
-            f"you may not write the gradebook {path} and beside it: look who owns it, and whether "
-            "the disk is mounted to be read only"
+            f"you may not write the gradebook {path} or its folder: check who owns them, and "
+            "whether the disk is mounted read-only"
         )
     mode = "rw" if writes else "ro"
     address = f"file:{urllib.parse.quote(os.fsencode(path))}?mode={mode}"
@@ -55,19 +55,19 @@ def make_sure_of(url: str, *, writes: bool) -> None:
 
 
 def told(error: Exception, path: str | Path) -> str:
-    """Return in a sentence what is wrong with the gradebook at `path`, and what to do."""
+    """Return one sentence on what is wrong with the gradebook at `path`, and what to do."""
     why = str(error).splitlines()[0]
     if "locked" in why:
         return (
-            f"the gradebook {path} is locked: another program is writing it. Wait for its end, or "
-            "close it; then give the same command again"
+            f"the gradebook {path} is locked: another program is writing it. Wait until it ends, "
+            "or close it; then give the same command again"
         )
     if "disk is full" in why:
         return f"the gradebook {path} cannot grow, because the disk is full: make room there"
     if "unable to open" in why or "readonly" in why or "disk I/O" in why:
-        return f"the gradebook {path} cannot be opened ({why}): look at its folder and the disk"
+        return f"the gradebook {path} cannot be opened ({why}): check its folder and the disk"
     return (
-        f"the gradebook {path} is damaged ({why}). Put a copy from before in its place; without "
-        "one move the file away and give the command again: verdicts are files of their own, and "
-        "are booked anew, only points that a person gave are lost"
+        f"the gradebook {path} is damaged ({why}). Replace it by a backup. Without a backup, move "
+        "the file away and give the command again: verdicts are separate files and are booked "
+        "again, so only points that a person gave are lost"
     )

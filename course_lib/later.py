@@ -13,7 +13,7 @@ from typing import Any
 
 
 def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
+    """Return the ``__getattr__`` of a package, or of a module in one.
 
     Args:
         package: its name.
@@ -26,7 +26,8 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{where[name]}"), name)
+        there = sys.modules[package].__package__  # of a module: where its neighbours are
+        value = getattr(importlib.import_module(f".{where[name]}", there), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -173,8 +173,8 @@ def no_process_left_behind() -> Iterator[None]:
 
     Only orphans count here. Multiprocessing's fork server and resource tracker, and ranks that wait
     under the fork server for the next test, are descendants of pytest and end with it; whether they
-    really did can only be seen from outside, and .ci/run looks after pytest has gone. Of parallel
-    workers, each has a mark of its own and looks after the tests that it ran.
+    really did can only be seen from outside, and .ci/run looks after pytest has gone. Each parallel
+    worker has a mark of its own and looks after the tests that it ran.
     """
     if not Path("/proc/self/environ").exists():  # macOS
         yield

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autograder.course import handed_out
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Mutant
 from course_lib.checking.report import CaseResult
@@ -28,7 +29,7 @@ from tests.helpers.tiers import in_full, sampled, tier
 
 ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)
-"""Of the others one test says so, `test_its_files_can_be_read`."""
+"""For the others there is one test, `test_its_files_can_be_read`."""
 
 pytestmark = [pytest.mark.timeout(120), needs_sources]
 
@@ -47,7 +48,7 @@ def pools() -> Iterator[None]:
 
 
 class Enough(Exception):
-    """What is looked for has been found: the report so far."""
+    """The search has succeeded; holds the report so far."""
 
 
 def run(
@@ -59,7 +60,7 @@ def run(
 ) -> CheckReport:
     """Return the report of all cases, or of those until the report is as `until` wants it.
 
-    On CPU ranks hidden cases, which are dear there, are run only while something is looked for.
+    On CPU ranks hidden cases take long, so they run only while something is looked for.
     """
     name, check, results = f"{folder.name}/{task}", checks_of(folder)[task], list[CaseResult]()
 
@@ -78,7 +79,7 @@ def run(
 
 
 def told(report: CheckReport) -> str:
-    """Return the report, and what the author of a check must mend in it."""
+    """Return the report, and the errors that the author of a check must mend."""
     troubles = dict.fromkeys(result.trouble for result in report.results if result.trouble)
     return "\n".join([str(report), *(f"in your check: {trouble}" for trouble in troubles)])
 
@@ -142,16 +143,15 @@ def test_a_mistake_in_one_is_named_and_stops_no_other(
         "NameError": "\nHIDDEN = nothing\n",
         "SystemExit": "\nraise SystemExit(3)\n",
     }
-    good, bad = tmp_path / "01_good", tmp_path / "02_bad"
+    good, bad = (tmp_path / "instructor" / name for name in ("01_good", "02_bad"))
     for folder in (good, bad):
-        folder.mkdir()
-        for name, content in (
-            ("checks", "CHECKS = {}"),
-            ("hidden", "HIDDEN = {}"),
-            ("mutants", ""),
-        ):
-            (folder / f"{name}.py").write_text(content)
-    (bad / broken).write_text(next(each for key, each in text.items() if key in words))
+        folder.mkdir(parents=True)
+        handed_out(folder).mkdir(parents=True)
+        (handed_out(folder) / "checks.py").write_text("CHECKS = {}")
+        (folder / "hidden.py").write_text("HIDDEN = {}")
+        (folder / "mutants.py").write_text("")
+    where = handed_out(bad) if broken == "checks.py" else bad
+    (where / broken).write_text(next(each for key, each in text.items() if key in words))
     assert readable([bad, good]) == [good]
     trouble = trouble_in(bad)
     assert words in trouble
@@ -214,7 +214,7 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
 
 @pytest.mark.parametrize(("folder", "task"), tasks())
 def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
-    """What no case varies, a wrong solution may ignore."""
+    """A wrong solution may ignore an argument that no case varies."""
     check = checks_of(folder)[task]
     assert unvaried(f"{folder.name}/{task}", check, solution_of(folder, task)) == []
 

@@ -1,4 +1,4 @@
-"""Benchmarks are run by `make bench`, and what they leave is a table and a summary."""
+"""`make bench` runs the benchmarks, and they leave a table and a summary."""
 
 import json
 import re
@@ -13,7 +13,7 @@ RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 
 
 def scripts() -> set[str]:
-    """Return the names of what can be run without a GPU."""
+    """Return the names of the benchmarks that run without a GPU."""
     found = {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
     return found - {"gpu"}
 

@@ -1,7 +1,7 @@
-"""What docstrings and the READMEs beside the code name is there: modules, names and paths.
+"""Docstrings and the READMEs beside the code name only modules, names and paths that exist.
 
-A file that is moved takes its imports along, or nothing runs. What is written about it stays as it
-was, and sends the next reader to a place that is no more.
+If a file is moved, its imports must change too, or nothing runs. Text about it can stay unchanged,
+and sends the next reader to a place that no longer exists.
 """
 
 import ast
@@ -136,7 +136,7 @@ def test_a_face_that_lists_its_parts_leaves_none_out() -> None:
 
 
 def test_a_docstring_names_what_there_is() -> None:
-    """Of classes and functions only what has a dot: a single word may be an option's value."""
+    """For classes and functions take only names with a dot: a word may be an option's value."""
 
     def misnamed(path: Path) -> list[str]:
         wrong = []
@@ -165,7 +165,7 @@ def test_a_docstring_lists_the_arguments_that_there_are() -> None:
 
 
 def arguments_of(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
-    """Return the arguments of a function, or of what makes an object of a class."""
+    """Return the arguments of a function, or of the constructor of a class."""
     if isinstance(node, ast.ClassDef):
         inits = [each for each in node.body if getattr(each, "name", "") == "__init__"]
         if not inits:  # a dataclass
@@ -193,5 +193,5 @@ def test_what_is_not_there_is_found() -> None:
     assert unknown(["shard_bounds", "cost_model.Link", "torch.gone", "2 x", "wait_graph"]) == [
         "wait_graph"
     ]
-    drawing = "`ranks/gone.py`, `ranks/ranks.py`\n```text\nranks/lost.py → ranks/board/\n```\n"
+    drawing = "`ranks/gone.py`, `ranks/ranks.py`\n```text\nranks/lost.py → ranks/explain/\n```\n"
     assert missing_paths(drawing, here) == ["ranks/lost.py", "ranks/gone.py"]

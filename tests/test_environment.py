@@ -28,7 +28,7 @@ def bounds_of(requirement: Requirement) -> str:
 
 
 def pip_requirements() -> dict[str, str]:
-    """Return {name: bounds} of what `pip install '.[test]'` asks for, Python included."""
+    """Return {name: bounds} that `pip install '.[test]'` asks for, Python included."""
     lines = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
     requirements = [Requirement(line) for line in lines]
     return {"python": PROJECT["requires-python"]} | {r.name: bounds_of(r) for r in requirements}
@@ -39,7 +39,7 @@ def conda_environment() -> dict:
 
 
 def pip_section() -> list[str]:
-    """Return what conda leaves to pip."""
+    """Return the requirements that conda leaves to pip."""
     (section,) = (e for e in conda_environment()["dependencies"] if isinstance(e, dict))
     assert section.keys() == {"pip"}
     return section["pip"]

@@ -1,4 +1,4 @@
-"""Every command in the instructor's guide is one, with options that there are."""
+"""Every command in the instructor's guide exists, and so do its options."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     NotebookClient(
         nb, timeout=SECONDS_PER_LECTURE, resources={"metadata": {"path": str(folder)}}
     ).execute()
-    # What is on the page now, not only what was committed.
+    # The page as it is now, not only as it was committed.
     nbformat.write(nb, folder / path.name)
     links = "links_lead_somewhere"  # relative to the repository, which was not copied
     rules = [rule for rule in LECTURE if rule.__name__ != links]

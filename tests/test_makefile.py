@@ -1,4 +1,4 @@
-"""What `make` does to .venv, also when interrupted; with a Python and a pip that do little."""
+"""The effects of `make` on .venv, also when interrupted; with a small stand-in Python and pip."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Each rule of notebook_rules.py is seen to fail, and what keeps to all of them passes."""
+"""Each rule of notebook_rules.py can fail, and a notebook that keeps all rules passes."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What README.md shows is what happens: its first check and its pictures; and who maintains it."""
+"""The README tells the truth: its first check, its pictures, and who maintains it."""
 
 from __future__ import annotations
 

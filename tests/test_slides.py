@@ -1,4 +1,4 @@
-"""docs/slides.md leads from every topic of the slides to a lecture's heading that is there."""
+"""docs/slides.md leads from every topic of the slides to an existing heading of a lecture."""
 
 import re
 

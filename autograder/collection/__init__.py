@@ -1,1 +1,1 @@
-"""What students handed in, wherever it lies: read, vetted, and put where nbgrader looks for it."""
+"""Submissions from any source: read, vetted, and put where nbgrader looks for them."""

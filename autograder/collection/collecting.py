@@ -19,12 +19,12 @@ from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import data_folder, load_config
 
 EXCHANGE = "/usr/local/share/nbgrader/exchange"
-"""Where nbgrader has it, unless it is configured."""
+"""nbgrader's default folder of the exchange."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of what was taken."""
+    """One line of the table of submissions that were taken."""
 
     student: str
     name: str
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass
 class Collected:
-    """What `collect` did: a row for each submission, what was refused, who is missing."""
+    """The result of `collect`: a row per submission, refused files, and missing students."""
 
     rows: list[Row]
     refused: list[Refused]
@@ -67,14 +67,14 @@ def collect(
         assignment: its name.
         source: ``exchange``, a folder, or a zip.
         format: one of `FORMATS`; by default it is recognised.
-        roster: a class list, which is then kept for later commands; by default the one kept.
+        roster: a class list, which is kept for later commands; by default the one kept before.
         due: the deadline; by default the gradebook's.
-        file_times: believe the files' times of change where nothing else says a time.
-        write: False to say what would be done, and change nothing.
-        progress: is told how many submissions were read, of how many.
+        file_times: use the files' modification times where nothing else gives a time.
+        write: False to change nothing and only say what would be done.
+        progress: takes the number of submissions read so far, and their total.
 
     Raises:
-        SourceError: nothing can be collected from there.
+        SourceError: nothing can be collected from this source.
 
     """
     config = load_config(root)
@@ -105,7 +105,7 @@ def collect(
 def hand_ins_by_student(
     root: Path, assignment: str, source: str, *, roster: Path | None = None, format: str = ""
 ) -> tuple[dict[str, list[HandIn]], list[Refused]]:
-    """Return a source's files by our students' ids, unread, and what is nobody's."""
+    """Return a source's unread files by our student ids, and the files that belong to nobody."""
     config = load_config(root)
     kept = data_folder(root, config) / "roster.csv"
     students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
@@ -123,15 +123,15 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
         found = [f for f in places if f.name == "inbound" and f.is_dir()]
         if not found:
             raise SourceError(
-                f"no exchange in {top}: students have handed nothing in with nbgrader submit, or "
-                "it lies elsewhere: give its path, with --from exchange"
+                f"there is no exchange in {top}: no student has used nbgrader submit yet, or "
+                "the exchange lies elsewhere. In that case give its path with --from exchange"
             )
         path, format = found[0], "exchange"
     entries: Sequence[Entry] = list_source(path)
     if path.name == "inbound":
         entries = [replace(entry, path=f"inbound/{entry.path}") for entry in entries]
     if not entries:
-        raise SourceError(f"{path} is empty")
+        raise SourceError(f"{path} is empty: there is nothing to collect")
     return gather(entries, assignment, format)
 
 
@@ -143,7 +143,7 @@ def _by_student(
         known = students.find(hand_in.system_id, hand_in.name)
         who = hand_in.name or hand_in.system_id
         if students and known is None:
-            collected.refused.append(Refused(who, "", "is not in the class list: --roster"))
+            collected.refused.append(Refused(who, "", "is not in the class list (see --roster)"))
             continue
         student = known.student_id if known else student_id_of(hand_in.system_id, hand_in.name)
         if not student:
@@ -154,7 +154,7 @@ def _by_student(
 
 
 def _time(hand_in: HandIn, student: object, due: datetime | None, file_times: bool) -> list[str]:
-    """Set when it was handed in, as far as anything says; return what is to be said of it."""
+    """Set the time of submission from any source that gives it; return notes for the table."""
     when = getattr(student, "when", None)
     if hand_in.when is None and when is not None:
         hand_in.when = when
@@ -163,9 +163,9 @@ def _time(hand_in: HandIn, student: object, due: datetime | None, file_times: bo
         hand_in.when = datetime.fromtimestamp(changed, UTC) if changed else None
     if hand_in.when is None and hand_in.late:
         if due is None:
-            return ["LATE, and no deadline is known: give --due"]
+            return ["LATE, but no deadline is known: give --due"]
         hand_in.when = due + timedelta(seconds=1)
-        return ["LATE; Canvas does not say by how much: counted as one second"]
+        return ["LATE; Canvas does not say by how much, so it counts as one second"]
     return []
 
 
@@ -178,7 +178,7 @@ def _take(
     collected: Collected,
     write: bool,
 ) -> list[Row]:
-    """Place the last hand-in that has a notebook, keep the others; return their rows."""
+    """Place the last submission that has a notebook, keep the others; return their rows."""
     never = datetime.min.replace(tzinfo=UTC)
     vetted.sort(key=lambda pair: (pair[0].when or never, pair[0].order))
     for hand_in, each in vetted:
@@ -187,12 +187,12 @@ def _take(
     good = [pair for pair in vetted if any(n.endswith(".ipynb") for n in pair[1].files)]
     if not good:
         hand_in, each = vetted[-1]
-        collected.refused.append(Refused(hand_in.name or student, "", "holds no notebook"))
+        collected.refused.append(Refused(hand_in.name or student, "", "contains no notebook"))
         return []
     rows = []
     for hand_in, each in good:
         if hand_in.when is None and record.digest(student) == digest_of(each.files):
-            hand_in.when = places.time(student)  # as another source said before
+            hand_in.when = places.time(student)  # the time from an earlier source
         late = days_late(hand_in.when, due)
         is_last = each is good[-1][1]
         what = "would be taken" if is_last else "earlier: kept aside"

@@ -1,4 +1,4 @@
-r"""How the systems name what they hand over, and whose each file is.
+r"""How the systems name the files that they export, and how to find each file's student.
 
 ===========  =========================================================================
 Moodle       ``Ada Lovelace_12345_assignsubmission_file/hw.ipynb``, in older versions
@@ -39,15 +39,15 @@ _EXCHANGE = re.compile(
 
 @dataclass
 class HandIn:
-    """What one student handed in at one time.
+    """One submission of one student at one time.
 
     Attributes:
-        system_id: what the system calls the student.
+        system_id: the system's id of the student.
         name: their name, as the system writes it.
         files: path → file.
-        when: the time, if the source says it.
-        late: the system says that it is late, and perhaps not by how much.
-        order: of two without a time, the greater one is the later.
+        when: the time, if the source gives it.
+        late: the system marks it as late, perhaps without saying by how much.
+        order: of two submissions without a time, the one with the greater order is later.
 
     """
 
@@ -62,7 +62,7 @@ class HandIn:
 
 @dataclass(frozen=True)
 class Refused:
-    """Something that was not taken: whose, what, why."""
+    """Something that was not taken: whose it is, its path, and the reason."""
 
     who: str
     path: str
@@ -71,7 +71,7 @@ class Refused:
 
 @dataclass
 class Gathered:
-    """What a source holds: hand-ins, and files that are nobody's or not to be read."""
+    """The content of a source: submissions, and files that were refused."""
 
     format: str
     hand_ins: list[HandIn]
@@ -83,11 +83,11 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
 
     Args:
         entries: the files.
-        assignment: whose submissions are looked for.
-        format: one of `FORMATS`; by default what most names look like.
+        assignment: its name; other assignments' files are left out.
+        format: one of `FORMATS`; by default the one that most names have.
 
     Raises:
-        SourceError: nothing in it has names of that format.
+        SourceError: the source has no name of that format.
 
     """
     entries = _without_common_folder(entries)
@@ -95,7 +95,9 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
     gathered = Gathered(format, [], [])
     _READERS[format](entries, assignment, gathered)
     if not gathered.hand_ins and not gathered.refused:
-        raise SourceError(f"nothing of {assignment} in it, read as {format}: see --from")
+        raise SourceError(
+            f"the source has no submission of {assignment} in the format {format}: see --from"
+        )
     return gathered
 
 
@@ -111,10 +113,10 @@ def recognise(entries: Sequence[Entry]) -> str:
 
 
 def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
-    """Leave out the one folder that a system, or who unpacked its zip, put around all.
+    """Leave out the one folder that a system, or somebody who unpacked its zip, put around all.
 
-    A folder ``ada/`` alone is a student's, so it is left out only where what is in it has names
-    that a system gives, or there are folders in it and no file.
+    A single folder ``ada/`` may be a student's. So it is left out only if names in it are ones
+    that a system gives, or if it holds folders and no file.
     """
     tops = {entry.path.partition("/")[0] for entry in entries}
     inside = [entry.path.partition("/")[2] for entry in entries]
@@ -131,7 +133,7 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for entry in entries:
         match = _MOODLE.fullmatch(entry.path)
         if match is None:
-            into.refused.append(Refused("", entry.path, "is named like no file from Moodle"))
+            into.refused.append(Refused("", entry.path, "does not have a name that Moodle gives"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
         if match["kind"] != "file":
@@ -147,12 +149,12 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for entry in entries:
         match = _CANVAS.fullmatch(entry.path)
         if match is None:
-            into.refused.append(Refused("", entry.path, "is named like no file from Canvas"))
+            into.refused.append(Refused("", entry.path, "does not have a name that Canvas gives"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
         who.late = who.late or match["late"] is not None
         if match["typed"]:
-            into.refused.append(Refused(who.name, entry.path, "is typed into Canvas, no file"))
+            into.refused.append(Refused(who.name, entry.path, "is text typed into Canvas, no file"))
             continue
         file, number = match["file"], int(match["number"])
         if number < numbers.get((who.system_id, file), -1):
@@ -183,7 +185,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         who, _, file = entry.path.partition("/")
         if not file:
             if not who.endswith((".ipynb", ".zip")):
-                into.refused.append(Refused("", who, "is beside the students' folders"))
+                into.refused.append(Refused("", who, "lies beside the students' folders"))
                 continue
             file, who = who, re.sub(r"\.(ipynb|zip)$", "", who)
             who = who.removesuffix(f"_{assignment}").removeprefix(f"{assignment}_")
@@ -191,7 +193,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         hand_in = found.setdefault(key, HandIn(who, who))
         hand_in.files[file] = replace(entry, path=file)
     for hand_in in found.values():
-        # nbgrader's own layout: other assignments of theirs lie beside this one.
+        # In nbgrader's own layout, a student's other assignments lie beside this one.
         if nested := {p: e for p, e in hand_in.files.items() if p.startswith(f"{assignment}/")}:
             hand_in.files = {
                 (rest := path.partition("/")[2]): replace(entry, path=rest)
@@ -202,7 +204,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         if stamp is not None and not stamp.refusal:
             hand_in.when = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
             if hand_in.when is None:
-                hand_in.notes.append("timestamp.txt holds no time: counts as handed in without")
+                hand_in.notes.append("timestamp.txt holds no time, so it is ignored")
     into.hand_ins += found.values()
 
 

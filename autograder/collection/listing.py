@@ -1,7 +1,7 @@
-"""A folder or a zip as a list of files that nobody has opened yet: names made safe, links refused.
+"""A folder or a zip as a list of unopened files: names are made safe, links are refused.
 
 An archive may lie about everything: sizes, names, encodings. Names are decoded here, once. Nothing
-is ever unpacked to where a name says; bytes are read up to a limit, and never more.
+is ever unpacked to a path that a name gives. Bytes are read up to a limit, and never more.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 MAX_ENTRIES = 50_000
-"""Files in one archive or folder: three hundred students with all they may hand in."""
+"""Largest number of files in one archive or folder: enough for three hundred students."""
 _JUNK = {"__MACOSX", ".DS_Store", "Thumbs.db", ".ipynb_checkpoints", "__pycache__", "desktop.ini"}
 _UTF8 = 0x800
 _ENCRYPTED = 0x1
 _NOT_READ = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError),
-    *(RuntimeError, NotImplementedError),  # encrypted; a compression that Python lacks
+    *(RuntimeError, NotImplementedError),  # encrypted, or a compression that Python lacks
 )
 _HANZI = re.compile("[\u3400-\u9fff]{2}")
 _TURNS = set("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Marks that turn the direction of writing: a name would be shown as another."""
+"""Marks that turn the direction of writing: they would make a name look like another."""
 
 
 class SourceError(ValueError):
-    """Nothing can be collected from there; the message says why, and what to do."""
+    """Nothing can be collected from a source; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Entry:
     """One file.
 
     Attributes:
-        path: its name, relative, with ``/``; of a refused one as far as it can be told.
-        refusal: why it is not to be read, or empty.
-        read: returns at most so many bytes of it, and one more if there are more.
-        modified: when it was last changed, in seconds since 1970; 0 where nobody knows.
+        path: its relative name, with ``/``; for a refused file as far as it is known.
+        refusal: why it must not be read, or empty.
+        read: returns at most the given number of bytes, and one more if there are more.
+        modified: when it was last changed, in seconds since 1970; 0 if unknown.
 
     """
 
@@ -61,15 +61,15 @@ class Entry:
 
     @property
     def is_zip(self) -> bool:
-        """Whether it says that it is a zip."""
+        """Whether its name is that of a zip."""
         return self.name.lower().endswith(".zip")
 
 
 def list_source(source: Path) -> list[Entry]:
-    """Return the files of a folder, or of a zip, by name; what no system shows is left out.
+    """Return the files of a folder, or of a zip, by name, without files that systems hide.
 
     Raises:
-        SourceError: it is neither, or cannot be read.
+        SourceError: the source is neither, or cannot be read.
 
     """
     if source.is_dir():
@@ -77,7 +77,7 @@ def list_source(source: Path) -> list[Entry]:
     elif source.is_file():
         entries = list_zip(lambda: source.open("rb"), source.name)
     else:
-        raise SourceError(f"there is no {source}")
+        raise SourceError(f"there is no file or folder {source}")
     return entries
 
 
@@ -96,9 +96,9 @@ def list_zip(opened: Callable[[], IO[bytes]], name: str) -> list[Entry]:
         with opened() as stream, zipfile.ZipFile(stream) as archive:
             infos = archive.infolist()
     except _NOT_READ as error:
-        raise SourceError(f"{name} is no zip that can be read: {error}") from error
+        raise SourceError(f"{name} cannot be read as a zip: {error}") from error
     if len(infos) > MAX_ENTRIES:
-        raise SourceError(f"{name} has {len(infos)} entries, more than {MAX_ENTRIES}")
+        raise SourceError(f"{name} has {len(infos)} entries; the limit is {MAX_ENTRIES}")
     return [
         _of_member(opened, info)
         for info in infos
@@ -110,7 +110,7 @@ def inner_zip(entry: Entry, limit: int) -> list[Entry]:
     """Return the files in a zip that lies in a folder or in another zip.
 
     Raises:
-        SourceError: it is larger than `limit` bytes, or no zip.
+        SourceError: it is larger than `limit` bytes, or it is no zip.
 
     """
     data = entry.read(limit)
@@ -143,7 +143,7 @@ def _of_folder(folder: Path) -> Iterator[Entry]:
 
 def _file_reader(path: Path) -> Callable[[int], bytes]:
     def read(limit: int) -> bytes:
-        # A file may have become a link or a pipe since it was listed.
+        # The file may have become a link or a pipe since it was listed.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
             return stream.read(limit + 1)
@@ -173,10 +173,10 @@ def _of_member(opened: Callable[[], IO[bytes]], info: zipfile.ZipInfo) -> Entry:
 
 
 def _decoded(info: zipfile.ZipInfo) -> str:
-    """Return a member's name. Without the mark for UTF-8, Python took it for code page 437.
+    """Return a member's name. If it lacks the mark for UTF-8, Python decoded it as code page 437.
 
-    Many systems write UTF-8 unmarked, and Windows in Chinese GBK. A single letter with an accent
-    looks like GBK too, so that it is believed only of two characters side by side.
+    Many systems write UTF-8 without the mark, and Chinese Windows writes GBK. A single letter with
+    an accent looks like GBK too, so GBK needs two such characters side by side.
     """
     name = info.orig_filename
     if not info.flag_bits & _UTF8:

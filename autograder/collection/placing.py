@@ -1,7 +1,7 @@
-"""Hand-ins to ``submitted/``: the latest counts, and nothing that was there is lost.
+"""Put submissions into ``submitted/``: the latest counts, and no earlier one is lost.
 
-``collected/ASSIGNMENT.json`` remembers what was taken from where, as a digest, because grading may
-repair a notebook in ``submitted/``: the same source again is then still the same.
+``collected/ASSIGNMENT.json`` remembers a digest of each taken submission. Grading may repair a
+notebook in ``submitted/``, but the digest still recognises the same source when it comes again.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class Places:
         return self.data / "submitted" / student / self.assignment
 
     def earlier(self, student: str) -> Path:
-        """Where submissions lie that no longer count."""
+        """Where the submissions lie that no longer count."""
         return self.data / "earlier" / student / self.assignment
 
     def time(self, student: str) -> datetime | None:
-        """Return when the submission that counts was handed in, if it says so."""
+        """Return the time of the submission that counts, if its timestamp gives one."""
         return _time_of(self.submitted(student))
 
     @property
     def record(self) -> Path:
-        """What was taken: student → digest and time."""
+        """The file with each student's digest and lateness."""
         return self.data / "collected" / f"{self.assignment}.json"
 
     def was_graded(self, student: str) -> bool:
-        """Tell whether a submission of theirs was graded."""
+        """Tell whether a submission of this student was graded."""
         return (self.data / "autograded" / student / self.assignment).is_dir() or (
             self.data / "verdicts" / self.assignment / student
         ).is_dir()
 
 
 class Record:
-    """What was collected of one assignment, kept after every hand-in: Ctrl-C loses nothing."""
+    """The collected submissions of one assignment; written after each one, so Ctrl-C loses none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,11 +62,11 @@ class Record:
             self._taken = json.loads(path.read_text(encoding="utf-8"))
 
     def digest(self, student: str) -> str:
-        """Return the digest of what counts as theirs, or an empty string."""
+        """Return the digest of the student's submission that counts, or an empty string."""
         return str(self._taken.get(student, {}).get("sha256", ""))
 
     def keep(self, student: str, sha256: str, late: int) -> None:
-        """Remember what counts now."""
+        """Remember the submission that counts now."""
         entry = {"sha256": sha256, "days_late": late}
         if self._taken.get(student) == entry:
             return
@@ -87,14 +87,14 @@ def place(
     places: Places, record: Record, student: str, files: dict[str, bytes], when: datetime | None,
     late: int,
 ) -> str:  # fmt: skip
-    """Put a hand-in where nbgrader looks for it, or aside; return what was done.
+    """Put a submission where nbgrader looks for it, or aside; return what was done.
 
     Args:
         places: the class's folder and the assignment.
-        record: what was taken before.
-        student: whose it is.
+        record: the submissions that were taken before.
+        student: their id.
         files: name → content, without ``timestamp.txt``.
-        when: the time, or None where it is not known: then it counts as the latest.
+        when: the time; None if it is unknown, and then the submission counts as the latest.
         late: days late, to remember.
 
     """
@@ -130,13 +130,13 @@ def place(
 def keep_aside(
     places: Places, student: str, files: dict[str, bytes], when: datetime | None
 ) -> None:
-    """Keep a hand-in that does not count, if it is not kept already."""
+    """Keep a submission that does not count, unless it is kept already."""
     if not (folder := places.earlier(student) / digest_of(files)[:12]).is_dir():
         _write(folder, files, when)
 
 
 def _write(target: Path, files: dict[str, bytes], when: datetime | None) -> None:
-    """Write a folder, whole or not at all."""
+    """Write a folder completely or not at all."""
     draft = target.parents[2] / "collecting" / uuid.uuid4().hex
     try:
         draft.mkdir(parents=True)

@@ -1,11 +1,11 @@
-"""The class list: what a learning system calls a student, and what the course calls them.
+"""The class list: a student's id in a learning system, and their id in the course.
 
-Read are the lists that the systems write themselves, and plain ones:
+It reads the lists that the systems write themselves, and plain ones:
 
 - Canvas, *Grades → Export*: ``Student, ID, SIS User ID, SIS Login ID, Section, …``
 - Moodle, *Download grading worksheet*: ``Identifier, Full name, ID number, Email address, …``
-- plain: ``student_id``, and of ``system_id, name, first_name, last_name, email, section,
-  submitted_at`` those that you have.
+- plain: ``student_id``, and any of ``system_id, name, first_name, last_name, email, section,
+  submitted_at``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autograder.collection.times import read_time
 from autograder.files import write_whole
 
 _STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
-"""What may be a student's id: it becomes a folder's name, and stands on nbgrader's pages."""
+"""The form of a student id: it becomes a folder's name, and appears on nbgrader's pages."""
 
 _COLUMNS = {
     "student_id": ("student_id", "student id", "username", "sis login id", "id number"),
@@ -39,7 +39,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Student:
-    """One line of the list; what it does not have is empty."""
+    """One line of the list; a missing value is empty."""
 
     student_id: str
     system_id: str = ""
@@ -52,7 +52,7 @@ class Student:
 
     @property
     def when(self) -> datetime | None:
-        """When they handed in, if the list says so."""
+        """The time of their submission, if the list has it."""
         return read_time(self.submitted_at) if self.submitted_at.strip(" -") else None
 
 
@@ -72,14 +72,14 @@ class Roster:
         return bool(self.students)
 
     def find(self, system_id: str, name: str) -> Student | None:
-        """Return whom a system means: by its number, by their own id, or by a name only one has."""
+        """Return the student that a system means, by its number, our id, or a unique name."""
         if found := self._systems.get(system_id) or self.students.get(system_id):
             return found
         named = self._names.get(plain_name(name), [])
         return named[0] if len(named) == 1 else None
 
     def write(self, path: Path) -> None:
-        """Keep the list, for later commands; without the times, which are one assignment's."""
+        """Keep the list for later commands, without times, which belong to one assignment."""
         columns = [field.name for field in fields(Student) if field.name != "submitted_at"]
         text = io.StringIO()
         rows = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
@@ -90,7 +90,7 @@ class Roster:
 
 
 def plain_name(name: str) -> str:
-    """Return a name in which order, case and punctuation do not count: ``Lovelace, Ada``."""
+    """Return a name so that order, case and punctuation do not matter: ``Lovelace, Ada``."""
     words = re.findall(r"\w+", name.replace("_", " ").casefold())
     return "".join(sorted("".join(words)))
 
@@ -99,7 +99,7 @@ def read_roster(path: Path) -> Roster:
     """Read a class list.
 
     Raises:
-        SourceError: it cannot be read, names no student ids, or names one twice.
+        SourceError: it cannot be read, has no column of student ids, or has an id twice.
 
     """
     header, rows = read_table(path)
@@ -109,8 +109,8 @@ def read_roster(path: Path) -> Roster:
     }
     if places["student_id"] is None and places["email"] is None:
         raise SourceError(
-            f"{path} has no column of student ids: call it student_id. Its first line is: "
-            f"{', '.join(header)}"
+            f"{path} has no column of student ids: name that column student_id. Its first line "
+            f"is: {', '.join(header)}"
         )
     students: dict[str, Student] = {}
     for number, row in rows:
@@ -123,11 +123,11 @@ def read_roster(path: Path) -> Roster:
         student = _student(found)
         if not _STUDENT.fullmatch(student.student_id):
             raise SourceError(
-                f"{path}, line {number}: {student.student_id!r} cannot be a student id: letters, "
-                "digits and . _ - @ + only"
+                f"{path}, line {number}: {student.student_id!r} cannot be a student id: use only "
+                "letters, digits and . _ - @ +"
             )
         if student.student_id in students:
-            raise SourceError(f"{path}, line {number}: {student.student_id} is there twice")
+            raise SourceError(f"{path}, line {number}: {student.student_id} is in the list twice")
         students[student.student_id] = student
     if not students:
         raise SourceError(f"{path} has no students")
@@ -136,7 +136,7 @@ def read_roster(path: Path) -> Roster:
 
 def _student(found: Mapping[str, str]) -> Student:
     student_id = found["student_id"] or found["email"].partition("@")[0]
-    # Canvas's test student has an id, and no login; Moodle numbers "Participant 123".
+    # Canvas's test student has an id but no login; Moodle numbers "Participant 123".
     student_id = student_id or found["system_id"]
     system_id = re.sub(r"^\D+(?=\d+$)", "", found["system_id"])
     name = found["name"] or f"{found['first_name']} {found['last_name']}".strip()
@@ -160,7 +160,7 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     try:
         lines = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise SourceError(f"{path} is no CSV that can be read: {error}") from error
+        raise SourceError(f"{path} cannot be read as a CSV: {error}") from error
     if not lines:
         raise SourceError(f"{path} is empty")
     header = [name.strip().lower() for name in lines[0]]
@@ -168,7 +168,7 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def decode(data: bytes) -> str:
-    """Return a text in UTF-8, with or without its mark, in UTF-16 with it, else in GB 18030."""
+    """Decode a text: UTF-8 with or without byte order mark, UTF-16 with one, else GB 18030."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", "replace")
     try:
@@ -178,9 +178,9 @@ def decode(data: bytes) -> str:
 
 
 def student_id_of(system_id: str, name: str) -> str:
-    """Return an id for a student of whom no class list says one; empty if none can be made.
+    """Return an id for a student that no class list names; empty if none can be made.
 
-    Of a folder it is its name; of a system the name and the number, because names are not unique.
+    The id is the name of their folder. From a system it is name and number, as names may repeat.
     """
     plain = "".join(re.findall(r"\w+", name))
     made = system_id if name == system_id else f"{plain}-{system_id}".removeprefix("-")

@@ -1,4 +1,4 @@
-"""Times as the systems write them, as nbgrader reads them, and the days between."""
+"""Read times from the systems, write them for nbgrader, and count the days between them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DAY = 24 * 3600
 
 
 def read_time(text: str) -> datetime:
-    """Return a time; one without a zone is this machine's local time.
+    """Return a time; one without a time zone is this machine's local time.
 
     Raises:
-        SourceError: it is none.
+        SourceError: the text is no time.
 
     """
     try:
         found: datetime = parser.parse(text)
     except (ValueError, OverflowError, TypeError) as error:
-        raise SourceError(f"{text!r} is no time: write it as 2026-11-20 23:59 +0800") from error
+        raise SourceError(f"{text!r} is no time: write it like 2026-11-20 23:59 +0800") from error
     if found.tzinfo is None:
         found = found.replace(tzinfo=tz.tzlocal())
     return found.astimezone(UTC)
@@ -35,10 +35,10 @@ def stamp(when: datetime) -> str:
 
 
 def read_stamp(text: str) -> datetime | None:
-    """Return what a ``timestamp.txt`` says, or the name of a folder in the exchange; else None."""
+    """Return the time in a ``timestamp.txt`` or a folder's name in the exchange, or None."""
     try:
         found = parse_utc(text.strip())
-    except Exception:  # dateutil raises whatever it stumbles over
+    except Exception:  # dateutil raises many kinds
         return None
     return found.replace(tzinfo=UTC) if isinstance(found, datetime) else None
 
@@ -49,7 +49,7 @@ def local(when: datetime | None) -> str:
 
 
 def days_late(when: datetime | None, due: datetime | None) -> int:
-    """Return how many days, begun ones included, lie between the deadline and the hand-in."""
+    """Return how many days a submission is late; a day that has begun counts as one."""
     if when is None or due is None:
         return 0
     return max(0, math.ceil((when - due).total_seconds() / DAY))

@@ -1,7 +1,7 @@
-"""What of a hand-in is taken: the notebook, and little else; each file that is not, with a reason.
+"""Choose the files of a submission to take: the notebook and little else; say why for the rest.
 
-What is taken lies in the grader's folders, and formgrader serves it from the instructor's own
-address: no page, picture format or program that could run there is among it.
+Taken files lie in the grader's folders, and formgrader serves these from the instructor's own
+address. So no page, picture format or program that could run there is taken.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ KINDS = {".ipynb", ".py", ".txt", ".md", ".csv", ".json", ".png", ".jpg", ".jpeg
 """Files that may lie beside a notebook."""
 _ARCHIVES = {".zip", ".gz", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"}
 _AGAIN = re.compile(r"(?: ?\(\d+\)|-\d+|_\d+| - Copy| copy)+$")
-"""What browsers and systems add to the name of a file that was there already."""
+"""Suffixes that browsers and systems add to a file's name if that name exists already."""
 
 
 @dataclass
 class Vetted:
-    """What is taken of a hand-in, and what is not, with the reason: (path, why)."""
+    """The files of a submission that are taken, and the refused ones: (path, why)."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     refused: list[tuple[str, str]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Vetted:
 
 
 def vet_hand_in(hand_in: HandIn, notebooks: Sequence[str], *, own_stamp: bool) -> Vetted:
-    """Read what may be taken of a hand-in.
+    """Read the files of a submission that may be taken.
 
     Args:
         hand_in: the files.
@@ -49,7 +49,7 @@ def vet_hand_in(hand_in: HandIn, notebooks: Sequence[str], *, own_stamp: bool) -
         target = names.get(entry.path, entry.path)
         if entry.path == "timestamp.txt":
             if not own_stamp:
-                vetted.refused.append((entry.path, "is the student's own: the time is not theirs"))
+                vetted.refused.append((entry.path, "is the student's own: it cannot set the time"))
             continue
         limit = MAX_NOTEBOOK if entry.path in names else MAX_FILE
         if why := _refusal(entry, target, vetted):
@@ -61,7 +61,7 @@ def vet_hand_in(hand_in: HandIn, notebooks: Sequence[str], *, own_stamp: bool) -
             vetted.refused.append((entry.path, str(error)))
             continue
         if len(data) > min(limit, room if entry.path not in names else limit):
-            vetted.refused.append((entry.path, f"is too large, or a bomb: over {limit >> 20} MiB"))
+            vetted.refused.append((entry.path, f"is larger than {limit >> 20} MiB when unpacked"))
             continue
         room -= len(data) if entry.path not in names else 0
         vetted.files[target] = _as_utf8(target, data, vetted) if entry.path in names else data
@@ -87,7 +87,7 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
 
 
 def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
-    """Return the files, those of a student's one zip among them; a zip in it stays one."""
+    """Return the files, including those in a student's one zip; a zip inside that stays a zip."""
     found = []
     for entry in entries:
         if not entry.is_zip or entry.refusal or "/" in entry.path:
@@ -111,7 +111,7 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
 def _notebook_names(
     entries: Sequence[Entry], notebooks: Sequence[str], vetted: Vetted
 ) -> dict[str, str]:
-    """Return path → name of the notebooks that count: of several copies, the one handed in last."""
+    """Return path → name of the notebooks that count: the last of several copies."""
     found: dict[str, list[Entry]] = {}
     others = []
     for entry in entries:
@@ -129,22 +129,22 @@ def _notebook_names(
     if len(missing) == 1 and len(others) == 1:
         found[missing[0]] = others
         missing, said = [], others[0].path
-        vetted.notes.append(f"{others[0].name!r} taken as the notebook")
+        vetted.notes.append(f"{others[0].name!r} was taken as the notebook")
     for name in missing:
-        vetted.notes.append(f"no {name}.ipynb")
+        vetted.notes.append(f"there is no {name}.ipynb")
     counts = {}
     for name, copies in found.items():
         latest = max(copies, key=lambda e: (e.modified, _number(e.name), e.path.count("/") == 0))
         counts[latest.path] = f"{name}.ipynb"
         if len(copies) > 1:
-            vetted.notes.append(f"of {len(copies)} copies {latest.path!r} counts")
+            vetted.notes.append(f"{latest.path!r} counts, of {len(copies)} copies")
         elif latest.name != f"{name}.ipynb" and latest.path != said:
-            vetted.notes.append(f"was called {latest.name!r}")
+            vetted.notes.append(f"the notebook was called {latest.name!r}")
     return counts
 
 
 def _number(name: str) -> int:
-    """Return the number that a name was given because it was there already, else 0."""
+    """Return the number that a name was given because it existed already, else 0."""
     found = re.search(r"[-( _](\d+)\)?\.\w+$", name)
     return int(found[1]) if found else 0
 
@@ -152,13 +152,13 @@ def _number(name: str) -> int:
 def _as_utf8(name: str, data: bytes, vetted: Vetted) -> bytes:
     """Return a notebook in UTF-8 without a mark, which is what nbgrader reads."""
     try:
-        text = data.decode(json.detect_encoding(data))  # strict: of what is damaged nothing changes
+        text = data.decode(json.detect_encoding(data))  # strict: a damaged file is not changed
         content = json.loads(text)
     except (ValueError, RecursionError):
-        vetted.notes.append(f"{name} is damaged: grading reads what can be read of it")
+        vetted.notes.append(f"{name} is damaged: grading uses what it can read of it")
         return data
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        vetted.notes.append(f"{name} has no cells: grading reads what can be read of it")
+        vetted.notes.append(f"{name} has no cells: grading uses what it can read of it")
     plain = text.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
     if plain != data:
         vetted.notes.append(f"{name} was not in plain UTF-8")

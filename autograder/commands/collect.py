@@ -1,7 +1,8 @@
-"""``autograder collect``: from the exchange, a folder or a learning system's zip to the grader.
+"""``autograder collect``: take submissions from the exchange, a folder or a system's zip.
 
-What is taken lies in ``grading/submitted/STUDENT/ASSIGNMENT`` with nbgrader's ``timestamp.txt``;
-what no longer counts in ``grading/earlier``. Nothing is unpacked to where its name says.
+Taken submissions lie in ``grading/submitted/STUDENT/ASSIGNMENT``, with nbgrader's
+``timestamp.txt``. Replaced ones lie in ``grading/earlier``. No file is unpacked to the path that
+its name in an archive gives.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from autograder.course import data_folder, load_config
 from autograder.files import write_whole
 
 DESCRIPTION = """\
-Take submissions from nbgrader's exchange, a folder (of one folder or notebook per student), or the
-zip that Moodle or Canvas makes of all submissions, to grading/submitted. Nothing unsafe is taken;
-a table says what was refused and why, and who is late. Run it as often as you like: the latest
-submission counts, and earlier ones are kept in grading/earlier."""
+Take submissions to grading/submitted, from nbgrader's exchange, a folder (with one folder or
+notebook per student), or the zip that Moodle or Canvas makes of all submissions. Unsafe files are
+refused. A table says what was refused and why, and who is late. You can run it as often as you
+like: the latest submission counts, and earlier ones are kept in grading/earlier."""
 EXAMPLES = """\
 examples:
   autograder collect 02_data_parallel_sgd exchange
@@ -37,35 +38,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, as in 02_data_parallel_sgd")
-    parser.add_argument("source", help="exchange, or the path of a folder or a zip")
+    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("source", help="the word exchange, or the path of a folder or a zip")
     parser.add_argument(
         "--from",
         dest="format",
         choices=FORMATS,
         default="",
-        help="what the source is (default: recognised by the names in it)",
+        help="format of the source (default: recognised by the names in it)",
     )
     parser.add_argument(
         "--roster",
         type=Path,
         metavar="CSV",
         help="class list: Canvas's grade export, Moodle's grading worksheet, or your own with a "
-        "column student_id; kept in grading/roster.csv for next time",
+        "column student_id; it is kept in grading/roster.csv for next time",
     )
     parser.add_argument(
         "--due",
         metavar="TIME",
-        help='deadline, as "2026-11-20 23:59 +0800"; written into the gradebook (default: the '
-        "gradebook's)",
+        help='deadline, such as "2026-11-20 23:59 +0800"; it is written into the gradebook '
+        "(default: the gradebook's)",
     )
     parser.add_argument(
         "--file-times",
         action="store_true",
-        help="where nothing else says when it was handed in, believe the files' times of change",
+        help="use the files' modification times where nothing else gives the time of submission",
     )
-    parser.add_argument("--dry-run", action="store_true", help="change nothing, say what would be")
-    parser.add_argument("--all", action="store_true", help="print ordinary submissions too")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print what would be done; change nothing"
+    )
+    parser.add_argument("--all", action="store_true", help="print unremarkable submissions too")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -107,16 +110,16 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool, all:
         print(format_rows(header, [row.cells() for row in told]) + "\n")
     if collected.refused:
         cells = [(each.who, each.path, each.why) for each in collected.refused]
-        print(format_rows(("refused from", "file", "because it …"), cells) + "\n")
+        print(format_rows(("refused from", "file", "reason"), cells) + "\n")
     print(_summary(collected))
     if collected.missing and (all or len(collected.missing) <= 20):
-        print(f"nothing from: {', '.join(collected.missing)}")
+        print(f"no submission from: {', '.join(collected.missing)}")
     if not write:
         print("nothing was changed (--dry-run)")
         return
     path = data_folder(root, load_config(root)) / "collected" / f"{assignment}.csv"
     _write_table(path, rows, collected)
-    print(f"all of it: {path.relative_to(root)}; next: autograder grade {assignment}")
+    print(f"the whole table: {path.relative_to(root)}; next: autograder grade {assignment}")
 
 
 def _summary(collected: Collected) -> str:
@@ -126,9 +129,9 @@ def _summary(collected: Collected) -> str:
         counts[what] = counts.get(what, 0) + 1
     told = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
-    parts = [f"{collected.format}: {told}", f"{late} late", f"{len(collected.refused)} refusals"]
+    parts = [f"{collected.format}: {told}", f"{late} late", f"{len(collected.refused)} refused"]
     if collected.missing:
-        parts.append(f"{len(collected.missing)} of the class handed in nothing")
+        parts.append(f"{len(collected.missing)} of the class submitted nothing")
     return "; ".join(parts)
 
 
@@ -137,7 +140,7 @@ def _write_table(path: Path, rows: list[Row], collected: Collected) -> None:
         (r.student, r.name, r.what, local(r.when), r.late, r.notes) for r in rows
     ]
     kept += [(e.who, "", f"refused: {e.why}", "", "", e.path) for e in collected.refused]
-    kept += [(name, "", "nothing handed in", "", "", "") for name in collected.missing]
+    kept += [(name, "", "nothing submitted", "", "", "") for name in collected.missing]
     header = ("student", "name", "what", "handed in", "days late", "notes")
     write_whole(path, csv_text(header, kept), "utf-8-sig")
 

@@ -1,9 +1,9 @@
 """``autograder demo``: a class of six, from release to feedback, in about a minute.
 
 The six submissions are made from the assignment's own solution, from ``mutants.py`` and from the
-released notebook, so that the demo shows what the course really does with them. From that it also
-follows which points they must get: if they get others, the demo fails. It keeps to
-``grading/demo/``: a real class beside it is not touched.
+released notebook. So the demo shows what the course really does with them. How they are made also
+determines the points that they must get: if they get other points, the demo fails. It writes only
+to ``grading/demo/``, so it does not touch a real class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.course import find_sources, load_config
+from autograder.course import find_sources, handed_out, load_config
 from autograder.examination.gpus import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.canary import solved
@@ -35,8 +35,8 @@ from course_lib.checking.mutants import Mutant, mutants_of
 
 ASSIGNMENT = "02_data_parallel_sgd"
 DESCRIPTION = (
-    "Release an assignment, grade six submissions that differ in what is wrong with them, write "
-    "their feedback, and print a table. Touches only grading/demo and grading/demo.json."
+    "Release an assignment, grade six submissions with different mistakes, write their "
+    "feedback, and print a table. Changes only grading/demo and grading/demo.json."
 )
 
 
@@ -53,11 +53,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Made:
-    """A submission, and what follows from how it was made.
+    """A submission, and the points that it must get because of how it was made.
 
     Attributes:
-        notebook: what is handed in.
-        wrong: task that is not solved → words that the report must have. All others are solved.
+        notebook: the submitted notebook.
+        wrong: task that is not solved → words that its report must have. All others are solved.
 
     """
 
@@ -65,7 +65,7 @@ class Made:
     wrong: Mapping[str, str]
 
     def unexpected(self, verdict: Verdict) -> list[str]:
-        """Return in a sentence each what the verdict says otherwise."""
+        """Return one sentence for each difference between the verdict and what it must be."""
         found = []
         if unknown := set(self.wrong) - {check.task for check in verdict.checks}:
             found.append(f"{', '.join(sorted(unknown))} was not graded")
@@ -73,11 +73,11 @@ class Made:
             got = f"{check.task} got {check.score:g} of {check.max_score:g}"
             words = self.wrong.get(check.task)
             if words is None and check.score < check.max_score:
-                found.append(f"{got}, and its solution is right ({check.reason})")
+                found.append(f"{got}, but its solution is right ({check.reason})")
             elif words is not None and check.score >= check.max_score:
-                found.append(f"{got}, and its solution is wrong")
+                found.append(f"{got}, but its solution is wrong")
             elif words is not None and words not in check.reason:
-                found.append(f"{got} because {check.reason!r}, and not because {words!r}")
+                found.append(f"{got} because {check.reason!r}, but the reason must have {words!r}")
         return found
 
 
@@ -90,12 +90,12 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
 
     Args:
         root: the course folder.
-        say: is told what happens.
-        on: the real ranks, ``cpu`` or ``gpu``, on which what is right is run once more.
+        say: takes each line of progress.
+        on: ``cpu`` or ``gpu``: run the right solutions once more on such real ranks.
 
     Raises:
         SourcesMissing: this copy of the course lacks the sources of the assignments.
-        SandboxUnavailable: nothing is graded without a sandbox that has all it needs.
+        SandboxUnavailable: there is no sandbox that has all that grading needs.
         DemoError: a step failed.
 
     """
@@ -138,17 +138,17 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     (root / "grading" / "demo.json").write_text(rows + "\n")
     if unexpected:
         raise DemoError(
-            f"these points are not what they must be:\n\n{table(results)}\n\n"
+            f"these points are wrong:\n\n{table(results)}\n\n"
             + "\n".join(unexpected)
-            + "\n\nDo not grade here before this is mended. Look at the machine with: course "
-            "doctor --grading; and, if you changed them, at the solution, mutants.py and "
-            f"checks.py in {source}"
+            + "\n\nDo not grade here before this is mended. Test the machine with: course "
+            "doctor --grading. If you changed the solution, mutants.py or checks.py in "
+            f"{source} or {handed_out(source)}, look there too."
         )
     return results
 
 
 def make_submissions(source: Path, released: Path) -> dict[str, Made]:
-    """Return what the six hand in, by name."""
+    """Return the six submissions, by name."""
     mutants = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
     solution = nbformat.read(source / f"{ASSIGNMENT}.ipynb", as_version=4)
     untouched = nbformat.read(released / f"{ASSIGNMENT}.ipynb", as_version=4)
@@ -180,7 +180,7 @@ def make_submissions(source: Path, released: Path) -> dict[str, Made]:
 def replace_tasks(
     released: NotebookNode, solution: NotebookNode, mutants: list[Mutant]
 ) -> NotebookNode:
-    """Return the released notebook with the solution's code in it, or a mutant's where given."""
+    """Return the released notebook with the solution's code, or a mutant's where given."""
     instead = {f"write_{mutant.task}": mutant.source for mutant in mutants}
     return solved(released, solution, instead)
 
@@ -196,7 +196,7 @@ def table(results: list[Result], width: int | None = None) -> str:
     """Return the rows as a table that fits the terminal."""
     width = width or shutil.get_terminal_size((110, 24)).columns
     name_width = max(len(result.submission) for result in results)
-    lines = [f"{'submission':{name_width}}   points  seconds  first thing that is wrong"]
+    lines = [f"{'submission':{name_width}}   points  seconds  first mistake"]
     lines.append("─" * min(width, 110))
     for result in results:
         head = (
@@ -224,14 +224,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("cpu", "gpu"),
         default="",
-        help="run what is right on the grader's network once more on real ranks, on gloo or GPUs; "
-        "nbgrader autograde takes it as --Examine.on=cpu (default: no real ranks)",
+        help="also run solutions that pass on the grader's network on real ranks: on gloo (cpu) or "
+        "GPUs; nbgrader autograde takes this as --Examine.on=cpu (default: no real ranks)",
     )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
-    # nbgrader's own: it lets SQLAlchemy flush objects that it has not added yet.
+    # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
     warnings.filterwarnings("ignore", module="nbgrader.api")
     try:
         results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
@@ -239,7 +239,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")
-    print("Task 4 waits for a person: 3 points, graded by hand in formgrader, with")
+    print("Task 4 needs a person: you grade its 3 points by hand in formgrader. Start it with")
     print("  make formgrader GRADING=grading/demo")
-    print(f"Feedback, as the students would read it: {root / 'grading/demo/feedback'}")
+    print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")
     return 0

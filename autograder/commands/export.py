@@ -1,4 +1,4 @@
-"""``autograder export``: the gradebook as CSV, in the columns of Canvas, Moodle or spreadsheets."""
+"""``autograder export``: write the gradebook as CSV for Canvas, Moodle or spreadsheets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksh
 from autograder.files import write_whole
 
 DESCRIPTION = """\
-Write grades from nbgrader's gradebook as CSV. The points are those that count: less the late
-penalty. With --fill, the file that Canvas or Moodle exported is filled in, which keeps its numbers
-of students and assignments. Cells that a spreadsheet would take for a formula are quoted."""
+Write grades from nbgrader's gradebook as CSV. The late penalty is subtracted from the points. With
+--fill, the file that Canvas or Moodle exported is filled in: this keeps its numbers of students and
+assignments. Cells that a spreadsheet would read as a formula are quoted."""
 EXAMPLES = """\
 examples:
   autograder export
@@ -40,7 +40,7 @@ def export(
     """Return the CSV of some assignments, by default all, and the grades in it.
 
     Raises:
-        ExportError: there is nothing to export, or `fill` is another file.
+        ExportError: there is nothing to export, or `fill` is not a file of that system.
         SourceError: the class list cannot be read.
 
     """
@@ -50,7 +50,7 @@ def export(
     students = read_roster(kept) if roster or kept.is_file() else Roster()
     grades = read_grades(config, data, students, assignments)
     if not grades:
-        raise ExportError("the gradebook has no students yet: autograder grade …")
+        raise ExportError("the gradebook has no students yet: run autograder grade first")
     titles = {assignments[0]: title} if title else {}
     if system == "canvas":
         return canvas(grades, zero, titles, fill), grades
@@ -71,19 +71,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="system",
         choices=("plain", "canvas", "moodle"),
         default="plain",
-        help="whose columns; for moodle, one assignment gives its grading worksheet, all of them a "
-        "file for Grades > Import (default: plain)",
+        help="the system that reads the file; for moodle, one assignment gives its grading "
+        "worksheet, all of them give a file for Grades > Import (default: plain)",
     )
     parser.add_argument(
-        "--fill", type=Path, metavar="CSV", help="the system's own file, to fill in"
+        "--fill", type=Path, metavar="CSV", help="the file that the system exported, to fill in"
     )
     parser.add_argument("--title", default="", help="title of the assignment's column there")
     parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     parser.add_argument(
-        "--zero", action="store_true", help="0 for who handed in nothing (default: empty)"
+        "--zero", action="store_true", help="write 0 if nothing was submitted (default: empty)"
     )
     parser.add_argument(
-        "--to", type=Path, metavar="CSV", help="where to (default: grading/grades_SYSTEM.csv)"
+        "--to", type=Path, metavar="CSV", help="output file (default: grading/grades_SYSTEM.csv)"
     )
 
 
@@ -91,10 +91,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Export for the command line; return the exit status."""
     names = (arguments.assignment,) if arguments.assignment else ()
     if (arguments.title or (arguments.fill and arguments.system == "moodle")) and not names:
-        print("autograder export: --title and Moodle's --fill need an ASSIGNMENT", file=sys.stderr)
+        print("autograder export: give ASSIGNMENT with --title or Moodle's --fill", file=sys.stderr)
         return 2
     if arguments.fill and arguments.system == "plain":
-        print("autograder export: --fill is for canvas and moodle: add --for", file=sys.stderr)
+        print("autograder export: --fill needs --for canvas or --for moodle", file=sys.stderr)
         return 2
     try:
         text, grades = export(
@@ -110,7 +110,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder export: {error}", file=sys.stderr)
         return 2
     to = arguments.to or data_folder(root) / f"grades_{arguments.system}.csv"
-    # Spreadsheets need the mark to show 中文; Canvas and Moodle need none.
+    # Spreadsheets need the byte order mark to show 中文; Canvas and Moodle need none.
     write_whole(to, text, "utf-8-sig" if arguments.system == "plain" else "utf-8")
     _report(grades, to)
     return 0
@@ -124,7 +124,7 @@ def _report(grades: list[Grade], to: Path) -> None:
         told = ", ".join(f"{n} {status}" for status, n in counts.items())
         print(f"{name}: {told}; late penalty on {late}")
         if counts[BY_HAND]:
-            print("  to be read: written questions have no points yet; make formgrader")
+            print("  to be read: written questions have no points yet: make formgrader")
         if counts[NOT_GRADED]:
-            print(f"  not graded: autograder grade {name}")
+            print(f"  not graded: run autograder grade {name}")
     print(f"written: {to}")

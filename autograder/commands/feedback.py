@@ -1,4 +1,4 @@
-"""``autograder feedback``: the page that each student reads, and which of them are missing."""
+"""``autograder feedback``: write each student's page, and name the students without one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.course import data_folder, load_config
 
 DESCRIPTION = """\
-Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission: what was
-examined, which case failed first and why, how many hidden cases there were, the points for written
-questions with your comments, late penalty, and questions about the grade with your answers. The
-pages run no script and fetch nothing, whatever was handed in. nbgrader generate_feedback writes the
-same pages; nbgrader release_feedback hands them out through the exchange."""
+Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission. The page says
+what was examined, which case failed first and why, and how many hidden cases there were. It has the
+points for written questions with your comments, the late penalty, and questions about the grade
+with your answers. No submission can make the page run a script or fetch anything.
+nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
+the exchange."""
 EXAMPLES = """\
 examples:
   autograder feedback
@@ -40,7 +41,8 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     graded = sorted((data / "autograded").glob(f"{student}/{assignment or '*'}"))
     if not graded:
         raise FeedbackError(
-            f"nothing of {assignment or 'any assignment'} is graded: autograder grade {assignment}"
+            f"nothing of {assignment or 'any assignment'} is graded: run autograder grade "
+            f"{assignment}"
         )
     api = NbGraderAPI(config=config)
     missing: dict[str, list[str]] = {}
@@ -49,7 +51,7 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
         missing[name] = []
         for folder in (each for each in graded if each.name == name):
             _show(done := done + 1, len(graded))
-            # One by one: nbgrader stops at the first that it cannot convert.
+            # One by one: nbgrader stops at the first submission that it cannot convert.
             outcome = api.generate_feedback(name, folder.parent.name, force=True)
             pages = data / "feedback" / folder.parent.name / name
             wanted = {path.stem for path in folder.glob("*.ipynb")}
@@ -85,5 +87,5 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
         print(f"{name}: {pages} pages in {folder}")
         if students:
-            print(f"  could not be written for: {', '.join(students)}; grade them again")
+            print(f"  no page could be written for: {', '.join(students)}; grade them again")
     return int(any(missing.values()))

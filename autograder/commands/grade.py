@@ -1,8 +1,8 @@
-"""``autograder grade``: a class in many processes, and then into the gradebook.
+"""``autograder grade``: grade a class in many processes, then write the gradebook.
 
-In the first phase each submission is examined; what comes of it is a verdict on disk, named by its
-content. In the second, one writer books the verdicts through nbgrader. Killed at any moment, the
-same command goes on where it was.
+The first phase examines each submission and writes its verdict to disk, named by its content. In
+the second phase, one writer books the verdicts through nbgrader. If the command is killed at any
+moment, it continues from there when it is run again.
 """
 
 from __future__ import annotations
@@ -19,51 +19,52 @@ from autograder.pool import slurm
 from autograder.pool.settled import inputs, settle, settled
 
 DESCRIPTION = (
-    "Grade all that was handed in of an assignment, several submissions at a time, and book it. "
-    "What was graded already, with the same code and the same checks, is not run again; killed or "
-    "interrupted, the command goes on where it was. What fails because of the machine is no zero: "
-    "it is tried three times, then listed, and the exit status is 1."
+    "Grade all submissions of an assignment, several at a time, and book their points. A "
+    "submission that was already graded with the same code and the same checks is not run again. "
+    "A command that was killed or interrupted continues where it was. A failure of the machine "
+    "is no zero: the submission is tried three times, then listed, and the exit status is 1."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", nargs="?", help="default: the only one that was handed in")
+    parser.add_argument("assignment", nargs="?", help="default: the only one with submissions")
     add_choices(parser)
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:
-    """Declare what `grade` and `regrade` have in common."""
+    """Declare the options that `grade` and `regrade` share."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser.add_argument(
         *("--jobs", "-j"),
         type=_positive,
         default=cores or 1,
-        help="submissions at a time (default: %(default)s, one for each core)",
+        help="submissions at a time (default: %(default)s, one per core)",
     )
     parser.add_argument(
         *("--student", "-s"),
         action="append",
         default=[],
-        help="only this one; may be given several times",
+        help="only this student; may be given several times",
     )
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="run what is right on the grader's network once more on real ranks, on gloo or GPUs; "
-        "with gpu one submission at a time has all GPUs (default: what nbgrader_config.py says)",
+        help="also run solutions that pass on the grader's network on real ranks: on gloo (cpu) or "
+        "GPUs; with gpu, one submission at a time uses all GPUs (default: as nbgrader_config.py "
+        "says)",
     )
     slurm.add_options(parser)
 
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of submissions: 1, 2, …")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of submissions: give 1, 2, …")
     return int(text)
 
 
 def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, int]:
-    """Return assignment, settings and jobs of a command line; no assignment: which is not clear."""
+    """Return assignment, settings and jobs; the assignment is empty if it is not clear which."""
     config = load_config(root)
     settings = Settings.of(config)
     if arguments.on:
@@ -73,7 +74,7 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
         submitted = Folders.of(root, config).submitted
         there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
         if len(there) != 1:
-            told = f"which assignment? Handed in were: {', '.join(there) or 'none'}"
+            told = f"name the assignment; there are submissions of: {', '.join(there) or 'none'}"
             print(f"autograder {arguments.command}: {told}", file=sys.stderr)
         assignment = there[0] if len(there) == 1 else ""
     jobs = arguments.jobs
@@ -105,7 +106,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     status = phases.report(outcomes)
     if unbooked:
-        print(f"not booked: {', '.join(unbooked)}; the reasons stand above")
+        print(f"not booked: {', '.join(unbooked)}; the reasons are above")
         return 1
     if not only and not status:
         count = len(outcomes)

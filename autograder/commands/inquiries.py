@@ -1,4 +1,4 @@
-"""``autograder inquiries``: students' questions about their grades, and the answers."""
+"""``autograder inquiries``: students' questions about their grades, and your answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from autograder.inquiries.thread import (
 )
 
 DESCRIPTION = """\
-Keep questions about grades, one file for each student and task, in
-grading/inquiries/STUDENT/ASSIGNMENT/TASK.md. A student asks with a text file named like the task,
-TASK.md, handed in as any other file; the next autograder feedback shows them question and answer
+Keep questions about grades in one file for each student and task:
+grading/inquiries/STUDENT/ASSIGNMENT/TASK.md. A student asks with a text file named after the task,
+TASK.md, submitted like any other file. The next autograder feedback shows question and answer
 under that task."""
 EXAMPLES = """\
 examples:
@@ -41,7 +41,7 @@ examples:
 
 
 class InquiryError(ValueError):
-    """What was asked for cannot be done; the message says why."""
+    """The action cannot be done; the message says why."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,22 +49,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listed = actions.add_parser("list", help="those that wait for an answer")
+    listed = actions.add_parser("list", help="list the questions that wait for an answer")
     listed.add_argument("assignment", nargs="?", default="", help="its name (default: all)")
-    listed.add_argument("--all", action="store_true", help="answered and closed ones too")
-    taken = actions.add_parser("take", help="questions from a folder, zip or exchange, as collect")
+    listed.add_argument("--all", action="store_true", help="also answered and closed questions")
+    taken = actions.add_parser("take", help="take questions from a folder, zip or exchange")
     taken.add_argument("assignment")
-    taken.add_argument("source", help="exchange, or the path of a folder or a zip")
+    taken.add_argument("source", help="the word exchange, or the path of a folder or a zip")
     taken.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
-    dates = actions.add_parser("dates", help="from when until when questions are taken")
+    dates = actions.add_parser("dates", help="set the dates between which questions are taken")
     dates.add_argument("assignment")
     dates.add_argument("--from", dest="first", metavar="TIME", help="(default: at once)")
     dates.add_argument("--until", dest="last", metavar="TIME", help="(default: without end)")
     for name, told in (
-        ("show", "a question, its answers, and the task's verdict"),
-        ("ask", "write a question down for a student, who wrote a mail"),
+        ("show", "print a question, its answers, and the task's verdict"),
+        ("ask", "write down a question for a student, for example one that came by mail"),
         ("answer", "answer a question"),
-        ("close", "no more is to be said; a new question opens it again"),
+        ("close", "end a thread; a new question opens it again"),
     ):
         action = actions.add_parser(name, help=told)
         for argument in ("student", "assignment", "task"):
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             text.add_argument("--text", help="the text")
             text.add_argument("--file", type=Path, help="a file with the text")
     for name in ("take", "ask"):
-        told = "also outside the dates, or of who handed nothing in"
+        told = "do it also outside the dates, or for a student who submitted nothing"
         actions.choices[name].add_argument("--anyway", action="store_true", help=told)
 
 
@@ -134,7 +134,7 @@ def _show(root: Path, data: Path, arguments: argparse.Namespace) -> int:
         for check in Verdict.read(path).checks:
             if check.task == thread.task:
                 print(f"{check.score:g} of {check.max_score:g} points. {check.reason}")
-        print(f"again, explained: autograder replay {path}")
+        print(f"to examine it again with explanations: autograder replay {path}")
     return 0
 
 
@@ -144,7 +144,9 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
         _tasks(root, arguments.assignment, arguments.task)
         names = _names(arguments)
         if not (data / "submitted" / names[0] / names[1]).is_dir() and not arguments.anyway:
-            raise InquiryError(f"{names[0]} has handed in nothing of {names[1]} (--anyway)")
+            raise InquiryError(
+                f"{names[0]} has submitted nothing for {names[1]} (--anyway to do it all the same)"
+            )
         thread = read_thread(data, *names)
     else:
         thread = _known(root, data, arguments)
@@ -153,11 +155,11 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InquiryError(f"cannot read {arguments.file}: {error.strerror}") from error
     if not thread.add(STUDENT if arguments.action == "ask" else INSTRUCTOR, text):
-        print("it says that already; nothing was changed")
+        print("the thread says that already; nothing was changed")
         return 0
     print(f"{thread.status}: {write_thread(data, thread)}")
     if arguments.action == "answer":
-        print(f"they read it after: autograder feedback {thread.assignment}")
+        print(f"next, to show it to the student: autograder feedback {thread.assignment}")
     return 0
 
 
@@ -172,7 +174,7 @@ def _known(root: Path, data: Path, arguments: argparse.Namespace) -> Thread:
     names = _names(arguments)
     if not thread_path(data, *names).is_file():
         raise InquiryError(
-            f"{names[0]} asked nothing about {names[2]} of {names[1]}: see list --all"
+            f"{names[0]} asked nothing about {names[2]} of {names[1]}: see inquiries list --all"
         )
     return read_thread(data, *names)
 
@@ -180,7 +182,9 @@ def _known(root: Path, data: Path, arguments: argparse.Namespace) -> Thread:
 def _names(arguments: argparse.Namespace) -> tuple[str, str, str]:
     names = (arguments.student, arguments.assignment, arguments.task)
     if any("/" in name or name.startswith(".") for name in names):
-        raise InquiryError("names of students, assignments and tasks have no / and no dot in front")
+        raise InquiryError(
+            "a student, assignment or task has no / in its name and does not start with a dot"
+        )
     return names
 
 
@@ -195,7 +199,7 @@ def _tasks(root: Path, assignment: str, task: str = "") -> list[str]:
 
 def _must_be_open(data: Path, arguments: argparse.Namespace) -> None:
     if (why := why_not(read_dates(data, arguments.assignment))) and not arguments.anyway:
-        raise InquiryError(f"{why} (--anyway takes them all the same)")
+        raise InquiryError(f"{why} (--anyway to do it all the same)")
 
 
 _ACTIONS = {

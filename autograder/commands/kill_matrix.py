@@ -1,7 +1,7 @@
-"""The kill matrix: which wrong solutions the checks find, where, and by which words.
+"""The kill matrix: which wrong solutions the checks find, where, and with which words.
 
 It is a table in ``instructor/README.md``, made from the marks in every ``mutants.py``. The tests
-run each solution in each place, so that what the table says is so.
+run each solution in each place, so the table is true.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLACES = {"simulated": "simulated", "cpu": "CPU", "grader": "grader"}
 
 
 def kill_matrix(sources: Path) -> str:
-    """Return the tables of all assignments in `sources`, with a heading each."""
+    """Return the tables of all assignments in `sources`, each under a heading."""
     parts = []
     for path in sorted(sources.glob("*/mutants.py")):
         mutants = mutants_of(load_module(path))

@@ -1,9 +1,9 @@
-"""``autograder leaderboard``: time what the class handed in of the capstone, and show the board.
+"""``autograder leaderboard``: time the class's submissions of the capstone and show the board.
 
-Each submission's code runs in the sandbox and writes the tapes of its ranks; the referee plays
-them, in a cell of its own there, on draws that no submission has seen. What is timed stays timed:
-after an interruption, or when more is handed in, only what is new is run, and what ran out of time
-if it is given more.
+Each submission's code runs in the sandbox and writes the tapes of its ranks. The referee plays the
+tapes, in a cell of its own in the sandbox, on draws that no submission has seen. Known times are
+kept. After an interruption, or after new submissions, only new ones run. An entry that ran out of
+time runs again only with a larger limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.course import find_sources, load_config
+from autograder.course import find_sources, handed_out, load_config
 from autograder.examination.budget import Limits
 from autograder.files import write_whole
 from autograder.foreign_text import printable
@@ -37,13 +37,13 @@ from autograder.pool.progress import in_words
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.local import load_module
 
 ASSIGNMENT = "10_capstone"
 DESCRIPTION = (
     "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
-    "score, bytes, gradients, distance from the speed of light. Goes on where it was interrupted; "
-    "what has changed since is timed again, and so is who ran out of time if --seconds is more now."
+    "score, bytes, gradients, distance from the speed of light. An interrupted run continues where "
+    "it was. Changed submissions are timed again, and those that ran out of time if --seconds grew."
 )
 
 
@@ -66,24 +66,24 @@ def leaderboard(
 
     Args:
         root: the course folder.
-        final: on the hidden network, and not on the one that students know.
+        final: use the hidden network instead of the one that students know.
         submitted: folder of ``STUDENT/10_capstone/10_capstone.ipynb``; by default nbgrader's.
-        to: where the board goes; by default ``grading/leaderboard``.
-        plays: draws on each of which an entry must reach the target.
-        seconds: limit of what a submission's ranks may take to write their tapes: wall clock.
-        again: forget what is known, and draw anew.
+        to: folder of the board; by default ``grading/leaderboard``.
+        plays: number of draws; an entry must reach the target on each.
+        seconds: wall-clock limit for a submission's ranks to write their tapes.
+        again: forget known times, and draw anew.
         say: takes one line for each entry.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        SandboxUnavailable: nothing of a student's runs without a sandbox.
-        BoardError: there is nothing to time, or what is known cannot be read.
+        SandboxUnavailable: there is no sandbox, so no student's code is run.
+        BoardError: there is nothing to time, or the file of known times cannot be read.
 
     """
-    folder = find_sources(root) / ASSIGNMENT
-    hidden = load_module(folder / "hidden.py")
-    check = load_checks(folder / "checks.py")["train"]
-    case = hidden.FINAL if final else load_module(folder / "checks.py").RACE
+    source = find_sources(root) / ASSIGNMENT
+    hidden = load_module(source / "hidden.py")
+    checks = load_module(handed_out(source) / "checks.py")
+    check, case = checks.CHECKS["train"], hidden.FINAL if final else checks.RACE
     if submitted is None:
         submitted = root / load_config(root).CourseDirectory.submitted_directory
     target, stem = to or root / "grading" / "leaderboard", "final" if final else "leaderboard"
@@ -100,14 +100,14 @@ def leaderboard(
     names = sorted(path.name for path in submitted.glob("*") if (path / ASSIGNMENT).is_dir())
     if not names:
         raise BoardError(
-            f"nobody has handed in {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
+            f"nobody has submitted {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
         )
     title = f"The race, {'the final' if final else 'so far'}"
     with SandboxedPlace(masked_from(hidden.MASKED)) as place:
         ready(place)
         try:
             _time_all(names, submitted, meeting, place, store, say)
-        finally:  # also when it is interrupted: what is known is shown
+        finally:  # also after an interruption: the known times are shown
             entries = ranked(store.entries[name] for name in names if name in store.entries)
             shown = page(entries, meeting.race, title, plays)
             write_whole(target / f"{stem}.html", shown, errors="replace")
@@ -174,7 +174,7 @@ def _shown(text: str) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "--final", action="store_true", help="on the hidden network and model: the last board"
+        "--final", action="store_true", help="use the hidden network and model: the last board"
     )
     parser.add_argument(
         "--submitted",
@@ -182,22 +182,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"folder of NAME/{ASSIGNMENT}/{ASSIGNMENT}.ipynb (default: nbgrader's)",
     )
     parser.add_argument(
-        "--to", type=Path, help="where the board goes (default: grading/leaderboard)"
+        "--to", type=Path, help="folder of the board (default: grading/leaderboard)"
     )
     parser.add_argument(
         "--plays",
         type=int,
         default=3,
-        help="on so many draws an entry must reach the target (default: 3)",
+        help="number of draws; an entry must reach the target on each (default: 3)",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=60.0,
-        help="wall-clock limit of a submission's code; no part of the score (default: 60)",
+        help="wall-clock limit for a submission's code; not part of the score (default: 60)",
     )
     parser.add_argument(
-        "--again", action="store_true", help="forget what is known, draw a new seed, time all anew"
+        "--again", action="store_true", help="forget known times, draw a new seed, time all again"
     )
 
 
@@ -205,7 +205,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Make the board for the command line; return the exit status."""
     to = arguments.to or root / "grading" / "leaderboard"
     if arguments.plays < 1 or not arguments.seconds > 0:
-        print("autograder leaderboard: --plays and --seconds are above 0", file=sys.stderr)
+        print("autograder leaderboard: --plays and --seconds must be above 0", file=sys.stderr)
         return 2
     try:
         entries = leaderboard(

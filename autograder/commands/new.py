@@ -1,7 +1,9 @@
-"""``autograder new``: a folder in ``instructor/`` with one whole task, to be changed into yours.
+"""``autograder new``: write an assignment with one whole task, for you to change.
 
-What is written is proven and released as it is, so that whatever fails later came with a change.
-The check is the one that ``instructor/README.md`` explains, read from there.
+It is two folders: ``assignments/NN_name/`` has the check, ``instructor/NN_name/`` the rest.
+
+It passes its tests and can be released as it is. So any later failure comes from a change.
+Its check is the one that ``instructor/README.md`` explains, read from there.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode, v4
 
-from autograder.course import find_sources
+from autograder.course import find_sources, handed_out
 
 DESCRIPTION = (
-    "Write instructor/NN_name: a notebook with one task and its solution, the check that "
-    "instructor/README.md explains, hidden cases, and wrong solutions. It passes its tests and can "
-    "be released; change it into your assignment."
+    "Write assignments/NN_name with the check that instructor/README.md explains, and "
+    "instructor/NN_name with a notebook of one task and its solution, hidden cases, and wrong "
+    "solutions. It passes its tests and can be released; change it into your assignment."
 )
 NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 
@@ -36,7 +38,7 @@ HIDDEN = {
     ),
 }
 
-# Modules that hold the answer: not to be imported while it is graded.
+# Modules with the answer: they cannot be imported while this is graded.
 MASKED = ()
 '''
 
@@ -131,28 +133,29 @@ class NewError(RuntimeError):
 
 
 def new(root: Path, name: str) -> Path:
-    """Write ``instructor/NN_name/`` and return it.
+    """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        NewError: the name is none, the folder is there already, or the README has no check.
+        NewError: the name is not usable, a folder exists already, or the README has no check.
 
     """
     sources = find_sources(root)
     if not NAME.fullmatch(name):
-        raise NewError(f"{name!r}: name it like 12_my_topic, a number and words in small letters")
+        raise NewError(f"{name!r}: use a name like 12_my_topic: a number and small letters")
     folder = sources / name
-    if folder.exists():
-        raise NewError(f"{folder} is there already: take another name, or remove it first")
+    for each in (folder, handed_out(folder)):
+        if each.exists():
+            raise NewError(f"{each} exists already: choose another name, or remove it first")
     made = {
-        f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
-        "checks.py": HANDED_OUT + check(sources),
-        "hidden.py": HIDDEN,
-        "mutants.py": MUTANTS,
+        handed_out(folder) / "checks.py": HANDED_OUT + check(sources),
+        folder / f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
+        folder / "hidden.py": HIDDEN,
+        folder / "mutants.py": MUTANTS,
     }
-    folder.mkdir()
     for path, text in made.items():
-        (folder / path).write_text(text, encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -162,7 +165,7 @@ def check(sources: Path) -> str:
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     if block is None:
-        raise NewError(f"{readme} has no block of Python to begin with: restore it from git")
+        raise NewError(f"{readme} has no block of Python to start from: restore it from git")
     return block[1]
 
 
@@ -190,7 +193,7 @@ def _cell(
     solution: bool = False,
     points: int | None = None,
 ) -> NotebookNode:
-    """Give the cell its role in nbgrader; with points it is a test."""
+    """Give the cell its role in nbgrader; a cell with points is a test."""
     cell.id = grade_id.replace("_", "-")
     role = {"grade": points is not None, "grade_id": grade_id, "locked": locked}
     role |= {"schema_version": 3, "solution": solution, "task": False}
@@ -200,7 +203,7 @@ def _cell(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", help="its folder's name, as in 12_my_topic")
+    parser.add_argument("assignment", help="name of its folder, such as 12_my_topic")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -212,7 +215,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     name = folder.name
     print(f"Written: {folder}\n")
-    print("  make formgrader                   edit the notebook; beside it the three files")
+    print("  make formgrader                   edit the notebook; two of the files lie beside it")
+    print(f"  assignments/{name}/checks.py      the check, which students get")
     print(f'  make test-all ARGS="tests/test_assignments.py -k {name}"')
-    print("  autograder release                what students get, and the kill matrix")
+    print("  autograder release                make the students' version, and the kill matrix")
     return 0

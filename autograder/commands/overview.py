@@ -1,7 +1,7 @@
-"""The overview in ``assignments/README.md``: what each assignment asks for, and how it was tried.
+"""The overview in ``assignments/README.md``: what each assignment asks, and how it was tested.
 
-It counts and names nothing else: which wrong solutions were tried, and what they are told, would
-give solutions away. That is the kill matrix, in ``instructor/README.md``.
+It has only counts and names. The wrong solutions and their reports would give solutions away. They
+are in the kill matrix, in ``instructor/README.md``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _row(name: str, notebook: NotebookNode, mutants: Sequence[Mutant]) -> str:
     text = " ".join(notebook.cells[0].source.split())
     takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
     if takes is None:
-        raise ValueError(f"{name}: its first cell does not say '**It takes** about …'")
+        raise ValueError(f"{name}: its first cell does not say '**It takes** about …': add that")
     wrong = [mutant for mutant in mutants if mutant.reason is not None]
     places = [
         f"{sum(place in mutant.where for mutant in mutants)} {_PLACES[place]}"

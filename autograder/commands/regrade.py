@@ -1,4 +1,4 @@
-"""``autograder regrade``: a check was mended: who gains and who loses, before it is booked."""
+"""``autograder regrade``: after a check was mended, show who gains and loses before booking."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autograder.pool.outcome import Outcome
 
 DESCRIPTION = (
     "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
-    "before you say so. Inputs are drawn from the same seeds as before. Only submissions with a "
-    "booked verdict appear as changed; others are graded for the first time."
+    "before you say so. The inputs are drawn from the same seeds as before. Only submissions with "
+    "a booked verdict appear as changed; others are graded for the first time."
 )
 
 
@@ -27,8 +27,8 @@ class Change:
     """One student's points, before and after.
 
     Attributes:
-        student: who.
-        before: points that are booked; None: none yet.
+        student: their id.
+        before: points that are booked; None if there are none yet.
         after: points by the checks as they are now.
         tasks: those whose points differ.
 
@@ -41,7 +41,7 @@ class Change:
 
 
 def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> list[Change]:
-    """Compare what was graded now with what was booked last, student by student."""
+    """Compare the new points with those that were booked last, student by student."""
     new: dict[str, dict[str, Verdict]] = {}
     for outcome in outcomes:
         if outcome.verdict:
@@ -68,7 +68,7 @@ def _points(verdicts: dict[str, Verdict]) -> dict[str, float]:
 
 
 def table(found: Sequence[Change]) -> str:
-    """Return the changes as text: those who lose first, and a line that counts."""
+    """Return the changes as text: students who lose come first; the last line counts."""
     known = [each for each in found if each.before is not None]
     moved = sorted(
         (each for each in known if each.tasks), key=lambda each: each.after - (each.before or 0)
@@ -84,7 +84,7 @@ def table(found: Sequence[Change]) -> str:
     gain = sum(each.after > (each.before or 0) for each in moved)
     lose = sum(each.after < (each.before or 0) for each in moved)
     lines.append(
-        f"{gain} gain, {lose} lose, {len(known) - gain - lose} have as many points as before, "
+        f"{gain} gain, {lose} lose, {len(known) - gain - lose} keep their points, "
         f"{len(found) - len(known)} were not booked before"
     )
     return "\n".join(lines)
@@ -92,11 +92,11 @@ def table(found: Sequence[Change]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", nargs="?", help="default: the only one that was handed in")
+    parser.add_argument("assignment", nargs="?", help="default: the only one with submissions")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--all", action="store_true", help="examine every submission again")
     which.add_argument(
-        "--changed", action="store_true", help="only where code or checks are not what was graded"
+        "--changed", action="store_true", help="only where code or checks changed since grading"
     )
     parser.add_argument("--book", action="store_true", help="book the new points without asking")
     grade.add_choices(parser)

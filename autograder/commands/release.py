@@ -1,9 +1,10 @@
-"""``autograder release``: what students get, made from what instructors write.
+"""``autograder release``: make the students' assignments from what instructors write.
 
-``assignments/NN_name/`` is nbgrader's release of ``instructor/NN_name/``, byte for byte: the
-notebook without solutions and mark schemes, and the files beside it, except those that
-nbgrader_config.py ignores, such as ``hidden.py``. It is committed, so that a clone is all that a
-student needs, and made anew by this command, never edited. So is the kill matrix in
+The notebook in ``assignments/NN_name/`` is nbgrader's release of that in ``instructor/NN_name/``,
+byte for byte: without solutions and mark schemes. So are other files beside it, such as figures. It
+is committed, so that a clone is all that a student needs, and made anew by this command, never
+edited. ``checks.py`` and other Python of ``assignments/NN_name/`` is written there, and no other
+copy of it is kept: this command leaves it as it is. Made anew is also the kill matrix in
 ``instructor/README.md``, and the overview in ``assignments/README.md``, which has its sums only.
 """
 
@@ -26,12 +27,12 @@ from autograder.commands.overview import overview
 from autograder.course import find_sources, load_config
 
 DESCRIPTION = (
-    "Make assignments/NN_name from instructor/NN_name: the notebook without solutions and mark "
-    "schemes, and the files beside it without hidden.py and mutants.py. Refuses if a line of a "
-    "solution would be seen. The same source gives the same bytes."
+    "Make the notebook in assignments/NN_name from the one in instructor/NN_name, without "
+    "solutions and mark schemes. Refuses if a line of a solution would be seen. The same source "
+    "gives the same bytes. checks.py lies in assignments/ only, and stays as it is."
 )
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
-LONG_ENOUGH = 12  # characters of a line that are searched for within others; `x = 1` is anywhere
+LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched within other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
 
 
@@ -46,12 +47,12 @@ def release(
     write: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make ``assignments/`` from ``instructor/``; return the paths that differed, sorted.
+    """Make the notebooks in ``assignments/`` anew; return the paths that differed, sorted.
 
     Args:
         root: the course folder.
-        names: the assignments; by default all, and then what has no source goes.
-        write: False to say what differs, and change nothing.
+        names: the assignments; by default all, and then a notebook without a source is removed.
+        write: False to change nothing and only say what differs.
         say: takes one line for each assignment.
 
     Raises:
@@ -60,24 +61,27 @@ def release(
 
     """
     sources, target = find_sources(root), root / "assignments"
-    there = sorted(path.parent.name for path in sources.glob("*/checks.py"))
+    there = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
     if unknown := sorted(set(names) - set(there)):
         raise ReleaseError(
-            f"no {unknown[0]}/checks.py in {sources}; there are: {', '.join(there) or 'none'}"
+            f"no {unknown[0]}/{unknown[0]}.ipynb in {sources}; "
+            f"there are: {', '.join(there) or 'none'}"
         )
-    everything = sorted({*there, *(path.parent.name for path in target.glob("*/checks.py"))})
+    everything = sorted({*there, *(path.parent.name for path in target.glob("*/*.ipynb"))})
     differing = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in names or everything:
             made = generate(root, name, Path(scratch)) if name in there else {}
-            changed = _differing(made, files(target / name))
+            there_now = files(target / name).items()
+            before = {path: text for path, text in there_now if not path.endswith(".py")}
+            changed = _differing(made, before)
             say(f"{name}: {_describe(made, changed, write)}")
             if write:
                 _write(target / name, {path: made.get(path) for path in changed})
             differing += [f"assignments/{name}/{path}" for path in changed]
     if not names and _renew_kill_matrix(sources, write):
         differing.append("instructor/README.md")
-        say(f"instructor/README.md: the kill matrix {'made anew' if write else 'DIFFERS'}")
+        say(f"instructor/README.md: the kill matrix {'was renewed' if write else 'DIFFERS'}")
     if _renew(target / "README.md", overview(sources), write):
         differing.append("assignments/README.md")
         say(f"assignments/README.md: {'made anew' if write else 'DIFFERS'}")
@@ -85,7 +89,7 @@ def release(
 
 
 def _renew_kill_matrix(sources: Path, write: bool) -> bool:
-    """Return whether the kill matrix in ``instructor/README.md``, if there is one, was another."""
+    """Return whether the kill matrix in ``instructor/README.md``, if it has one, was outdated."""
     readme = sources / "README.md"
     if not readme.is_file():
         return False
@@ -94,7 +98,7 @@ def _renew_kill_matrix(sources: Path, write: bool) -> bool:
 
 
 def _renew(path: Path, text: str, write: bool) -> bool:
-    """Return whether the file was another, or not there; write the text if so and asked to."""
+    """Return whether the file differs from the text or is missing; write the text if `write`."""
     differs = not path.is_file() or path.read_text(encoding="utf-8") != text
     if write and differs:
         path.write_text(text, encoding="utf-8")
@@ -102,7 +106,7 @@ def _renew(path: Path, text: str, write: bool) -> bool:
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
-    """Return the files that students get of one assignment, by their relative paths.
+    """Return the files that are made for students of one assignment, by their relative paths.
 
     Args:
         root: the course folder.
@@ -110,7 +114,7 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
         scratch: a folder to make them in.
 
     Raises:
-        ReleaseError: nbgrader refused it, or a solution would leak.
+        ReleaseError: nbgrader refused it, a solution would leak, or there is Python to hand out.
 
     """
     config = load_config(root, data=scratch)
@@ -119,21 +123,25 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     outcome = NbGraderAPI(config=config).generate_assignment(name)
     if not outcome["success"]:
         raise ReleaseError(f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip())
-    made = files(scratch / "release" / name)
-    folder = find_sources(root) / name
+    made, folder = files(scratch / "release" / name), find_sources(root) / name
+    if python := [path for path in made if path.endswith(".py")]:
+        raise ReleaseError(
+            f"{folder / python[0]}: students get no Python from here. Move what is for them to "
+            f"assignments/{name}/, where it is the only copy."
+        )
     for path in (path for path in made if path.endswith(".ipynb")):
         source = nbformat.read(folder / path, as_version=4)
         if found := leaks(source, nbformat.reads(made[path].decode(), as_version=4)):
             listed = "\n  ".join(found)
-            raise ReleaseError(f"{name}/{path} would give away, outside its solutions:\n  {listed}")
+            raise ReleaseError(f"{name}/{path} would show these lines of the solution:\n  {listed}")
     return made
 
 
 def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
     """Return the lines of the solutions in `source` that `released` shows anywhere.
 
-    A line counts if it does not stand in the stub that its cell is released with. Short lines leak
-    where they are a whole line, longer ones also within another.
+    A line counts if the stub that its cell is released with does not have it. Short lines leak
+    where they are a whole line, longer ones also within another line.
     """
     stubs = {cell.id: _lines(cell) for cell in released.cells}
     secret = {
@@ -150,7 +158,7 @@ def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the files below a folder by their relative paths, in order; leftovers are not in."""
+    """Return the files below a folder by their relative paths, in order, without leftovers."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     relative = {path.relative_to(folder): path for path in paths}
     return {str(r): p.read_bytes() for r, p in relative.items() if not LEFTOVERS & {*r.parts}}
@@ -185,12 +193,12 @@ def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", nargs="*", help="its folder's name, as in 02_data_parallel_sgd (default: all)"
+        "assignment", nargs="*", help="folder, such as 02_data_parallel_sgd (default: all)"
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="change nothing; exit status 1 if assignments/ is not what instructor/ makes",
+        help="change nothing; exit status 1 if a notebook differs from what instructor/ makes",
     )
 
 
@@ -202,6 +210,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder release: {error}", file=sys.stderr)
         return 2
     if arguments.check and differing:
-        print("assignments/ is not what instructor/ makes: run  python -m autograder release")
+        print("assignments/ differs from what instructor/ makes: run python -m autograder release")
         return 1
     return 0

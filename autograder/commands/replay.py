@@ -1,4 +1,4 @@
-"""``autograder replay``: a submission again from its verdict: same inputs, explained, drawn."""
+"""``autograder replay``: examine a submission again with its verdict's inputs, and draw it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from autograder.pool.one import rebuilt
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, Observed
+from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner
-from course_lib.checking.wire import Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RanksError
 
 DESCRIPTION = (
-    "Examine a submission again with the inputs that its verdict was made from. Prints every case, "
-    "hidden ones in full: for instructors. The timeline of the first case that failed, or of "
-    "--case, is drawn to a PNG. Books nothing."
+    "Examine a submission again with the inputs of its verdict. Prints every case, also hidden "
+    "ones in full: it is for instructors. Draws the timeline of the first case that failed, or of "
+    "--case, to a PNG. Books nothing."
 )
 
 
@@ -43,14 +43,14 @@ class Watched(Submission):
     """A submission whose traces are kept.
 
     Attributes:
-        traces: case's name → what its ranks did, of the cases that ran, in order.
+        traces: case's name → what its ranks did, in the order in which the cases ran.
 
     """
 
     traces: dict[str, Trace]
 
     def runner(self, on: On | None = None) -> Runner:
-        """Return what runs the cases, and keeps what their ranks did."""
+        """Return a runner of the cases that keeps what their ranks did."""
         run = super().runner(on)
 
         def watched(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
@@ -75,7 +75,7 @@ def replay(root: Path, path: Path) -> tuple[Verdict, Verdict, dict[str, Trace]]:
     """Return the verdict at `path`, the one of a new examination, and the traces of its cases.
 
     Raises:
-        ReplayError: the code that it is about is not here any more.
+        ReplayError: the code that the verdict is about is no longer here.
 
     """
     old = Verdict.read(path)
@@ -117,7 +117,7 @@ def _notebook(folders: Folders, old: Verdict, path: Path) -> Any:
         return notebook
     raise ReplayError(
         f"the code that {path} is about is neither beside it nor at {submitted}: "
-        "it was handed in again since, or moved"
+        "the student submitted again since, or it was moved"
     )
 
 
@@ -126,7 +126,7 @@ def _digest(notebook: nbformat.NotebookNode) -> str:
 
 
 def explained(old: Verdict, new: Verdict) -> str:
-    """Return every case of the new examination, and what differs from the old one."""
+    """Return every case of the new examination, and its differences from the old one."""
     lines = [f"{old.student}, {old.notebook}: {new.score:g} of {new.max_score:g} points"]
     for check in new.checks:
         lines.append(f"\n{check.name}: {check.score:g} of {check.max_score:g}")
@@ -140,9 +140,9 @@ def explained(old: Verdict, new: Verdict) -> str:
     before = {check.name: check.score for check in old.checks}
     moved = [c for c in new.checks if before.get(c.name) != c.score]
     if old.checks_sha256 not in ("", new.checks_sha256):
-        lines.append("\nThe checks are not those of the verdict.")
+        lines.append("\nThe checks have changed since the verdict.")
     if moved:
-        lines.append("Other points than in the verdict:")
+        lines.append("Points that differ from the verdict:")
         lines += [f"  {c.name}: {before.get(c.name, 0):g} → {c.score:g}" for c in moved]
     else:
         lines.append("\nThe same points as in the verdict.")
@@ -159,17 +159,17 @@ def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
     if case:
         found = [name for name in traces if case in name]
         if not found:
-            raise ReplayError(f"no case {case!r} in which anything was sent; {_listed(traces)}")
+            raise ReplayError(f"no case {case!r} that sent a message; {_listed(traces)}")
         return found[0]
     failed = {c["name"] for check in new.checks for c in check.cases if not c["passed"]}
     hits = [name for name in traces if name.partition(": ")[2] in failed]
     if failed and traces and not hits:
-        print("Where it failed nothing had been sent yet; the last case is drawn instead.")
+        print("No failed case had sent a message; the last case is drawn instead.")
     return (hits or list(traces)[-1:] or [""])[0]
 
 
 def _listed(traces: dict[str, Trace]) -> str:
-    return f"there are: {'; '.join(traces)}" if traces else "nothing was sent in any"
+    return f"choose from: {'; '.join(traces)}" if traces else "no case sent a message"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -177,12 +177,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "verdict", type=Path, help="a file below grading/verdicts or grading/graded"
     )
-    parser.add_argument("--case", default="", help="draw this one: a part of its name")
-    parser.add_argument("--figure", type=Path, help="the PNG (default: beside the verdict)")
+    parser.add_argument("--case", default="", help="the case to draw: a part of its name")
+    parser.add_argument("--figure", type=Path, help="output PNG (default: beside the verdict)")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
-    """Replay for the command line; return the exit status: 1 if the points are others now."""
+    """Replay for the command line; return the exit status: 1 if the points differ now."""
     path: Path = arguments.verdict
     try:
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""``autograder similar``: a report of solutions that look alike; no code leaves the machine."""
+"""``autograder similar``: report solutions that look alike; no code leaves the machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from autograder.similarity.report import WARNING, html_report, text_report
 
 DESCRIPTION = f"""\
 List the pairs of submissions whose code is most alike, and write a page that shows them side by
-side. Names, comments, layout and the order of functions do not count; what was released is
-subtracted; what many wrote counts little. It all happens on this machine.
+side. Names, comments, layout and the order of functions do not count. Released code is subtracted,
+and code that many students wrote counts little. All of this happens on this machine.
 
 {WARNING}"""
 EXAMPLES = """\
@@ -42,11 +42,11 @@ def similar(
 ) -> tuple[Comparison, dict[str, dict[str, str]], dict[str, str]]:
     """Compare a class's submissions with one another.
 
-    Returns the comparison, the cells that were compared (student → name → source), and who could
-    not be compared, with the reason.
+    Returns the comparison, the cells that were compared (student → name → source), and the students
+    who could not be compared, with the reason.
 
     Raises:
-        SourceError: there is no such assignment, or nobody has handed in.
+        SourceError: there is no such assignment, or it has no submission.
 
     """
     config = load_config(root)
@@ -54,7 +54,9 @@ def similar(
     submitted = data_folder(root, config) / "submitted"
     folders = sorted(submitted.glob(f"*/{assignment}"))
     if not folders:
-        raise SourceError(f"nobody has handed in {assignment}: autograder collect {assignment} …")
+        raise SourceError(
+            f"nobody has submitted {assignment}: run autograder collect {assignment} SOURCE"
+        )
     released = _released(root, data_folder(root, config), assignment, names)
     known = hashes_of([_plain(cell) for nb in released.values() for cell in _code(nb)])
     solutions, cells, damaged = [], {}, {}
@@ -67,7 +69,7 @@ def similar(
                 for notebook in names
                 for name, source in _answers(released[notebook], folder / f"{notebook}.ipynb")
             }
-        except Exception as error:  # whatever a file that is no notebook leads to
+        except Exception as error:  # a file that is no notebook may raise anything
             damaged[student] = f"the notebook cannot be read ({type(error).__name__}: {error})"[
                 :200
             ]
@@ -77,15 +79,15 @@ def similar(
 
 
 def _released(root: Path, data: Path, assignment: str, names: list[str]) -> dict[str, NotebookNode]:
-    """Return the notebooks that students got: nbgrader's release, else the course's."""
+    """Return the notebooks that students got: from nbgrader's release, else from the course."""
     for folder in (data / "release" / assignment, root / "assignments" / assignment):
         if all((folder / f"{name}.ipynb").is_file() for name in names):
             return {n: nbformat.read(folder / f"{n}.ipynb", as_version=4) for n in names}
-    raise SourceError(f"{assignment} is not released: autograder release {assignment}")
+    raise SourceError(f"{assignment} is not released: run autograder release {assignment}")
 
 
 def _answers(released: NotebookNode, path: Path) -> list[tuple[str, str]]:
-    """Return name and source of what a student wrote: answers, and code cells of their own."""
+    """Return name and source of a student's answers and of code cells that they added."""
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
         raise ValueError("it is a link, or too large")
     submitted: NotebookNode = nbformat.from_dict(json.loads(path.read_bytes()))
@@ -127,8 +129,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, as in 02_data_parallel_sgd")
-    parser.add_argument("--top", type=int, default=30, help="at most so many pairs (default: 30)")
+    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("--top", type=int, default=30, help="largest number of pairs (default: 30)")
     parser.add_argument(
         "--at-least",
         type=float,
@@ -141,7 +143,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Compare for the command line; return the exit status."""
     if not 0 <= arguments.at_least <= 1 or arguments.top < 1:
-        print("autograder similar: --at-least is from 0 to 1, --top from 1", file=sys.stderr)
+        print("autograder similar: --at-least is from 0 to 1, --top at least 1", file=sys.stderr)
         return 2
     show = sys.stderr.isatty()
     try:

@@ -1,4 +1,4 @@
-"""``autograder status``: where the class stands, assignment by assignment."""
+"""``autograder status``: show the state of the class, assignment by assignment."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autograder.pool.class_list import (
 )
 
 DESCRIPTION = (
-    "Say for each assignment how many handed in, how many are graded, outdated (graded, but with "
-    "other code or other checks than now), failed because of the machine or of a check, booked, "
-    "and waiting for a person. Reads only."
+    "Show for each assignment the number of submissions, and how many are graded, outdated "
+    "(graded with other code or checks than now), failed (because of the machine or a check), "
+    "booked, or waiting for a person. Reads only."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
 
 def stands(root: Path, assignment: str) -> list[Standing]:
-    """Return where each student stands who handed something in.
+    """Return the state of each student who submitted something.
 
     Raises:
         NothingToGrade: nobody did, or the assignment was not released.
@@ -63,7 +63,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folders = Folders.of(root, load_config(root))
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
     if not names:
-        print("nothing was released or handed in yet: nbgrader generate_assignment NAME")
+        print("nothing was released or submitted yet: run nbgrader generate_assignment NAME")
         return 0
     width = max(map(len, (*names, "assignment")))
     print("  ".join([f"{'assignment':{width}}", *HEADS]))
@@ -78,7 +78,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             found = []
         cells = (f"{n:{len(head)}}" for head, n in zip(HEADS, row(found), strict=True))
         print("  ".join([f"{name:{width}}", *cells]))
-        notes += [f"{name}: {s.student}: handed in no notebook" for s in found if not s.notebooks]
+        notes += [f"{name}: {s.student}: submitted no notebook" for s in found if not s.notebooks]
         notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in found if s.failed]
     if notes:
         print("\n" + "\n".join(notes))

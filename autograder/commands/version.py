@@ -7,7 +7,7 @@ from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
 
 
 def version_text() -> str:
-    """Return a line for each; the last says which bubblewrap is used, or why none can be."""
+    """Return one line for each; the last names the bubblewrap in use, or why there is none."""
     lines = [f"{name} {version}" for name, version in versions().items()]
     try:
         lines.append(str(probe()))

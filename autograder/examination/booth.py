@@ -1,4 +1,4 @@
-"""Has the capstone's tapes played in a cell of the sandbox; see `inside.booth`."""
+"""Play the capstone's tapes in a cell of the sandbox; see `inside.booth`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from autograder.examination.channel import Channel
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone.referee import SECONDS, played_by
 from course_lib.capstone.tape import TapeError
-from course_lib.checking.frames import Frame
-from course_lib.checking.wire import WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import WireError, decode, encode
 
 _NUMBERS = {"seconds": float, "computed": float, "light": float, "flops": int, "gradients": int}
 _LISTS = {"losses": float, "sent": int, "received": int, "claimed": int}
@@ -50,19 +50,19 @@ def _play(
                 return _checked(decode(payload))
             except TimeoutError:
                 place.make_sure()
-                raise TapeError(f"to do it again takes more than {SECONDS:g} s") from None
+                raise TapeError(f"playing the tape takes more than {SECONDS:g} s") from None
             except WireError:
-                raise TapeError("it cannot be done again: it breaks the process") from None
+                raise TapeError("the tape cannot be played: it breaks the process") from None
             except EOFError:
                 why = place.why_ended(cell)
-                raise TapeError(f"it cannot be done again: it ended: {why}") from None
+                raise TapeError(f"the tape cannot be played: its process ended: {why}") from None
 
 
 def _checked(told: Any) -> dict[str, Any]:
-    """Return what the cell has answered, if it has the form of an answer.
+    """Return the cell's answer, if it has the form of an answer.
 
     Raises:
-        WireError: it has not. What a tape has done to the cell, nobody knows.
+        WireError: it has not. A tape may have done anything to the cell.
 
     """
     match told:

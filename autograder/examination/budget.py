@@ -1,18 +1,18 @@
 """The time that one submission may take: per cell, per case, per check, and in all.
 
-The rule, for every limit: **time on the wall counts, except while the submission waits for a
-core.** Who computes, sleeps or is stuck uses up its time; who stands in the queue for a core,
-because the machine is busy with others, does not. So the same code gets the same verdict on a
-machine of which it has a tenth.
+The rule for every limit: **wall-clock time counts, except while the submission waits for a core.**
+A submission that computes, sleeps or is stuck uses up its time. One that waits for a core, because
+the machine is busy, does not. So the same code gets the same verdict on a machine of which it has
+only a tenth.
 
-Nobody can hide in the queue: what all processes of the submission run on cores counts in any case,
-so filling the queue oneself gains nothing; and a tenth of the wall counts whatever happens, so that
-nothing lasts longer than ten times its limit, by the wall. A submission that gets that far has its
-numbers in the verdict's notes.
+Nobody can cheat by waiting. The time that all processes of the submission run on cores always
+counts, so filling the queue oneself gains nothing. A tenth of the wall-clock time always counts
+too, so nothing lasts longer than ten times its limit. If a submission gets that far, the verdict's
+notes have its numbers.
 
 Time in which the machine stood still does not count at all: a process of the submission was stopped
 from outside, or this process was not run. After `STANDSTILL` seconds of it the examination is given
-up, as the machine's failure.
+up as the machine's failure.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from course_lib.checking.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
 PATIENCE = 10
-"""A second that counts lasts at most so many on the wall."""
+"""A second that counts lasts at most this many seconds of wall-clock time."""
 LOOK_EVERY = 0.2
-"""Seconds between two looks at what can be seen from outside only."""
+"""Seconds between two looks at values that can only be seen from outside."""
 UNSEEN = 3.0
-"""After so many seconds without a look this process was not run, unless it computed or queued."""
+"""A gap of so many seconds between looks, without computing or queuing, is a standstill."""
 STANDSTILL = 60.0
 """Seconds that the machine may stand still in one examination."""
 
@@ -57,22 +57,22 @@ class Limits:
 
 
 class Budget:
-    """What is left of a submission's time. The clock runs only while student code does.
+    """The time that a submission has left. The clock runs only while student code runs.
 
-    It stops before processes are ended: how long one has waited is known as long as it is there.
+    It stops before processes are ended: Linux knows how long one waited only while it exists.
 
     Args:
         limits: the limits.
-        cores: what the submission's processes have had of the cores so far, and those of ours that
-            they wait for, by their pids.
-        wall: the clock on the wall.
+        cores: returns the core times of the submission's processes so far, and of those of ours
+            that they wait for, by their pids.
+        wall: the wall clock.
         busy: seconds that this process has computed so far.
 
     Attributes:
         limits: the limits.
         used: seconds that have counted so far, at the last look.
-        waited: seconds on the wall that have not, because the submission waited for a core.
-        still: seconds on the wall that have not, because the machine stood still.
+        waited: wall-clock seconds that did not count because the submission waited for a core.
+        still: wall-clock seconds that did not count because the machine stood still.
 
     """
 
@@ -99,7 +99,7 @@ class Budget:
         try:
             self._look()
         except MachineFailure:
-            if kind is None:  # else what is raised already says more
+            if kind is None:  # else the exception already says more
                 raise
         finally:
             self._looked = None
@@ -111,7 +111,7 @@ class Budget:
 
     @property
     def now(self) -> float:
-        """What `used` is if all that has passed since the last look counts."""
+        """`used` if all time since the last look counts."""
         return self.used + self._since
 
     @property
@@ -119,30 +119,30 @@ class Budget:
         return 0.0 if self._looked is None else self._wall() - self._looked
 
     def told_when_over(self) -> str | None:
-        """Return what the verdict says of a submission whose time is used up."""
+        """Return the verdict's words on a submission whose time is used up."""
         if self.left > 0:
             return None
         words = f"the submission used up its {self.limits.submission:g} s"
         if self.waited < 1:
             return words
-        words += f", which took {self.used + self.waited:.0f} s: it also waited for a core"
+        words += f", which took {self.used + self.waited:.0f} s because it waited for a core"
         if self.waited < self.used:
             return words
-        return f"{words}. This machine was busy with others: grade it again with fewer at once"
+        return f"{words}. This machine was busy: grade it again with fewer submissions at once"
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` is `moment`; 0 once it is."""
-        now = self.now  # once: between two readings this process may have waited for a core itself
+        now = self.now  # read once: between two readings this process may itself wait for a core
         if self._looked is not None and (self._since > LOOK_EVERY or now >= moment):
             self._look()
             now = self.used
         return max(0.0, moment - now)
 
     def of(self, seconds: float) -> Deadline:
-        """Return the end of something that has a limit of `seconds` of its own.
+        """Return the deadline for something that has a limit of `seconds` of its own.
 
         Raises:
-            OutOfTime: nothing is left.
+            OutOfTime: the submission has no time left.
 
         """
         left = self.left
@@ -184,7 +184,7 @@ class Deadline:
     """A moment of a running budget's time, which may come nearer.
 
     Attributes:
-        seconds: how far away it was at first.
+        seconds: its distance at first.
 
     """
 
@@ -195,9 +195,9 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, at least, and 0 once it has passed."""
+        """Seconds until then, at least; 0 once it has passed."""
         return self._budget.until(self._at)
 
     def shorten(self, seconds: float) -> None:
-        """Let it come in `seconds` at the latest."""
+        """Make it come in `seconds` at the latest."""
         self._at = min(self._at, self._budget.now + seconds)

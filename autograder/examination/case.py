@@ -1,8 +1,8 @@
 """The ranks of one case, seen from the examiner: fork, feed, carry their messages, collect, kill.
 
-Each rank is a process in a cell of its own. What they send one another goes through the fabric
-here, outside, on a virtual clock: so a deadlock is known when it happens, and what was sent is
-known, whatever the ranks say.
+Each rank is a process in a cell of its own. Its messages go through the fabric here, outside, on a
+virtual clock. So a deadlock is known when it happens, and the grader knows what was sent, whatever
+the ranks say.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case
-from course_lib.checking.frames import Frame
 from course_lib.checking.limits import CARRIED, MAX_ANSWERS, MAX_TEXT
-from course_lib.checking.wire import Plain, WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import (
     MismatchError,
@@ -31,20 +31,18 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
 )
 from course_lib.ranks.explain.failure import Failure, rank_error, timed_out
-from course_lib.ranks.fabric.diagnosis import explain_misuse
-from course_lib.ranks.fabric.handles import MAX_MISUSES, Misuse
-from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.for_graders import MAX_MISUSES, FabricServer, Misuse, explain_misuse
 from course_lib.ranks.trace.trace import Trace
 
 GRACE = 0.5
-"""Seconds that the other ranks get to tell what happened to them, once one has failed."""
+"""Seconds that the other ranks get to say what happened to them, once one has failed."""
 
 
 _LOOP = "A rank that runs computes, sleeps or loops: look for a loop that does not end."
 
 
 class SubmissionError(RanksError):
-    """The submission's own code kept a case from being run at all."""
+    """The submission's own code prevented a case from being run at all."""
 
 
 @dataclass
@@ -62,11 +60,11 @@ class CaseRanks:
 
     Args:
         place: where they run.
-        case: whose ranks they are.
-        program: the check's, packed.
-        function: the student's, as the notebook process handed it over.
-        network: what messages cost.
-        computes: of each rank, seconds → how often its program says that it computes so long.
+        case: the case of these ranks.
+        program: the check's program, packed.
+        function: the student's function, as the notebook process handed it over.
+        network: the cost of messages.
+        computes: per rank, seconds → how often its program may report computing that long.
 
     """
 
@@ -118,12 +116,12 @@ class CaseRanks:
 
     @property
     def trace(self) -> Trace:
-        """What the ranks sent and when, as it was carried here."""
+        """The messages of the ranks and their times, as they were carried here."""
         return Trace(self._server.fabric.events, self._k)
 
     @property
     def touched(self) -> list[str]:
-        """Which buffers the ranks used too early, by their own word, in sentences."""
+        """Sentences on the buffers that the ranks used too early, as they report it."""
         return explain_misuse([each for rank in self._ranks for each in rank.touched]).splitlines()
 
     def start(self, inputs: Sequence[Plain]) -> None:
@@ -144,7 +142,7 @@ class CaseRanks:
         """Return the ranks' outputs in rank order; they have started.
 
         Raises:
-            RanksError: they did not all answer; says why. Ask `blame` before you believe it.
+            RanksError: not all of them answered; says why. Ask `blame` before you believe it.
 
         """
         stuck: RanksError | None = None
@@ -152,7 +150,7 @@ class CaseRanks:
             selector.register(self._server, selectors.EVENT_READ, None)
             for number, rank in enumerate(self._ranks):
                 selector.register(rank.channel.socket, rank.channel.events, number)
-                self._serve(selector, number)  # what came with the sign that it stands
+                self._serve(selector, number)  # messages that came with its sign of readiness
             looked = time.monotonic()
             while not all(rank.answered or rank.failure for rank in self._ranks):
                 if (left := deadline.left) <= 0:
@@ -163,7 +161,7 @@ class CaseRanks:
                         turn = True
                     else:
                         self._serve(selector, key.data)
-                # Answers first: what a rank raised says more than that it has ended.
+                # Answers first: a rank's exception says more than the end of its process.
                 if turn and stuck is None:
                     stuck = self._turn(selector)
                     if stuck is not None:
@@ -189,7 +187,7 @@ class CaseRanks:
         if not all(rank.answered for rank in self._ranks):
             late = timed_out("case", seconds, self._states())
             raise RankTimeout(late.summary, late.states, late.detail and _LOOP)
-        # Every answer is here; a rank says that it has finished right after it.
+        # Every answer is here; a rank reports that it has finished right after it.
         until = time.monotonic() + GRACE
         while not self._server.over and time.monotonic() < until:
             if (stuck := self._turn(None, LOOK_EVERY)) is not None:
@@ -226,7 +224,7 @@ class CaseRanks:
         if rank.channel.ended or rank.answered or rank.failure:
             selector.unregister(rank.channel.socket)
             if not (rank.answered or rank.failure):
-                mismatch = self._turn(None)  # what it sent last may explain its end
+                mismatch = self._turn(None)  # its last message may explain its end
                 if isinstance(mismatch, MismatchError):
                     raise mismatch
                 raise _HungUp(f"Rank {number} ended.", rank=number)
@@ -237,12 +235,12 @@ class CaseRanks:
         return self._server.states()
 
     def blame(self, error: RanksError) -> RanksError:
-        """Return what `run` has raised, once it is certain that the student's code is the cause.
+        """Return the error of `run`, once it is certain that the student's code caused it.
 
-        Takes a while where a rank has hung up and has not ended; the student's time does not run.
+        This takes a while if a rank has hung up but has not ended. The student's time does not run.
 
         Raises:
-            MachineFailure: it is not.
+            MachineFailure: the student's code did not cause it.
 
         """
         self._place.make_sure()
@@ -269,7 +267,7 @@ class _HungUp(RankError):
 
 
 def failure_told(told: Any) -> Failure:
-    """Return what a rank told of its exception: texts, and never an object."""
+    """Return a rank's report of its exception: texts, and never an object."""
     told = told if isinstance(told, dict) else {}
     kind, message, where, trace = (
         value[:MAX_TEXT] if isinstance(value := told.get(key), str) else ""
@@ -279,7 +277,7 @@ def failure_told(told: Any) -> Failure:
 
 
 def touched_told(rank: int, told: Any) -> list[Misuse]:
-    """Return which buffers a rank says that it used too early: lines of texts."""
+    """Return the buffers that a rank says it used too early: lines of texts."""
     found = []
     for each in told[:MAX_MISUSES] if isinstance(told, list) else []:
         match each:

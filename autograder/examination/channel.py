@@ -1,4 +1,4 @@
-"""A line to one process of a student's: frames out and in, with deadlines that nothing moves."""
+"""A connection to one student process: frames out and in, with deadlines that nothing moves."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import time
 from collections.abc import Callable
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
-from course_lib.checking.frames import Frame, FrameReader, header
+from course_lib.checking.on_ranks.frames import Frame, FrameReader, header
 
 MAX_ANSWER = 64 * 2**20
 START_SECONDS = 60.0
-"""For so long a process of ours may take to stand. No student pays for it."""
+"""Seconds that one of our processes may take to start. They never count as a student's time."""
 SHORTEST_WAIT = 0.01
-"""Seconds: a deadline may move away while it is looked at, so nobody waits for it any shorter."""
+"""Seconds: the shortest wait, because a deadline may move away while it is looked at."""
 _PIECE = 1 << 20
 
 
 def wait_at_most(left: float) -> float:
-    """Return for how long to wait for news where `left` seconds must still count."""
+    """Return how long to wait for news when `left` seconds must still count."""
     return min(LOOK_EVERY, max(SHORTEST_WAIT, left))
 
 
 class Channel:
-    """Our end of a socket pair. Never blocks: it is read and written when it is ready.
+    """Our end of a socket pair. It never blocks: it is read and written when it is ready.
 
     Attributes:
         socket: for a selector.
         frames: those that have come and were not taken yet.
-        ready: whether the process stands; before that, nothing of a student's has run.
+        ready: whether the process has started; before that, no student code has run.
         ended: whether the other end has hung up.
 
     """
@@ -44,21 +44,21 @@ class Channel:
         self._outgoing: list[memoryview] = []
 
     def queue(self, kind: Frame, payload: bytes) -> None:
-        """Have a frame sent."""
+        """Add a frame to those to send."""
         self._outgoing.append(memoryview(header(kind, payload)))
         if payload:
             self._outgoing.append(memoryview(payload))
 
     @property
     def events(self) -> int:
-        """What to select for."""
+        """The events to select for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def serve(self) -> None:
         """Write what can be written and read what has come.
 
         Raises:
-            WireError: what came is not a frame, or too long.
+            WireError: the data is no frame, or too long.
 
         """
         try:
@@ -85,9 +85,9 @@ class Channel:
             self.ended = True
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
-        """Send what is queued until the process stands; return whether it does in so many seconds.
+        """Send queued frames until the process has started; return whether it did in this time.
 
-        The frames that follow stay for whoever asks next.
+        The frames that follow stay for the next caller.
         """
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -101,12 +101,12 @@ class Channel:
         return self.ready
 
     def ask(self, deadline: Deadline, look: Callable[[], object]) -> tuple[int, bytes]:
-        """Send what is queued and return the next frame that comes; `look` now and then.
+        """Send queued frames and return the next frame that comes; call `look` now and then.
 
         Raises:
-            TimeoutError: the whole of it has not come by `deadline`.
+            TimeoutError: it has not come completely by `deadline`.
             EOFError: the other end hung up before.
-            WireError: what came is not a frame, or too long.
+            WireError: the data is no frame, or too long.
 
         """
         looked = time.monotonic()

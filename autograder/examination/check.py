@@ -1,7 +1,7 @@
-"""One check of one submission: run it, and let nothing that comes back lose anything else.
+"""One check of one submission: run it, and let no answer damage anything else.
 
-A student loses points through a judge's finding, or through what `CaseRanks.blame` has confirmed.
-Whatever else goes wrong here is not the student's fault: `MachineFailure`.
+A student loses points through a judge's finding, or through an error that `CaseRanks.blame` has
+confirmed. Any other error here is not the student's fault: `MachineFailure`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from autograder.sandbox.place import OVER_MEMORY, MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
+from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner
-from course_lib.checking.wire import Plain
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
@@ -31,7 +31,7 @@ from course_lib.ranks.explain.errors import (
 
 CARRIED = "the grader's network"
 TIME, MEMORY = "time", "memory"
-"""With which word a limit that was met begins."""
+"""First words of a message on a limit that was reached."""
 
 _OF_HIDDEN = (
     ((OutOfTime, SubmissionError), ""),
@@ -41,19 +41,19 @@ _OF_HIDDEN = (
     ((RankError,), "A rank raised an exception, or its process ended."),
     ((RanksError,), "The ranks did not come to an end."),
 )
-"""What a student may read of a hidden case that failed: nothing that its inputs could be in."""
-_WRONG = "What the function returned, or did, is wrong in this case."
+"""A student reads only this of a failed hidden case: it cannot reveal its inputs."""
+_WRONG = "The result or the behaviour of the function is wrong in this case."
 
 
 @dataclass
 class Examined:
-    """How a check went.
+    """The result of a check.
 
     Attributes:
         report: all of it, for the instructor.
-        told: what the student may read: hidden cases say what kind of failure it was.
-        notes: for the author of the check: what failed in it.
-        limits: of time and memory that it met, in words.
+        told: the student's version: hidden cases give only the kind of failure.
+        notes: for the author of the check: exceptions inside it.
+        limits: limits of time and memory that it reached, in words.
 
     """
 
@@ -73,10 +73,10 @@ def examine(
     on: On | None = None,
     progress: Callable[[CaseResult], None] = lambda _: None,
 ) -> Examined:
-    """Run the check's cases and return how it went, whatever the answers do to its judge.
+    """Run the check's cases and return the result, whatever the answers do to its judge.
 
-    With `on`, what is right on the ranks whose messages are carried from here runs once more on
-    real ones: the verdict is theirs then, of the values.
+    With `on`, cases that pass on the grader's network run once more on real ranks. The verdict on
+    the values is then theirs.
 
     Raises:
         MachineFailure: the machine failed, or our own code: there is no verdict.
@@ -90,7 +90,7 @@ def examine(
     if report.passed and on is not None:
         places = CARRIED, WORDS[on]
         report = replace(guard.report(seed, hidden, progress, on), places=places)
-        # What passes where messages are carried and fails on real ranks failed there.
+        # A case that passes on the grader's network and fails on real ranks fails.
         report = report if report.passed else replace(report, places=places[1:])
     submission.check_alive()
     for result in report.results:
@@ -101,11 +101,11 @@ def examine(
 
 
 class AuthorError(RuntimeError):
-    """The check itself is broken: no student may pay for it."""
+    """The check itself is broken: no student may lose points for it."""
 
 
 class _Guard:
-    """Stands between a check and what comes from outside."""
+    """Protects a check from data that comes from outside."""
 
     def __init__(
         self, name: str, check: Check, submission: Submission, hidden: Sequence[Case]
@@ -127,7 +127,7 @@ class _Guard:
         progress: Callable[[CaseResult], None],
         on: On | None = None,
     ) -> CheckReport:
-        """Run all cases, on these real ranks if any are named."""
+        """Run all cases, on these real ranks if any are given."""
         self._run = self._submission.runner(on)
         return run_check(
             self._name, self.check, self.run, seed=seed, hidden=hidden, progress=progress
@@ -138,7 +138,7 @@ class _Guard:
         self.notes.append(f"{self._name}: {what} failed on an answer: {trace[-3500:]}")
 
     def run(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
-        """Run a case; keep what kind of failure it was."""
+        """Run a case; record its kind of failure."""
         try:
             return self._run(check, case, inputs)
         except RanksError as error:

@@ -11,18 +11,18 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 
 
 class GpusUnavailable(SandboxUnavailable):
-    """GPU ranks were asked for, and there is no GPU."""
+    """GPU ranks were asked for, but there is no GPU."""
 
     def __init__(self) -> None:
         self.reason = (
-            "GPU ranks were asked for, and PyTorch sees no GPU here. Ask for CPU ranks, or for no "
+            "GPU ranks were asked for, but PyTorch sees no GPU here. Ask for CPU ranks, or for no "
             "real ranks at all: the grader's own network needs no GPU."
         )
         RuntimeError.__init__(self, self.reason)
 
 
 def gpu_mounts() -> list[Mount]:
-    """Return what CUDA needs to see besides the system: the driver's devices.
+    """Return the mounts that CUDA needs besides the system: the driver's devices.
 
     Raises:
         GpusUnavailable: PyTorch sees no GPU here.

@@ -1,7 +1,7 @@
-"""Real ranks of one case, in one cell: for those who want to see them after the fabric's cases.
+"""Real ranks of one case, in one cell, for graders who ask for them after the fabric's cases.
 
-What they say of their messages is worth nothing, since nobody outside carries them: their values
-are judged, and what was sent is judged by the same case on the examiner's network.
+Nobody outside carries their messages, so their reports of messages are worth nothing. Only their
+values are judged. Their communication is judged by the same case on the examiner's network.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.case import GRACE, failure_told
 from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.frames import Frame
-from course_lib.checking.wire import Plain, WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.ranks.explain.errors import RankError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
-from course_lib.ranks.placement import place as placement
+from course_lib.ranks.for_graders import place as placement
 
 On = Literal["cpu", "gpu"]
 
@@ -32,9 +32,9 @@ class NodeRanks:
 
     Args:
         place: where they run.
-        world_size: how many there are.
-        program: the check's, packed.
-        function: the student's, as the notebook process handed it over.
+        world_size: number of ranks.
+        program: the check's program, packed.
+        function: the student's function, as the notebook process handed it over.
         on: ``cpu``: on gloo; ``gpu``: on GPUs, shared if there are fewer.
 
     """
@@ -80,7 +80,7 @@ class NodeRanks:
     def start(self, inputs: Sequence[Plain]) -> None:
         """Wait until all ranks know one another; then give every rank its input.
 
-        Before that none may run: one that ends keeps the others from starting.
+        Before that none may run: a rank that ends would keep the others from starting.
 
         Raises:
             MachineFailure: a rank did not get so far.
@@ -96,20 +96,20 @@ class NodeRanks:
         """Return the ranks' outputs in rank order; they have started.
 
         Raises:
-            RanksError: they did not all answer; says why. Ask `blame` before you believe it.
+            RanksError: not all of them answered; says why. Ask `blame` before you believe it.
 
         """
         looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             for rank, channel in enumerate(self._channels):
                 selector.register(channel.socket, channel.events, rank)
-                self._serve(selector, rank)  # what came with the sign that it stands
+                self._serve(selector, rank)  # messages that came with its sign of readiness
             while len(self._answers) + len(self._failures) < len(self._channels):
                 if (left := deadline.left) <= 0:
                     break
                 for key, _ in selector.select(wait_at_most(left)):
                     self._serve(selector, key.data)
-                if self._failures:  # those who wait for it will never answer
+                if self._failures:  # ranks that wait for it will never answer
                     deadline.shorten(GRACE)
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
@@ -123,10 +123,10 @@ class NodeRanks:
         return [self._answers[rank] for rank in range(len(self._channels))]
 
     def blame(self, error: RanksError) -> RanksError:
-        """Return what `run` has raised, once it is certain that the student's code is the cause.
+        """Return the error of `run`, once it is certain that the student's code caused it.
 
         Raises:
-            MachineFailure: it is not.
+            MachineFailure: the student's code did not cause it.
 
         """
         self._place.make_sure()
@@ -188,7 +188,7 @@ class _Ended(RankError):
     """A rank's process has ended; `NodeRanks.blame` finds out why.
 
     Attributes:
-        status: its exit status, as the node's first process has told it; ``None`` if it told none.
+        status: its exit status, as the node's first process reported it; ``None`` if it did not.
 
     """
 

@@ -1,8 +1,8 @@
 """The seeds of an assignment's submissions: secret, and the same every time.
 
-One secret is kept per assignment, beside the gradebook. From it, and from the code, comes the seed
-that a submission's inputs are drawn from: grading a class twice gives the same inputs twice, and
-who hands in again meets others than those that a first report may have told of.
+One secret per assignment is kept beside the gradebook. The seed of a submission's inputs comes from
+this secret and from the submitted code. So grading a class twice gives the same inputs twice. A
+student who submits again meets other inputs than those that a first report may have shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def assignment_secret(data: Path, assignment: str) -> str:
-    """Return the assignment's secret; made on first use, by one of several processes.
+    """Return the assignment's secret; on first use one of several processes makes it.
 
     Args:
         data: the folder of the gradebook.
@@ -31,7 +31,7 @@ def assignment_secret(data: Path, assignment: str) -> str:
         draft.touch(mode=0o600)
         draft.write_text(secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(draft, path)  # of several, the first; and never half of one
+            os.link(draft, path)  # the first process wins, and the file is always complete
         draft.unlink()
     return path.read_text().strip()
 

@@ -1,7 +1,7 @@
-"""One submission under examination: its notebook process, and ranks case by case.
+"""One submission under examination: its notebook process, and its ranks case by case.
 
-The examiner's side. It runs nothing and unpickles nothing that a student made: what comes back is
-frames of plain bytes, the exit status of processes, and what the ranks asked the fabric to carry.
+This is the examiner's side. It never runs or unpickles anything that a student made. It gets frames
+of plain bytes, the exit status of processes, and what the ranks asked the fabric to carry.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from autograder.examination.channel import Channel
 from autograder.examination.node import NodeRanks, On
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed
-from course_lib.checking.frames import Frame
 from course_lib.checking.limits import MAX_TEXT, seconds_of
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
-from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.explain.errors import RanksError
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What running one cell of the submission gave."""
+    """The result of running one cell of the submission."""
 
     stdout: str = ""
     stderr: str = ""
@@ -39,21 +39,21 @@ class CellOutcome:
 
 
 class _NotebookEnded(Exception):
-    """The notebook process cannot be asked any more; the message says why."""
+    """The notebook process gives no more answers; the message says why."""
 
 
 class Submission:
     """A submission in its sandbox. Cells are run in order; checks may follow any of them.
 
-    When student code ends the notebook process, the next request starts it anew, in a fresh cell of
-    the sandbox, and runs the earlier cells again, except the one that did it.
+    If student code ends the notebook process, the next request starts it again, in a fresh cell of
+    the sandbox. It runs the earlier cells again, except the one that ended the process.
 
     Args:
         place: where it runs.
         limits: of its time.
 
     Attributes:
-        budget: what it has used of them.
+        budget: the part of its time that it has used.
 
     """
 
@@ -70,7 +70,7 @@ class Submission:
     def run_cell(self, source: str, number: int | None = None) -> CellOutcome:
         """Run one cell of the submission and return what it printed or raised.
 
-        `number` stands in tracebacks, as in ``Cell In[3]``; by default the cells are counted.
+        `number` appears in tracebacks, as in ``Cell In[3]``; by default the cells are counted.
         """
         number = len(self._cells) + 1 if number is None else number
         try:
@@ -168,10 +168,10 @@ class Submission:
     # The ranks -----------------------------------------------------------------------------
 
     def runner(self, on: On | None = None) -> Runner:
-        """Return what runs the cases of one check.
+        """Return a runner for the cases of one check.
 
         Args:
-            on: on which real ranks; by default on those whose messages are carried from here.
+            on: the kind of real ranks; by default ranks whose messages are carried from here.
 
         """
         program: bytes | None = None
@@ -209,7 +209,7 @@ class Submission:
             raise ranks.blame(error) from None
 
     def check_alive(self) -> None:
-        """Make sure that the sandbox has not failed, whoever may have overlooked it.
+        """Make sure that the sandbox has not failed, even if its error was caught somewhere.
 
         Raises:
             MachineFailure: it has.
@@ -221,13 +221,13 @@ class Submission:
         """Return the function as the notebook process hands it over, after the cells so far.
 
         Raises:
-            SubmissionError: it does not; it is not asked again before another cell was run.
+            SubmissionError: it was not handed over; it is asked again only after another cell.
 
         """
         cells = len(self._cells)
         taken = self._taken.get(function)
         if taken is None or taken[0] != cells:
-            self._taken.clear()  # it may be large, and the checks take one after the other
+            self._taken.clear()  # a function may be large, and checks come one after the other
             taken = self._taken[function] = cells, self._asked_for(function)
         if isinstance(taken[1], SubmissionError):
             raise taken[1]
@@ -239,8 +239,8 @@ class Submission:
         except _NotebookEnded as ended:
             why = str(ended).replace("the cell", "it", 1)
             return SubmissionError(
-                f"{function} could not be read from the notebook: {why}. What it refers to travels "
-                "with it: keep large things out of global names."
+                f"{function} could not be read from the notebook: {why}. All that it refers to "
+                "is sent with it: do not keep large objects in global names."
             )
         packed = answer.get("function")
         if isinstance(packed, bytes):

@@ -1,4 +1,4 @@
-"""Verdicts: what was examined, how it went, and what is needed to do it again."""
+"""Verdicts: what was examined, the result, and what is needed to examine it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # they import torch, which is not needed to read a verdict
+from autograder.course import handed_out
+
+if TYPE_CHECKING:  # they import torch, which reading a verdict does not need
     from course_lib.checking import CheckReport
     from course_lib.ranks import Trace
 
@@ -20,9 +22,9 @@ SCHEMA = 4
 """Version of the files. 1: had no number, no notes. 2: no digest of the checks, no limits, traces
 and timings, and so no `key`. 3: traces only in sums. `Verdict.read` reads all up to this one."""
 MAX_EVENTS = 400
-"""As many of a trace are kept: enough for a picture, and at most 70 kB of a verdict's file."""
+"""Largest number of events kept of a trace: enough for a picture; at most 70 kB per verdict."""
 KEPT = ("rank", "kind", "group", "peer", "bytes", "dtype", "seq", "start", "end")
-"""Kept of each: the fields of `course_lib.ranks.trace.event.Event` that no student can name."""
+"""Kept of each event: those fields of `course_lib.ranks.trace.event.Event` no student can name."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class CheckVerdict:
     """One graded check.
 
     Attributes:
-        trace: what the ranks of the first public case that failed had sent, see `trace_summary`;
-            empty if none failed, or nothing was sent in those that did.
+        trace: the messages in the first public case that failed, see `trace_summary`; empty if
+            none failed, or the failed cases sent nothing.
 
     """
 
@@ -49,7 +51,7 @@ class CheckVerdict:
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:
-        """Full points if every case passed; else the parts that are earned, where it has parts."""
+        """Return full points if every case passed, else the parts that are earned, if any."""
         return cls(
             report.name,
             points * report.fraction,
@@ -67,12 +69,12 @@ class Verdict:
     Attributes:
         seed: every input of every case was drawn from it; grade with the same seed to replay.
         source_sha256: of the code that was examined, cell by cell.
-        seconds: that the examination took, on the wall clock.
-        notes: what else happened that somebody should know: time used up, a judge that failed.
-        checks_sha256: of all that decides besides: checks, hidden cases, the released notebook,
-            the course's version.
+        seconds: duration of the examination on the wall clock.
+        notes: other events that somebody should know: time used up, a judge that failed.
+        checks_sha256: of all else that decides: checks, hidden cases, the released notebook, the
+            course's version.
         settings: the limits that were in force, and the real ranks if any.
-        limits: those of them that the submission met, in words.
+        limits: the limits that the submission reached, in words.
         timings: seconds for its cells, and for each check.
         schema: version of the file's format.
 
@@ -95,13 +97,13 @@ class Verdict:
 
     @property
     def key(self) -> str:
-        """The address of this verdict: the same code, checks, seed and limits have the same."""
+        """The address of this verdict: equal for the same code, checks, seed and limits."""
         content = (self.notebook, self.source_sha256, self.checks_sha256, self.seed, self.settings)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
     def score(self) -> float:
-        """Points of the checks; questions graded by hand are not in it."""
+        """Points from the checks, without questions that are graded by hand."""
         return sum(check.score for check in self.checks)
 
     @property
@@ -115,19 +117,19 @@ class Verdict:
         return next((f"{c.task}: {c.reason}" for c in self.checks if c.reason), "")
 
     def write(self, path: Path) -> None:
-        """Write the verdict as JSON, whole or not at all."""
+        """Write the verdict as JSON, completely or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}.part")
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=str)
         with draft.open("w", encoding="utf-8", errors="replace") as file:
             file.write(f"{text}\n")
             file.flush()
-            os.fsync(file.fileno())  # else a name without content may outlive a loss of power
+            os.fsync(file.fileno())  # else a power loss may leave a name without content
         draft.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
-        """Read what `write` wrote, now or in an earlier version.
+        """Read a file of `write`, from this version or an earlier one.
 
         Raises:
             ValueError: it is no verdict, or one of a later version.
@@ -152,8 +154,8 @@ def trace_summary(trace: Trace, case: str) -> dict[str, Any]:
         case: its case's name.
 
     Returns:
-        Seconds on the virtual clock, what each rank sent, and of the first `MAX_EVENTS` events
-        the fields `KEPT`, in this order; ``cut`` says whether there are more.
+        Seconds on the virtual clock, the messages of each rank, and the fields `KEPT`, in this
+        order, of the first `MAX_EVENTS` events. ``cut`` says whether there are more.
 
     """
     ranks = range(trace.world_size)
@@ -175,7 +177,7 @@ def source_digest(sources: list[str]) -> str:
 
 
 def checks_digest(source: Path, released: Path) -> str:
-    """Return the SHA-256 of what decides about a submission besides its own code.
+    """Return the SHA-256 of all that decides about a submission besides its own code.
 
     Args:
         source: the assignment's folder under ``instructor/``.
@@ -185,10 +187,10 @@ def checks_digest(source: Path, released: Path) -> str:
     judges = Path(__file__).parents[2] / "course_lib" / "checking"
     content = hashlib.sha256(version("sgd-to-ddp").encode())
     for path in (
-        source / "checks.py",
+        *sorted(handed_out(source).glob("*.py")),
         source / "hidden.py",
         released,
-        *sorted(judges.glob("*.py")),
+        *sorted(judges.rglob("*.py")),
     ):
         content.update(f"{path.name} {path.stat().st_size}\0".encode() + path.read_bytes())
     return content.hexdigest()

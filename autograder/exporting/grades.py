@@ -1,4 +1,4 @@
-"""Each student's grade in each assignment, as nbgrader's gradebook has it; also who has none."""
+"""Each student's grade in each assignment, from nbgrader's gradebook, and who has none."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Grade:
     """One student's grade in one assignment.
 
     Attributes:
-        status: missing; not graded (handed in since); to be read (a question that a person
+        status: missing; not graded (submitted again since); to be read (a question that a person
             grades); graded.
-        score: what counts: the points less the late penalty, at least 0; None if there are none.
+        score: the points less the late penalty, at least 0; None if there are none.
 
     """
 
@@ -51,7 +51,7 @@ def read_grades(
 
     Args:
         config: nbgrader's configuration.
-        data: the folder of the class, for submissions that are not graded yet.
+        data: the class's folder, to find submissions that are not graded yet.
         roster: the class list; students that only the gradebook knows come after it.
         assignments: their names; by default all in the gradebook.
 
@@ -61,7 +61,7 @@ def read_grades(
     """
     url = str(config.CourseDirectory.db_url)
     if not Path(url.removeprefix("sqlite:///")).is_file():
-        raise ExportError("there is no gradebook yet: nothing was graded. autograder grade …")
+        raise ExportError("there is no gradebook yet: run autograder grade first")
     with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]
         if unknown := [name for name in assignments if name not in known]:
@@ -120,7 +120,7 @@ def _of_assignment(
 
 
 def _left_without_points(notebook: Any) -> bool:
-    """Return whether a test cell has no points: ``nbgrader autograde`` did not get to its end.
+    """Return whether a test cell has no points, because ``nbgrader autograde`` did not finish.
 
     nbgrader makes the row before it runs anything, and reads its sum as 0.
     """

@@ -1,10 +1,10 @@
 """Grades in the columns that Canvas, Moodle and spreadsheets read.
 
-Canvas's importer wants ``Student, ID, …, Section`` before the assignments, and finds students by
-``ID``, then by ``SIS Login ID`` (``lib/gradebook_importer.rb``). Moodle's grading worksheet is
-found by ``Identifier``, ``Grade`` and ``Last modified (grade)``
-(``mod/assign/feedback/offline/importgradeslib.php``). Both are safest when the file that the
-system wrote itself is filled in.
+Canvas's importer wants ``Student, ID, …, Section`` before the assignments. It finds students by
+``ID``, then by ``SIS Login ID`` (``lib/gradebook_importer.rb``). Moodle recognises its grading
+worksheet by ``Identifier``, ``Grade`` and ``Last modified (grade)``
+(``mod/assign/feedback/offline/importgradeslib.php``). For both it is safest to fill in the file
+that the system wrote itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ByStudent = Mapping[str, Mapping[str, Grade]]
 
 
 def plain(grades: Sequence[Grade], zero: bool) -> str:
-    """Return one line for each student and assignment, with everything that is known."""
+    """Return one line for each student and assignment, with all that is known."""
     rows = []
     for grade in grades:
         who = grade.student
@@ -58,8 +58,8 @@ def canvas(
 
     Args:
         grades: the grades.
-        zero: give 0 where nothing was handed in; else the cell stays empty, and Canvas's as it is.
-        titles: assignment → title of its column in Canvas, as ``Homework 2 (77)``.
+        zero: give 0 where nothing was submitted; else the cell is empty, and Canvas keeps its own.
+        titles: assignment → title of its column in Canvas, such as ``Homework 2 (77)``.
         fill: Canvas's own export, whose students and numbers are kept.
 
     """
@@ -69,7 +69,10 @@ def canvas(
     if fill is not None:
         own, lines = _own_file(fill)
         if own[:1] != ["Student"] or "Section" not in own or "ID" not in own:
-            raise ExportError(f"{fill} is no grade export of Canvas: Student, ID, …, Section")
+            raise ExportError(
+                f"{fill} is no grade export of Canvas: its first line must be Student, ID, …, "
+                "Section. In Canvas use Grades > Export"
+            )
         header = own[: own.index("Section") + 1]
         titles = {name: titles.get(name) or _title(name, own) for name in maximum}
         lines = [line for line in lines if "points possible" not in line[0].lower() and line[1]]
@@ -87,9 +90,9 @@ def canvas(
 
 
 def worksheet(grades: Sequence[Grade], zero: bool, fill: Path | None) -> str:
-    """Return Moodle's grading worksheet of one assignment, its own one filled in if there is one.
+    """Return Moodle's grading worksheet of one assignment; fill in its own one if there is one.
 
-    Where Moodle's maximum is another than ours, the grade is scaled to it.
+    If Moodle's maximum differs from ours, the grade is scaled to it.
     """
     by_student, maximum = _sorted(grades)
     (name,) = maximum
@@ -101,7 +104,10 @@ def worksheet(grades: Sequence[Grade], zero: bool, fill: Path | None) -> str:
     else:
         header, lines = _own_file(fill)
         if not {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
-            raise ExportError(f"{fill} is no grading worksheet of Moodle")
+            raise ExportError(
+                f"{fill} is no grading worksheet of Moodle: it lacks a column Identifier, Grade or "
+                "Last modified (grade)"
+            )
         keys = [key for key in ("ID number", "Username", "Email address") if key in header]
         ours = {who.system_id: who.student_id for who in _students(grades) if who.system_id}
         people = [
@@ -198,7 +204,7 @@ def _whose(
 
 
 def _title(name: str, header: Sequence[str]) -> str:
-    """Return the column of a file that is an assignment's: the one that has its name in it."""
+    """Return the column of a file whose title contains the assignment's name."""
     return next((column for column in header if name in column), name)
 
 
@@ -219,7 +225,7 @@ def _number(value: float | None) -> float | str:
 
 def _comment(grade: Grade) -> str:
     if grade.status == MISSING:
-        return "nothing handed in"
+        return "nothing submitted"
     told = f"{grade.raw_score:g} of {grade.max_score:g} points"
     if grade.late_penalty:
         told += f"; {grade.days_late} days late: {grade.late_penalty:g} points less"

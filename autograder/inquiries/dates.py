@@ -1,4 +1,4 @@
-"""From when until when questions about an assignment's grades are taken."""
+"""The dates between which questions about an assignment's grades are taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Dates = tuple[datetime | None, datetime | None]
 
 
 def read_dates(data: Path, assignment: str) -> Dates:
-    """Return from when until when; None: without limit."""
+    """Return the first and the last date; None is no limit."""
     path = data / "inquiries" / "dates.json"
     if not path.is_file():
         return None, None
@@ -24,7 +24,7 @@ def read_dates(data: Path, assignment: str) -> Dates:
 
 
 def write_dates(data: Path, assignment: str, dates: Dates) -> None:
-    """Set from when until when."""
+    """Set the first and the last date."""
     path = data / "inquiries" / "dates.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     first, last = dates
@@ -46,7 +46,7 @@ def why_not(dates: Dates, now: datetime | None = None) -> str:
 
 
 def in_words(dates: Dates) -> str:
-    """Return the dates for people."""
+    """Return the dates as words."""
     first, last = dates
     told = [f"from {local(first)}"] * bool(first) + [f"until {local(last)}"] * bool(last)
     return " ".join(told) or "at any time"

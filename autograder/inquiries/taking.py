@@ -1,4 +1,4 @@
-"""Questions out of what students handed in: a file ``TASK.md`` is a question about that task."""
+"""Find questions in submissions: a file ``TASK.md`` is a question about that task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tasks_of(root: Path, assignment: str, sources: str) -> list[str]:
 def take(
     root: Path, data: Path, assignment: str, source: str, tasks: list[str], roster: Path | None
 ) -> tuple[list[Thread], list[Refused]]:
-    """Take the questions from a source, as `collect` reads it; return what is new, and refused."""
+    """Take the questions from a source that `collect` can read; return new and refused ones."""
     by_student, refused = hand_ins_by_student(root, assignment, source, roster=roster)
     new: list[Thread] = []
     for student, hand_ins in by_student.items():
@@ -48,7 +48,7 @@ def take(
 
 
 def _questions(files: object, tasks: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield task, text, and why it is refused."""
+    """Yield task, text, and the reason if the question is refused."""
     assert isinstance(files, dict)
     for path, entry in files.items():
         name = PurePosixPath(path)
@@ -56,7 +56,7 @@ def _questions(files: object, tasks: list[str]) -> Iterator[tuple[str, str, str]
             continue
         if name.stem not in tasks:
             if name.stem != "timestamp":
-                yield name.stem, "", f"no such task; there are: {', '.join(tasks)}"
+                yield name.stem, "", f"is about no task; there are: {', '.join(tasks)}"
             continue
         if entry.refusal:
             yield name.stem, "", entry.refusal

@@ -1,8 +1,8 @@
-"""One question about one task, what was answered, and on: a Markdown file.
+"""One question about one task, its answer, and further messages, as a Markdown file.
 
-``grading/inquiries/STUDENT/ASSIGNMENT/TASK.md`` reads as it is printed. Each message has a line
-with who and when, and its text is quoted, so that nothing that a student writes can look like the
-instructor's line. A file that somebody put there by hand is their first message.
+``grading/inquiries/STUDENT/ASSIGNMENT/TASK.md`` is readable as it is. Each message has a line with
+its writer and time. The text below it is quoted, so nothing that a student writes can look like
+the instructor's line. If somebody put a file there by hand, it is the student's first message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autograder.files import write_whole
 OPEN, ANSWERED, CLOSED = "open", "answered", "closed"
 STUDENT, INSTRUCTOR = "student", "instructor"
 MAX_TEXT = 10_000
-"""Characters of one message."""
+"""Largest number of characters in one message."""
 
 _HEAD = re.compile(r"\*\*(student|instructor)\*\*, (\d{4}-\d\d-\d\d \d\d:\d\d) UTC:")
 _STATUS = re.compile(r"Status: (open|answered|closed)")
@@ -25,7 +25,7 @@ _STATUS = re.compile(r"Status: (open|answered|closed)")
 
 @dataclass(frozen=True)
 class Message:
-    """What one side wrote, and when."""
+    """One side's message, and its time."""
 
     who: str
     when: datetime
@@ -43,12 +43,12 @@ class Thread:
     messages: list[Message] = field(default_factory=list)
 
     def add(self, who: str, text: str, when: datetime | None = None) -> bool:
-        """Add a message; return whether it says something that its writer's last one does not.
+        """Add a message; return False if it only repeats its writer's last one.
 
-        A student's message opens the thread again, an instructor's answers it.
+        A student's message opens the thread again; an instructor's message answers it.
 
         Raises:
-            ValueError: it is empty, or too long.
+            ValueError: the text is empty or too long.
 
         """
         text = text.replace("\r\n", "\n").replace("\0", "").strip()
@@ -111,7 +111,7 @@ def write_thread(data: Path, thread: Thread) -> Path:
 
 
 def all_threads(data: Path, assignment: str = "") -> list[Thread]:
-    """Return all threads, of one assignment or of all, the one that has waited longest first."""
+    """Return all threads, of one assignment or of all; the longest wait comes first."""
     found = [
         read_thread(data, path.parts[-3], path.parts[-2], path.stem)
         for path in (data / "inquiries").glob(f"*/{assignment or '*'}/*.md")

@@ -1,1 +1,1 @@
-"""What runs inside the sandbox, where nothing is trusted."""
+"""The code that runs inside the sandbox, where nothing is trusted."""

@@ -1,7 +1,7 @@
-"""Where the capstone's tapes are played: in a cell, as everything that a student has written.
+"""Play the capstone's tapes in a cell, as all student code runs.
 
-A tape is no code, but it calls PyTorch's operators with a student's numbers, and some of those
-write past their memory when the numbers are odd. In a cell that ends the cell.
+A tape is no code, but it calls PyTorch's operators with a student's numbers. With odd numbers some
+operators write past their memory. In a cell this ends only the cell.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from autograder.inside.examinee import silence
 from course_lib.capstone.referee import play
-from course_lib.checking.frames import Frame, recv_frame, send_frame
-from course_lib.checking.wire import decode, encode
+from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
+from course_lib.checking.on_ranks.wire import decode, encode
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
@@ -23,5 +23,5 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     given = decode(payload)
     send_frame(channel, Frame.READY, b"")
     told = play(**given)  # type: ignore[arg-type]
-    told.pop("events", None)  # of which a board shows nothing
+    told.pop("events", None)  # a board does not show them
     send_frame(channel, Frame.DONE, encode(told))

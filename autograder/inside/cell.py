@@ -1,9 +1,9 @@
-"""A cell: one process of a student's, alone with its files, its processes and its network.
+"""A cell: one student process, alone with its files, its processes and its network.
 
-The sandbox's fork server runs our code only. What runs a student's code is forked from it into
-namespaces of its own, in which it sees no other process, has its own ``/tmp``, ``/dev/shm`` and
-loopback, and no right to change any of it. So ranks and notebook cannot see, signal or write to one
-another. It is process 1 of its cell: with it, all that it started dies.
+The sandbox's fork server runs our code only. A student process is forked from it into namespaces
+of its own. There it sees no other process, has its own ``/tmp``, ``/dev/shm`` and loopback, and has
+no right to change any of it. So ranks and notebook cannot see, signal or write to one another. It
+is process 1 of its cell: when it dies, all processes that it started die.
 
 This file needs Linux, the standard library and `scratch` only.
 """
@@ -43,13 +43,13 @@ def _call(name: str, *arguments: Any) -> int:
 
 
 class Forker:
-    """Forks children that are process 1 of a pid namespace of their own; called as `os.fork` is."""
+    """Forks children that are process 1 of a pid namespace of their own; called like `os.fork`."""
 
     def __init__(self) -> None:
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def __call__(self) -> int:
-        _call("unshare", _NEW_PIDS)  # of the children, not ours
+        _call("unshare", _NEW_PIDS)  # for the children, not for us
         try:
             pid = os.fork()
         except OSError:
@@ -65,7 +65,7 @@ class Forker:
 def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Run ``config["run"]``, ``module:function``, in a cell; in a child that `Forker` forked.
 
-    `config` has also: ``uid``, the user to become; whether we are ``root``; ``limits``, of
+    `config` also has ``uid``, the user to become; ``root``, whether we are root; ``limits``, for
     `resource.setrlimit`; ``tmp`` and ``shm``, bytes; ``seccomp``, the filter in Base64.
     """
     try:
@@ -99,7 +99,7 @@ def _mount_own_files(config: dict[str, Any]) -> None:
 
 
 def _loopback_up() -> None:
-    """Give the cell's network namespace its loopback: honest code may use local sockets."""
+    """Start the loopback of the cell's network namespace: honest code may use local sockets."""
     get_flags, set_flags, up = 0x8913, 0x8914, 0x1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sH14x", b"lo", 0)
@@ -109,9 +109,9 @@ def _loopback_up() -> None:
 
 def _give_up_everything(config: dict[str, Any]) -> None:
     uid = config["uid"]
-    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # or its own /proc entries are root's
-    Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory runs out
-    if not config["root"]:  # an ordinary user opened the sandbox: no other uid is to be had
+    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # else its own /proc entries belong to root
+    Path("/proc/self/oom_score_adj").write_text("1000")  # killed first when memory runs out
+    if not config["root"]:  # an ordinary user opened the sandbox: there is no other uid
         _own_user_namespace(uid)
     for capability in range(64):
         if _libc.prctl(_BOUNDING_DROP, capability, 0, 0, 0) < 0:
@@ -153,7 +153,7 @@ def _filter_calls(program: bytes) -> None:
 
 
 def _make_sure() -> None:
-    """Look at what the kernel says of us; nothing is run with any right that should be gone.
+    """Check what the kernel says of us; stop if any right is left that should be gone.
 
     Raises:
         RuntimeError: some right is left.

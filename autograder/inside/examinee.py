@@ -1,11 +1,11 @@
 """The side of an examination that runs inside the sandbox: nothing here is trusted.
 
-This file is the sandbox's first process: a fork server with torch loaded, which runs none of a
-student's code. The examiner, outside, has it fork, each into a cell of its own (`cell`),
+This file is the sandbox's first process: a fork server with torch loaded, which runs no student
+code. The examiner, outside, has it fork these, each into a cell of its own (`cell`):
 
 - one *notebook* process, which runs the submission's cells and hands over functions by name;
-- for every case, K *rank* processes: each gets a program, a function and its own input, and nothing
-  else; runs the program and answers with plain bytes. Their one network is the examiner's.
+- for every case, K *rank* processes. Each gets a program, a function and its own input, and nothing
+  else. It runs the program and answers with plain bytes. Its only network is the examiner's.
 
 It imports the course's package as a student's notebook does, and nothing of the autograder.
 """
@@ -32,20 +32,26 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from autograder.inside import cell, handover, scratch
-from course_lib.checking.frames import Frame, recv_frame, send_frame
-from course_lib.checking.wire import decode, encode
-from course_lib.ranks.calls import cell_sources, install_sources
+from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
+from course_lib.checking.on_ranks.wire import decode, encode
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.fabric_socket.client import FabricClient, FabricStopped, fabric_rank
-from course_lib.ranks.processes import fork_server, huge_pages
-from course_lib.ranks.processes.launch import WIDE
-from course_lib.ranks.processes.worker import redirect_output
+from course_lib.ranks.for_graders import (
+    WIDE,
+    FabricClient,
+    FabricStopped,
+    cell_sources,
+    collapse,
+    fabric_rank,
+    install_sources,
+    redirect_output,
+    serve,
+)
 
 MAX_TEXT = 64 * 1024
 
 
 class CappedText(io.StringIO):
-    """Keeps the beginning of what is printed; counts the rest."""
+    """Keeps the beginning of printed text; counts the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +76,7 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
     silence()
     channel = socket.socket(fileno=fds[0])
     shell = _shell()
-    sys.path.insert(0, "")  # as in a kernel: modules beside the notebook
+    sys.path.insert(0, "")  # as in a kernel: find modules beside the notebook
     usual_path = list(sys.path)
     send_frame(channel, Frame.READY, b"")
     while True:
@@ -98,12 +104,12 @@ def _shell() -> InteractiveShell:
             history.input_hist_parsed.append(source)
             history.input_hist_raw.append(source if raw is None else raw)
 
-        # Its own starts a thread to write them down, where a cell may have left room for none.
+        # IPython's own history starts a thread, but a cell may have left no room for a thread.
         history.store_inputs = keep
-    # The error is told apart from the output.
+    # The error is reported separately from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
     _forgive_magics(shell)
-    # There is no window: %matplotlib, with whatever argument, changes nothing.
+    # There is no window: %matplotlib changes nothing, with any argument.
     shell.enable_gui = lambda *_, **__: None  # type: ignore[method-assign]
     shell.enable_matplotlib = lambda gui=None: (gui, "agg")  # type: ignore[method-assign]
     shell.ask_exit = lambda: None  # type: ignore[attr-defined]
@@ -111,7 +117,7 @@ def _shell() -> InteractiveShell:
 
 
 def _forgive_magics(shell: InteractiveShell) -> None:
-    """Let no line magic stop a cell: a kernel knows more of them, and they are for the eye."""
+    """Let no line magic stop a cell: a kernel knows more magics, and they only change displays."""
     run = shell.run_line_magic
 
     def forgiving(name: str, line: str, _stack_depth: int = 1) -> Any:
@@ -133,7 +139,7 @@ def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, An
     failure = None
     if error is not None:
         if error.__traceback__ is not None:
-            error.__traceback__ = error.__traceback__.tb_next  # the frame that ran the cell
+            error.__traceback__ = error.__traceback__.tb_next  # drop the frame that ran the cell
         failure = _texts(_described(error, cell_sources(set()).labels))
     return {"stdout": _clean(printed.text()), "stderr": _clean(errors.text()), "error": failure}
 
@@ -159,18 +165,18 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         if reply[0] == Frame.FAILURE:
             raise FabricStopped
     with suppress(OSError):
-        channel.recv(1)  # stay: the examiner ends the case
+        channel.recv(1)  # stay alive: the examiner ends the case
 
 
 def _touched(client: FabricClient) -> list[list[str]]:
-    """Return which buffers were used too early, as texts."""
+    """Return the buffers that were used too early, as texts."""
     assert client.context is not None
     found = [each for each in client.context.handles.found if each.did]
     return [list(map(_clean, (e.what, e.did, e.launched, e.where))) for e in found]
 
 
 class Work(NamedTuple):
-    """What a rank is to do: ours is unpacked, the student's function is not."""
+    """The work of a rank. Our parts are unpacked; the student's function is not."""
 
     program: Callable[..., Any]
     mine: Any
@@ -178,7 +184,7 @@ class Work(NamedTuple):
 
 
 def receive_work(channel: socket.socket) -> Work:
-    """Return what the examiner sends a rank. Nothing of a student's has run then."""
+    """Return the work that the examiner sends a rank. No student code has run by then."""
     packed: dict[int, bytes] = {}
     while Frame.INPUT not in packed:
         kind, packed[kind] = recv_frame(channel)
@@ -187,11 +193,11 @@ def receive_work(channel: socket.socket) -> Work:
 
 
 def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
-    """Run the program; return the frame that says what came of it.
+    """Run the program; return the frame that reports the result.
 
     Args:
-        work: what `receive_work` returned.
-        labels: gets what the cells' files are called by a person.
+        work: the result of `receive_work`.
+        labels: receives readable names for the files of the cells.
 
     """
     try:
@@ -223,14 +229,14 @@ def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -
 
 
 def _described(error: BaseException, labels: dict[str, str]) -> Failure:
-    """Return the exception as text, whatever its class does when it is asked for it."""
+    """Return the exception as text, whatever its class does when it is asked for its message."""
     try:
         theirs = error.__traceback__
         while theirs is not None and not _is_theirs(theirs.tb_frame.f_code.co_filename, labels):
             theirs = theirs.tb_next
         if theirs is not None:
             return describe(error.with_traceback(theirs), labels)
-        # None of the student's lines: ours would say nothing to them.
+        # Without a line of the student's, our own lines would tell them nothing.
         failure = describe(error.with_traceback(None), labels)
         return replace(failure, where="") if not isinstance(error, SyntaxError) else failure
     except BaseException:
@@ -253,16 +259,16 @@ def _clean(text: str) -> str:
 
 
 def silence() -> None:
-    """Give what compiled code prints nowhere to go; Python's prints are caught apart."""
+    """Discard the output of compiled code; Python's output is caught separately."""
     null = os.open(os.devnull, os.O_WRONLY)
     redirect_output(null)
     os.close(null)
 
 
 def warm_up() -> None:
-    """Do once what every rank does first: PyTorch makes much when it is first used.
+    """Do once what every rank does first: PyTorch creates much on first use.
 
-    With one thread for operators none is started that the forks would lose.
+    With one thread for operators, no threads start that the forks would lose.
     """
     near, far = socket.socketpair()
     with far, fabric_rank(near, 0, 1):
@@ -287,14 +293,14 @@ def main() -> None:
     # Children find this file's functions under its own name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
-    for name in (*WIDE, "course_lib.checking.given", "autograder.inside.node"):
+    for name in (*WIDE, "course_lib.checking.on_ranks.given", "autograder.inside.node"):
         importlib.import_module(name)
     warm_up()
     gc.collect()
     gc.freeze()
-    huge_pages.collapse()
+    collapse()
     gc.enable()
-    fork_server.serve(control, fork_process=forker)
+    serve(control, fork_process=forker)
 
 
 if __name__ == "__main__":

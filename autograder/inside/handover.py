@@ -1,8 +1,8 @@
 """From the notebook process to the ranks: a function, its cells' source, and the notebook's files.
 
-A function of a notebook needs more than itself: modules written with ``%%writefile``, the working
-directory and the module path that a cell has set, a file that it reads. All of that travels; the
-ranks, in cells of their own, see copies.
+A notebook's function needs more than itself: modules written with ``%%writefile``, the working
+directory and module path that a cell has set, a file that it reads. All of this is sent. The ranks,
+in cells of their own, see copies.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 import cloudpickle
 
 from autograder.inside.scratch import HOME, is_own
-from course_lib.ranks.calls import Sources, cell_sources
+from course_lib.ranks.for_graders import Sources, cell_sources
 
 MAX_FILES = 1000
 MAX_FILE_BYTES = 16 * 2**20
-"""Of all files together. The rest stays behind: checkpoints are nothing that a task needs."""
+"""Bytes of all files together. The rest stays behind: no task needs checkpoints."""
 
 
 class Refused(Exception):
-    """The function cannot be handed over; the message says why, to its author."""
+    """The function cannot be handed over; the message tells its author why."""
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Takes apart a function that is wrapped in a cache, which else travels by its name only.
+    """Pickles a function that is wrapped in a cache; cloudpickle would send only its name.
 
-    One that `torch.compile` has wrapped travels as it was: what it is compiled to cannot.
+    A function wrapped by `torch.compile` is sent unwrapped, because compiled code cannot be sent.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -55,10 +55,10 @@ def _as_it_is(function: Callable[..., Any]) -> Any:
 
 
 def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:
-    """Return the function `name` of the notebook and what it needs, as bytes for `unpack`.
+    """Return the notebook's function `name` and all that it needs, as bytes for `unpack`.
 
     Raises:
-        Refused: there is no such function, or it holds something that cannot travel.
+        Refused: there is no such function, or it refers to something that cannot be sent.
 
     """
     function = names.get(name)
@@ -91,7 +91,7 @@ def own_modules() -> list[Any]:
 
 
 def _files() -> list[tuple[str, int, bytes]]:
-    """Return path, mode and content of the notebook's regular files, the small ones first."""
+    """Return path, mode and content of the notebook's regular files, small ones first."""
     found = []
     for folder, folders, names in os.walk(HOME):
         folders[:] = [

@@ -1,6 +1,6 @@
-"""A first look from a cell, whether all is there that a student's process needs.
+"""Test from a cell that all files are there that a student process needs.
 
-A file that the cell's user may not read fails an import of the student's. It looks like their
+A file that the cell's user may not read makes a student's import fail. That looks like their
 mistake.
 """
 
@@ -20,7 +20,7 @@ _ENOUGH = 3
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Send the first paths that cannot be read, and what is wrong with `HOME`, as JSON."""
+    """Send as JSON the first paths that cannot be read, and what is wrong with `HOME`."""
     hidden = [path for path in sorted(set(_needed())) if not _readable(path)]
     told = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
     with socket.socket(fileno=fds[0]) as channel:
@@ -28,23 +28,23 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
 
 
 def _needed() -> Iterator[str]:
-    """Yield the files of all modules that are loaded, and what lies on the search path."""
+    """Yield the files of all loaded modules, and all entries of the search path."""
     yield from (sys.executable, sys.prefix, sys.base_prefix, *sys.path)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and os.path.isabs(file):
             yield file
     for folder in filter(os.path.isdir, sys.path):
-        with suppress(PermissionError):  # it is told itself
+        with suppress(PermissionError):  # the folder itself is reported
             yield from (entry.path for entry in os.scandir(folder))
 
 
 def _readable(path: str) -> bool:
-    """Return whether it can be; a link that leads nowhere is no loss."""
+    """Return whether a path can be read; a link that leads nowhere does not matter."""
     if os.path.islink(path) and not os.path.exists(path):
         return True
     if path.endswith(".zip") and not os.path.lexists(path):
-        return True  # of the standard library: each search path names one, and few machines have it
+        return True  # the standard library's zip: every search path names it, few machines have it
     return os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK)
 
 

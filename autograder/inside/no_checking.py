@@ -1,4 +1,4 @@
-"""In the sandbox it stands for `course_lib.checking`: names that notebooks import, and no judge."""
+"""Stands in for `course_lib.checking` in the sandbox: names that notebooks import, and no judge."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ def check(name: str, *_: Any, **__: Any) -> None:
 
 
 class Prediction:
-    """A prediction that nobody keeps."""
+    """A prediction that is not kept."""
 
     def score(self, *_: Any, **__: Any) -> "Prediction":
         """Do nothing."""

@@ -1,7 +1,7 @@
 """A node in the sandbox: K processes of one cell that are real ranks, on gloo or NCCL.
 
-They are ranks of one machine, and so see one another; whoever could gain from that has been found
-out before: here runs what was right on the examiner's own network. Nothing here is trusted either.
+They are ranks of one machine, so they can see one another. That is no danger: only submissions that
+were right on the examiner's own network run here. Nothing here is trusted either.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 
 from autograder.inside.examinee import do_work, receive_work, silence
-from course_lib.checking.frames import Frame, send_frame
-from course_lib.checking.wire import encode
+from course_lib.checking.on_ranks.frames import Frame, send_frame
+from course_lib.checking.on_ranks.wire import encode
 
 _STORE = "/tmp/.ranks"
 _NO_LIMIT = timedelta(days=1)  # the examiner decides when a case has taken too long
 
 
 def serve_node(fds: list[int], config: dict[str, Any]) -> None:
-    """Fork a rank for each of `fds`, its channel, and say of each how it ended.
+    """Fork a rank for each channel in `fds`, and report how each rank ended.
 
     `config` has ``backend``, ``devices``, one per rank, and ``environment``.
     """
@@ -68,7 +68,7 @@ def _be_rank(channel: socket.socket, rank: int, world_size: int, config: dict[st
         send_frame(channel, Frame.READY, b"")
         with suppress(OSError):
             send_frame(channel, *do_work(receive_work(channel), {}))
-            channel.recv(1)  # stay: others may still talk to us, and the examiner ends the case
+            channel.recv(1)  # stay: other ranks may still talk to us; the examiner ends the case
         status = 0
     finally:
         os._exit(status)  # no interpreter shutdown: student code could hang in it

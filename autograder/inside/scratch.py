@@ -1,8 +1,8 @@
-"""The two folders that each cell has for itself, ``/tmp`` and ``/dev/shm``, and what else is there.
+"""The two folders that each cell has for itself, ``/tmp`` and ``/dev/shm``.
 
 The course, its virtual environment or Python may lie below one of them on this machine. The sandbox
-shows it there, read only. A cell that mounts folders of its own hides it, so it is bound in again:
-the cell sees at those places what the sandbox shows, and nothing else of this machine.
+shows them there, read only. A cell's own folders would hide them, so they are bound in again. The
+cell then sees at those places what the sandbox shows, and nothing else of this machine.
 
 This file needs Linux and the standard library only.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = "/tmp"
-"""The student's: the working directory, and all files below it that `is_own` knows."""
+"""The student's folder: the working directory, and the files below it that `is_own` accepts."""
 _SHARED_MEMORY = "/dev/shm"
 
 _NOSUID, _NODEV, _BIND, _REC = 2, 4, 0x1000, 0x4000
@@ -50,7 +50,7 @@ def mount_own(config: dict[str, Any]) -> None:
         os.makedirs(path if os.path.isdir(descriptor) else os.path.dirname(path))
         if not os.path.isdir(descriptor):
             Path(path).touch()
-        # With what is mounted below it; each mount stays as it is, read only.
+        # Recursively, with the mounts below it; each mount stays as it is, read only.
         mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, _BIND | _REC, None)
         os.close(descriptor)
     os.umask(mask)
@@ -64,7 +64,7 @@ def of_python() -> tuple[str, ...]:
     """
     found: list[str] = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        # Of spaces, tabs, line ends and backslashes the kernel writes the number, see proc(5).
+        # The kernel writes spaces, tabs, line ends and backslashes as numbers, see proc(5).
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
         path = os.fsdecode(name)
         if path.startswith((f"{HOME}/", f"{_SHARED_MEMORY}/")):
@@ -73,7 +73,7 @@ def of_python() -> tuple[str, ...]:
 
 
 def is_own(path: str) -> bool:
-    """Return whether the file at `path` is one that a notebook has written, or may have."""
+    """Return whether a notebook has written the file at `path`, or may have."""
     return path.startswith(f"{HOME}/") and not _below(path, of_python())
 
 

@@ -1,4 +1,4 @@
-"""Entries of a leaderboard: what was found of each submission, and their order."""
+"""Entries of a leaderboard: the result of each submission, and their order."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Entry:
     """One submission on the board.
 
     Attributes:
-        name: whose it is.
+        name: the student's name.
         digest: of all that decides the entry; if it is the same, so is the entry.
-        status: ``timed``; ``unfinished``, if it missed the target; ``disqualified``, if it did what
-            is not allowed; ``failed``, if there is nothing to time.
+        status: ``timed``; ``unfinished`` if it missed the target; ``disqualified`` if it did
+            something that is not allowed; ``failed`` if there is nothing to time.
         note: why, in a sentence.
         seconds: virtual seconds: the score.
         loss: the worst over the draws.
-        sent: bytes that the rank with most of them sends.
+        sent: bytes sent by the rank that sends most.
         gradients: how many rank 0 computed.
         computed: virtual seconds that the busiest rank computes.
         light: the speed of light for its operations and bytes, in seconds.
-        ran_out: the limit in seconds that its code did not keep; 0 if it did.
+        ran_out: the limit in seconds that its code exceeded; 0 if it did not.
         place: on the board, from 1; 0 if it has none. Equal scores share one.
 
     """
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def distance(self) -> float:
-        """How many times longer it takes than light would."""
+        """Its time divided by the speed of light."""
         return self.seconds / self.light if self.light else float("inf")
 
 
@@ -69,11 +69,11 @@ def _key(entry: Entry) -> tuple[int, float, int, str]:
 
 
 class Store:
-    """What is known already, in a file: a board that was interrupted goes on from there.
+    """The known entries, in a file: an interrupted board continues from there.
 
     Args:
         path: the file. It holds the seed of the draws, which nobody else should read.
-        seed: for a new one.
+        seed: for a new file.
 
     Attributes:
         seed: all entries are timed on the draws of this seed.
@@ -92,18 +92,18 @@ class Store:
                 self.entries = {each["name"]: Entry(**each) for each in told["entries"]}
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
-                    f"{path} is not what a leaderboard wrote ({error}); --again begins anew"
+                    f"{path} is no file of a leaderboard ({error}): start anew with --again"
                 ) from None
 
     def known(self, name: str, digest: str, seconds: float) -> Entry | None:
-        """Return the entry if it need not be made again; who ran out of time may need only more."""
+        """Return the entry, unless it must be made again, or ran out of time and has more now."""
         entry = self.entries.get(name)
         if entry is None or entry.digest != digest or 0 < entry.ran_out < seconds:
             return None
         return entry
 
     def keep(self, entry: Entry) -> None:
-        """Write the entry down, with all others."""
+        """Write the file with this entry and all others."""
         self.entries[entry.name] = entry
         told = {"seed": self.seed, "entries": [asdict(each) for each in self.entries.values()]}
         write_whole(self._path, json.dumps(told, indent=1))

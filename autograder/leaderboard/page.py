@@ -1,7 +1,7 @@
 """The board as a page and as a table of comma-separated values.
 
-Names and notes are whatever somebody wrote: the page shows them as text and nothing else, and a
-spreadsheet takes none of them for a formula.
+Students may write anything as names and notes. The page shows them as text and nothing else, and a
+spreadsheet reads none of them as a formula.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _HEAD = (
 
 
 def page(entries: Sequence[Entry], race: Race, title: str, plays: int) -> str:
-    """Return the page: one file, nothing to fetch, no script.
+    """Return the page: one file that fetches nothing and has no script.
 
     Args:
         entries: in order, with their places.
-        race: what was raced.
+        race: the race.
         title: of the board.
-        plays: on how many draws.
+        plays: number of draws.
 
     """
     longest = max((entry.seconds for entry in entries if entry.status == TIMED), default=1.0)
     rows = "\n".join(_row(entry, longest) for entry in entries)
     head = "".join(f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in _HEAD)
-    empty = "" if entries else "<p>Nobody has handed in.</p>"
+    empty = "" if entries else "<p>There is no submission yet.</p>"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -72,9 +72,10 @@ the score; its left part is the speed of light.</caption>
 <p class="f">T = max over ranks k of max(F<sub>k</sub>/φ, S<sub>k</sub>/β, R<sub>k</sub>/β)</p>
 <p>F: floating-point operations of the rank, S and R: bytes that it sends and receives,
 φ = {DEVICE.flops:.3g} per second, β = {race.bandwidth:.3g} bytes per second. The distance is the
-score over T. Launches ({1e6 * LAUNCH:g} µs each), memory traffic, latency and waiting make it.</p>
-<p>Bytes are those of the rank that sends most. Entries that were disqualified, did not reach the
-target or could not be run stay here, with the reason, and have no place.</p>
+score divided by T. It comes from launches ({1e6 * LAUNCH:g} µs each), memory traffic, latency and
+waiting.</p>
+<p>The bytes are those of the rank that sends most. Entries that were disqualified, missed the
+target or could not be run stay here, with the reason, but have no place.</p>
 </body></html>
 """
 
@@ -100,7 +101,7 @@ def _row(entry: Entry, longest: float) -> str:
             f'<div style="width:{light:.1f}%"></div></div>'
         )
     cells = [(str(entry.place) if timed else "–", "n", ""), (entry.name, "", bar)]
-    if entry.seconds > 0:  # else the reason takes the numbers' place
+    if entry.seconds > 0:  # else the reason takes the place of the numbers
         numbers = (
             *(
                 f"{1e3 * entry.seconds:.3f}",

@@ -31,15 +31,15 @@ _MAX_FILE = 50 * 2**20
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all entries of a board have in common.
+    """The settings that all entries of a board share.
 
     Attributes:
         case: the race.
-        check: whose program writes the tapes.
+        check: its program writes the tapes.
         released: the notebook as students got it.
         seed: of the draws.
-        plays: on how many draws an entry must reach the target.
-        limits: of the time that a submission's own code may take, on the wall clock.
+        plays: number of draws; an entry must reach the target on each.
+        limits: of the wall-clock time of a submission's own code.
 
     """
 
@@ -57,14 +57,14 @@ class Meeting:
 
 
 class Unreadable(Exception):
-    """What was handed in is no notebook; says why."""
+    """The submitted file is no notebook; says why."""
 
 
 def sources_of(path: Path, released: NotebookNode) -> list[tuple[int, str]]:
     """Return the code cells of a submitted notebook that are run, with their numbers.
 
     Raises:
-        Unreadable: there is none.
+        Unreadable: it is no notebook.
 
     """
     try:
@@ -99,7 +99,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def digest_of(sources: list[tuple[int, str]], meeting: Meeting) -> str:
-    """Return what changes whenever the entry could."""
+    """Return a digest that changes whenever the entry could change."""
     told = [sources, asdict(meeting.race), meeting.seed, meeting.plays]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
@@ -107,7 +107,7 @@ def digest_of(sources: list[tuple[int, str]], meeting: Meeting) -> str:
 def time_submission(
     name: str, sources: list[tuple[int, str]], meeting: Meeting, place: SandboxedPlace
 ) -> Entry:
-    """Return the entry of one submission. What its code does costs this entry only."""
+    """Return the entry of one submission. Its code can damage only this entry."""
     digest = digest_of(sources, meeting)
     entry = Entry(name, digest, FAILED)
     with Submission(place, meeting.limits) as submission:
@@ -116,7 +116,7 @@ def time_submission(
         try:
             tapes = _tapes(submission, meeting)
         except RankTimeout as error:
-            told = f"{error.summary} (--seconds gives it more)"
+            told = f"{error.summary} (the instructor can give it more time with --seconds)"
             return replace(entry, note=told, ran_out=meeting.limits.case)
         except RanksError as error:
             cheats = "TapeError" in error.summary
@@ -144,7 +144,7 @@ def _tapes(submission: Submission, meeting: Meeting) -> list[Any]:
             case {"value": {"tape": tape}}:
                 tapes.append(tape)
             case _:
-                raise RanksError("A rank handed in no tape.")
+                raise RanksError("A rank returned no tape.")
     return tapes
 
 
@@ -162,7 +162,7 @@ def _judged(entry: Entry, score: Score, race: Race) -> Entry:
     if not score.equal:
         return replace(entry, status=UNFINISHED, note="the ranks end with different weights")
     if score.worst > race.target:
-        told = f"a loss of {score.worst:.3f}, and {race.target:g} is the target"
+        told = f"a loss of {score.worst:.3f} misses the target of {race.target:g}"
         return replace(entry, status=UNFINISHED, note=told)
     return entry
 

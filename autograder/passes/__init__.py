@@ -1,1 +1,1 @@
-"""What nbgrader calls in place of its own passes."""
+"""The passes that nbgrader calls in place of its own."""

@@ -4,9 +4,9 @@ It examines one notebook, writes the test cells' outputs itself, and a verdict b
 nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 
 The assignment's canaries (`canary`) are graded before the first submission of a process, and in
-each new sandbox. nbgrader does not tell a pass which submission is the last, so they are not graded
-at the end. ``autograder grade`` does that: it alone finds a machine that breaks half way and keeps
-its sandbox.
+each new sandbox. nbgrader does not tell a pass which submission is the last, so canaries are not
+graded at the end. ``autograder grade`` does that. Only it finds a machine that breaks half way and
+keeps its sandbox.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from course_lib.checking.limits import CASE_SECONDS
 
 
 class Examine(NbGraderPreprocessor):
-    """Grades one notebook, each process of its student's in a cell of the sandbox."""
+    """Grades one notebook; each process of its student runs in a cell of the sandbox."""
 
     cell_seconds = Float(
         Settings.cell_seconds, help="Time limit of one code cell, in seconds."
     ).tag(config=True)
     case_seconds = Float(
         Settings.case_seconds,
-        help="Time limit of one case of a check that asks for no other, in seconds. Default: that "
+        help="Time limit of one case of a check that sets no other, in seconds. Default: the limit "
         f"of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
-        help="Time limit of all that one submission's code does, in seconds. For every limit: what "
-        "it waits for a core does not count, and a tenth of the time on the wall does in any case.",
+        help="Time limit for all code of one submission, in seconds. For every limit, time spent "
+        "waiting for a core does not count, but at least a tenth of the wall-clock time does.",
     ).tag(config=True)
     memory_gib = Float(
         Settings.memory_gib,
@@ -50,8 +50,8 @@ class Examine(NbGraderPreprocessor):
     on = Enum(
         ("", "cpu", "gpu"),
         Settings.on,
-        help="Run what is right on the grader's network once more on real ranks: 'cpu' (gloo) or "
-        "'gpu'. The verdict is the same unless they fail. Default: do not.",
+        help="Also run solutions that pass on the grader's network on real ranks: 'cpu' (gloo) or "
+        "'gpu'. The verdict is the same unless they fail there. Default: do not.",
     ).tag(config=True)
     seed = Unicode(
         "",
@@ -64,7 +64,7 @@ class Examine(NbGraderPreprocessor):
         """Run the notebook's cells and checks; write outputs into it and a verdict beside it.
 
         Raises:
-            MachineFailure: this machine failed, or does not grade as it must. nbgrader goes on; the
+            MachineFailure: this machine failed, or does not grade correctly. nbgrader goes on; the
                 submission gets no mark.
 
         """
@@ -73,7 +73,8 @@ class Examine(NbGraderPreprocessor):
         assignment, student, notebook = (
             names[key] for key in ("assignment", "student", "notebook")
         )
-        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
+        # No link is followed: instructor/ may be one, and assignments/ lies beside the link.
+        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).absolute()
         released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
@@ -87,8 +88,8 @@ class Examine(NbGraderPreprocessor):
                 self.seed,
             )
             try:
-                if not canaries.vouch():
-                    canaries.sing()
+                if not canaries.trusted():
+                    canaries.check()
                 examine_notebook(nb, Exam.of(source), verdict, self.log)
                 break
             except MachineFailure as error:

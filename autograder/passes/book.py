@@ -1,4 +1,4 @@
-"""The pass in Examine's place when a submission was graded already: its outputs, and no run.
+"""The pass that replaces Examine for a submission that is graded already: it runs no code.
 
 ``autograder grade`` examines a class in many processes, and leaves a graded notebook and a verdict
 for each submission. One process then books them, through nbgrader's own passes and this one.
@@ -20,7 +20,7 @@ VET = "autograder.passes.vet.vet"
 
 
 class NotAsGraded(ValueError):
-    """The notebook to be booked is not the one that was graded."""
+    """The notebook to book is not the one that was graded."""
 
 
 class Book(NbGraderPreprocessor):
@@ -36,7 +36,7 @@ class Book(NbGraderPreprocessor):
         """Copy outputs cell by cell.
 
         Raises:
-            NotAsGraded: this is other code than was graded.
+            NotAsGraded: its code is not the code that was graded.
 
         """
         name = resources["nbgrader"]["notebook"]
@@ -47,17 +47,17 @@ class Book(NbGraderPreprocessor):
 
 
 def copy_outputs(graded: NotebookNode, nb: NotebookNode) -> None:
-    """Copy the outputs of `graded` to `nb`, which must hold the same code.
+    """Copy the outputs of `graded` to `nb`, which must have the same code.
 
     Raises:
-        NotAsGraded: it does not.
+        NotAsGraded: it has other code.
 
     """
     ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
     if [cell.source for cell in ours] != [cell.source for cell in theirs]:
         raise NotAsGraded(
-            "the code is not what was graded. If the released version was made anew since, "
-            "nbgrader generate_assignment brings the gradebook up to date; then grade again"
+            "the code is not what was graded. If the assignment was released again since, run "
+            "nbgrader generate_assignment to update the gradebook; then grade again"
         )
     for to, cell in zip(ours, theirs, strict=True):
         to.outputs, to.execution_count = cell.outputs, cell.execution_count

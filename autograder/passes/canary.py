@@ -1,6 +1,6 @@
-"""Canaries: solutions whose points are known, graded like a student's, by the same sandbox.
+"""Canaries: solutions with known points, graded like a student's, by the same sandbox.
 
-A machine can be broken in ways that nobody has thought of: then it takes points from right
+A machine can be broken in ways that nobody has thought of. Then it takes points from right
 solutions, or gives them to wrong ones, and nothing raises an error. A canary shows it. It is a
 submission of the same assignment: the instructor's solution, then a function that returns nothing,
 then one that ends its process. It is rebuilt from the released notebook, its cells run in the
@@ -8,7 +8,7 @@ sandbox that grades the class, and its function runs on ranks there. The first m
 the second less, and the third none, because its process ended. All of this follows from how they
 are made; no number is written down.
 
-All three stand in one notebook and solve the same task, so that its cells run only once. The task's
+All three stand in one notebook and solve the same task, so its cells run only once. The task's
 check keeps one public and one hidden case. This takes about a second.
 
     python -m autograder.passes.canary --course .
@@ -34,6 +34,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.course import handed_out
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, all_filled_in, examine_notebook
@@ -50,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CanaryError(MachineFailure):
-    """A canary got other points than it must: nobody is graded here. Says what to do."""
+    """A canary got other points than it must, so nobody is graded here. Says what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class Canary:
     """Three solutions of one task, in one notebook.
 
     Attributes:
-        nb: the notebook: the right one, the wrong one, the crashing one, each with its test cell.
-        exam: by which it is examined: of the task's check, two cases.
+        nb: the notebook: the right, the wrong and the crashing solution, each with its test cell.
+        exam: the exam that examines it: two cases of the task's check.
         task: grade id of the test cell.
-        notebook: name of the released one, without ``.ipynb``.
+        notebook: name of the released notebook, without ``.ipynb``.
 
     """
 
@@ -72,14 +73,14 @@ class Canary:
 
     @property
     def ranks(self) -> int:
-        """On how many ranks its function runs."""
+        """The number of ranks that its function runs on."""
         return max(case.world_size for case in self.exam.checks[self.task].cases)
 
     @classmethod
     def of(cls, exam: Exam, source: Path, released: Path) -> Canary | None:
-        """Return that of an assignment, of the task that costs least; None: none gives points.
+        """Return an assignment's canary, for its cheapest task; None if no task gives points.
 
-        A task whose ranks send each other something comes before one of a rank alone.
+        A task whose ranks send messages comes before a task that runs on one rank.
 
         Args:
             exam: of the assignment.
@@ -103,8 +104,8 @@ class Canary:
         solution = source / path.name
         if not solution.is_file():
             raise AuthorError(
-                f"there is no {solution}: its solution is graded first, to see that this machine "
-                "grades well"
+                f"there is no {solution}: the grader needs this solution, to grade it first and "
+                "see that this machine grades correctly"
             )
         given = nbformat.read(path, as_version=4)
         nb = rebuild(given, solved(given, nbformat.read(solution, as_version=4)))
@@ -112,7 +113,7 @@ class Canary:
         return cls(nb, _short(exam, task), task, path.stem)
 
     def wrong(self, checks: list[CheckVerdict]) -> str:
-        """Return what is not as it must be in the three checks, or nothing."""
+        """Return which of the three checks has a wrong result, or nothing."""
         right, wrong, crashing = checks
         ended = exit_reason(_STATUS)
         for which, check, as_it_must_be in (
@@ -136,9 +137,9 @@ def solved(
     """Return the released notebook with the solution's code in it.
 
     Args:
-        released: as students were given it.
-        solution: as the instructor wrote it.
-        instead: grade id → other code than the solution's.
+        released: the students' version.
+        solution: the instructor's version.
+        instead: grade id → code to use in place of the solution's.
 
     """
     sources = {
@@ -159,7 +160,7 @@ def _is_test(cell: NotebookNode) -> bool:
 
 
 def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list[NotebookNode]:
-    """Return all cells up to the task's test, that test, and two other functions with theirs."""
+    """Return all cells up to the task's test, that test, and two other functions with tests."""
     kept: list[NotebookNode] = []
     for cell in cells:
         if not _is_test(cell):
@@ -173,7 +174,7 @@ def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list
 
 
 def _cases_of(exam: Exam, task: str) -> list[Case]:
-    """Return the first public and the first hidden case, of those with several ranks if any."""
+    """Return the first public and the first hidden case, if possible ones with several ranks."""
     chosen = []
     for cases in (exam.checks[task].cases, exam.hidden.get(task, ())):
         chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
@@ -188,16 +189,16 @@ def _short(exam: Exam, task: str) -> Exam:
 
 
 class Canaries:
-    """The canaries of an assignment, and the sandbox that has graded them as it must.
+    """The canaries of an assignment, and the sandbox that has graded them correctly.
 
     Args:
         source: the assignment's folder under ``instructor/``.
         released: the folder with the notebooks that students were given.
-        settings: how the class is examined, and so are they.
+        settings: how the class is examined; the canaries are examined in the same way.
 
     Attributes:
-        seconds: that they took the last time.
-        sandbox: the one that they vouch for, by its place and generation; None: there is none.
+        seconds: duration of the last check.
+        sandbox: the trusted sandbox, by its place and generation; None if there is none.
 
     """
 
@@ -207,16 +208,16 @@ class Canaries:
         self.seconds = 0.0
         self.sandbox: tuple[SandboxedPlace, int] | None = None
 
-    def vouch(self) -> bool:
-        """Return whether the sandbox that runs now has graded them well. Starts it if none does."""
+    def trusted(self) -> bool:
+        """Return whether the running sandbox has graded them correctly; start one if none runs."""
         if self.sandbox is None or self._exam is None:
             return False
         place = self._exam.place(self._settings)
         place.warm()
         return self.sandbox == (place, place.generation)
 
-    def sing(self) -> None:
-        """Be graded, by the checks as they are now.
+    def check(self) -> None:
+        """Grade the canaries by the checks as they are now; then trust this sandbox.
 
         Raises:
             CanaryError: they got other points than they must. The next sandbox is a new one.
@@ -247,18 +248,18 @@ class Canaries:
         examine_notebook(copy.deepcopy(canary.nb), canary.exam, verdict, _LOG)
         if wrong := canary.wrong(verdict.checks):
             raise CanaryError(
-                f"{wrong}. This machine, or the check, is broken, and nothing counts that was "
-                "graded here since this was last tried. Look at the machine with: course doctor "
-                "--grading; and at the check with: make test-all "
+                f"{wrong}. This machine, or the check, is broken. Grades that this process made "
+                "since the last good canaries do not count. Test the machine with: course doctor "
+                "--grading; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )
 
 
 def main() -> int:
-    """Let the canaries of one assignment sing; print what came of it as a line of JSON.
+    """Grade the canaries of one assignment; print the result as a line of JSON.
 
-    ``told`` says what was tried, or else ``wrong`` says what is not as it must be. The assignment
-    is the first whose canaries send messages, as it was handed out.
+    ``told`` says what was tried, or ``wrong`` says what went wrong. The assignment is the first
+    whose canaries send messages, in its released version.
     """
     parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
     parser.add_argument("--course", type=Path, required=True, help="the course folder")
@@ -266,7 +267,7 @@ def main() -> int:
     found = {"told": "", "wrong": ""}
     try:
         found["told"] = try_out(root)
-    except Exception as error:  # whatever it is: grading does not work here
+    except Exception as error:  # any error means that grading does not work here
         found["wrong"] = " ".join(str(error).split()) or type(error).__name__
     print(json.dumps(found))
     return int(bool(found["wrong"]))
@@ -280,17 +281,16 @@ def try_out(root: Path) -> str:
         LookupError: there is no assignment with its solution.
 
     """
-    for source in sorted((root / "instructor").glob("*/checks.py")):
-        released = root / "assignments" / source.parent.name
-        canary = Canary.of(Exam.of(source.parent), source.parent, released)
+    for source in sorted(path.parent for path in (root / "instructor").glob("*/hidden.py")):
+        canary = Canary.of(Exam.of(source), source, handed_out(source))
         if canary is not None and canary.ranks > 1:
-            canaries = Canaries(source.parent, released, Settings())
-            canaries.sing()
+            canaries = Canaries(source, handed_out(source), Settings())
+            canaries.check()
             return (
-                f"{source.parent.name}: a right, a wrong and a crashing solution "
+                f"{source.name}: a right, a wrong and a crashing solution "
                 f"got the points that they must, in {canaries.seconds:.1f} s"
             )
-    raise LookupError("no assignment has its solution here")
+    raise LookupError("no assignment has its solution in this copy of the course")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One rebuilt notebook examined: its cells are run, and each test cell gets its points.
+"""Examine one rebuilt notebook: its cells are run, and each test cell gets its points.
 
-Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run: its grade id
-names a check, the examiner runs that check's public and hidden cases on ranks in the sandbox,
-carries their messages, compares what they return, and writes the cell's outputs itself.
+Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run. Its grade id
+names a check. The examiner runs that check's public and hidden cases on ranks in the sandbox and
+carries their messages. It compares what they return, and writes the cell's outputs itself.
 nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 """
 
@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.course import handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import MEMORY, TIME, Examined, examine
 from autograder.examination.gpus import gpu_mounts
@@ -45,11 +46,11 @@ from course_lib.desk.notebooks import EXPLORE
 
 
 def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
-    """Vet a submission, and grade none where that cannot work: nbgrader's hook, see `vet.vet`.
+    """Vet a submission, or stop if grading cannot work here: nbgrader's hook, see `vet.vet`.
 
     Raises:
-        SystemExit: nothing can be graded here. nbgrader would go on after any other error, and
-            say for each student in a hundred lines what holds for all of them.
+        SystemExit: nothing can be graded here. After any other error nbgrader would go on, and
+            repeat a hundred lines for each student.
 
     """
     vet.vet(assignment, student, notebooks)
@@ -73,7 +74,7 @@ def blank_verdict(
     settings: Settings,
     seed: str = "",
 ) -> Verdict:
-    """Return the verdict on a rebuilt notebook, before anything of it was run.
+    """Return the verdict on a rebuilt notebook, before anything of it is run.
 
     Args:
         nb: the rebuilt notebook.
@@ -81,10 +82,10 @@ def blank_verdict(
         released: the notebook that students were given.
         data: the folder of the gradebook, where the assignment's secret is.
         assignment: its name.
-        student: who handed it in.
+        student: their id.
         notebook: its name, without ``.ipynb``.
         settings: how it is to be examined.
-        seed: of the inputs; default: the one that belongs to this code of this student.
+        seed: of the inputs; default: the one for this code of this student.
 
     """
     settings = all_filled_in(settings)
@@ -102,11 +103,11 @@ def blank_verdict(
 
 @dataclass(frozen=True)
 class Exam:
-    """What the submissions of an assignment are examined by.
+    """The parts that are needed to examine the submissions of an assignment.
 
     Attributes:
         checks: grade id of a test cell → its check.
-        hidden: the same → cases that are not handed out.
+        hidden: grade id → cases that are not handed out.
         masked: modules that hold the answers.
 
     """
@@ -117,17 +118,18 @@ class Exam:
 
     @classmethod
     def of(cls, source: Path) -> Exam:
-        """Return that of the assignment in the folder `source`, under ``instructor/``."""
-        checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+        """Return the exam of the assignment in the folder `source`, under ``instructor/``."""
+        checks = load_checks(handed_out(source) / "checks.py")
+        hidden = load_module(source / "hidden.py")
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
     def place(self, settings: Settings) -> SandboxedPlace:
-        """Return the sandbox in which submissions are examined, which stays warm."""
+        """Return the sandbox that examines submissions; it stays warm."""
         return warm_place(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
 
 
 def all_filled_in(settings: Settings) -> Settings:
-    """Return the settings with the table's limits for those that are left open."""
+    """Return the settings with the table's limits in place of those that are not set."""
     return replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
 
 
@@ -147,7 +149,7 @@ def examine_notebook(
         nb: the rebuilt notebook.
         exam: of its assignment.
         verdict: a blank one, whose seed and settings are used.
-        log: is told what happens.
+        log: takes messages.
         runs: makes what runs the code.
 
     Raises:
@@ -165,7 +167,7 @@ def examine_notebook(
         submission=settings.submission_seconds,
     )
     place = exam.place(settings)
-    place.warm()  # on our time, not on the submission's
+    place.warm()  # before the submission's time starts
     with runs(place, limits) as submission:
         examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
     if (told := submission.budget.told_when_over()) is not None:
@@ -211,7 +213,7 @@ def examine_cells(
 
 
 def _limit(outcome: CellOutcome) -> str:
-    if not outcome.error or outcome.trace:  # what the cell raised may use any words
+    if not outcome.error or outcome.trace:  # a cell's own exception may use any words
         return ""
     if OVER_MEMORY in outcome.error:
         return MEMORY
@@ -250,7 +252,7 @@ _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
 def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
-    """Return the sandbox of an assignment: the one that graded the last submission, if any did.
+    """Return the sandbox of an assignment: the one of the last submission, if there was one.
 
     Raises:
         SandboxUnavailable: it is a new one, and nothing can be graded in it.
@@ -259,7 +261,7 @@ def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbo
     key = masked_from(masked), memory, gpus
     if key not in _warm:
         more = gpu_mounts() if gpus else ()
-        for place in _warm.values():  # one assignment at a time
+        for place in _warm.values():  # keep one assignment's sandbox only
             place.close()
         _warm.clear()
         place = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
@@ -269,17 +271,17 @@ def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbo
 
 
 def masked_from(modules: Sequence[str]) -> tuple[str, ...]:
-    """Return `modules` and all that comes after the first of them in the course's reading order."""
+    """Return `modules` and all that follow the first of them in the course's reading order."""
     rungs = [f"course_lib.{name}" for name in READING_ORDER]
     first = min((rungs.index(name) for name in modules if name in rungs), default=len(rungs))
     return tuple(sorted({*modules, *rungs[first:]}))
 
 
 def graded_outputs(report: CheckReport, score: float, count: int) -> list[NotebookNode]:
-    """Return a test cell's outputs: the report, and the points in the form nbgrader reads.
+    """Return a test cell's outputs: the report, and the points in the form that nbgrader reads.
 
-    The points are always written, also the full ones: of a cell without a result nbgrader thinks
-    that it is worth full points.
+    The points are always written, even full ones: nbgrader gives full points to a cell without a
+    result.
     """
     return [
         new_output("stream", name="stdout", text=f"{report}\n"),

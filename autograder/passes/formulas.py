@@ -1,4 +1,4 @@
-"""Formulas of released text as pictures, with the formula as their description."""
+"""Formulas of released text as pictures, each with the formula as its description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FORMULA = re.compile(r"\$\$(?P<display>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\
 
 
 def with_formulas(source: str) -> str:
-    """Return Markdown in which each formula is a picture; one that cannot be drawn stays text."""
+    """Return Markdown with a picture for each formula; one that cannot be drawn stays text."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", source, flags=re.DOTALL)
     parts[::2] = [_FORMULA.sub(_picture, part) for part in parts[::2]]
     return "".join(parts)
@@ -29,13 +29,13 @@ def _picture(found: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1000)
 def _drawn(formula: str) -> str:
-    """Return the formula as a PNG in base64; empty if matplotlib knows something in it not."""
+    """Return the formula as a PNG in base64; empty if matplotlib cannot draw it."""
     from matplotlib.mathtext import math_to_image
 
     plain = re.sub(r"\\(Bigl|Bigr|bigl|bigr|Big|big)(?![a-z])", "", formula)
     image = io.BytesIO()
     try:
         math_to_image(f"${plain}$", image, dpi=110, format="png")
-    except Exception:  # mathtext knows a part of TeX, and pyparsing raises what it likes
+    except Exception:  # mathtext knows a part of TeX, and pyparsing raises many kinds
         return ""
     return base64.b64encode(image.getvalue()).decode("ascii")

@@ -1,6 +1,6 @@
-"""The page that a student reads: nbgrader's feedback; no script runs in it, nothing is fetched.
+"""The page that a student reads: nbgrader's feedback, without scripts and without downloads.
 
-It says what was examined, and shows formulas as pictures, because MathJax is a script that a
+It says what was examined. It shows formulas as pictures, because MathJax is a script that a
 browser fetches from elsewhere.
 """
 
@@ -54,12 +54,12 @@ class FeedbackPage(HTMLExporter):
 
 
 def _is_theirs(cell: NotebookNode) -> bool:
-    """Tell whether a student may have written a text cell: pictures are made of ours alone."""
+    """Tell whether a student may have written a text cell: only ours get pictures."""
     return not cell.metadata.get("nbgrader", {}).get("locked", False)
 
 
 def locked(html: str) -> str:
-    """Return a page without scripts, and with the rule that the browser runs and fetches none."""
+    """Return a page without scripts, and with a rule that forbids the browser to run or fetch."""
     html = re.sub(r"<script\b.*?</script\s*>", "", html, flags=re.DOTALL | re.IGNORECASE)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
     html = re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)

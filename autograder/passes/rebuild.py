@@ -1,15 +1,15 @@
 """The first pass of ``nbgrader autograde``: the released notebook with the student's sources in it.
 
-What a student hands in is a file that any editor may have changed: cells copied, deleted, renamed,
-re-typed, tagged. nbgrader trusts its structure, and loses marks, the submission or the whole batch
-over it. So nothing of it is kept but what the student *wrote*:
+A submitted file may have been changed by any editor: cells copied, deleted, renamed, re-typed,
+tagged. nbgrader trusts its structure, and loses marks, the submission or the whole batch over it.
+So this pass keeps only what the student *wrote*:
 
 - the source of each solution cell, code or text, found by its ``grade_id``, or by its cell id
-  where no cell bears that ``grade_id`` any more. Of several copies the first one counts. Where
-  none is left the released cell stands, so that it is graded as unanswered;
+  if no cell has that ``grade_id`` any more. The first of several copies counts. If none is left,
+  the released cell stays, and is graded as unanswered;
 - the source of each released cell that nbgrader does not track, and that anyone may edit;
-- the cells the student added, without their metadata, in front of the released cell they stood
-  in front of: one written in place of a deleted solution cell runs after the released stub.
+- the cells that the student added, without their metadata. Each stays in front of the released
+  cell that followed it. A cell in place of a deleted solution cell runs after the released stub.
 
 All else (tests, order, tags, metadata, outputs, attachments, kernelspec) is as it was released.
 """
@@ -41,7 +41,7 @@ class Rebuild(NbGraderPreprocessor):
 
         Raises:
             FileNotFoundError: the assignment was not released here. nbgrader then reports that it
-                could not process the submission; it gets no mark, and the others go on.
+                could not process the submission. It gets no mark, and the others go on.
         """
         coursedir = self.parent.parent.coursedir  # of the exporter's converter
         names = resources["nbgrader"]
@@ -49,8 +49,8 @@ class Rebuild(NbGraderPreprocessor):
         path = Path(folder, f"{names['notebook']}.ipynb")
         if not path.is_file():
             raise FileNotFoundError(
-                f"there is no released version at {path}; "
-                f"nbgrader generate_assignment {names['assignment']} makes one"
+                f"there is no released version at {path}: "
+                f"run nbgrader generate_assignment {names['assignment']}"
             )
         rebuilt = rebuild(nbformat.read(path, as_version=4), nb)
         for note in rebuilt.metadata.get("rebuild", ()):
@@ -59,11 +59,11 @@ class Rebuild(NbGraderPreprocessor):
 
 
 def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
-    """Return ``released`` with what the student wrote in ``submitted``; both stay as they are.
+    """Return ``released`` with what the student wrote in ``submitted``; neither is changed.
 
-    Whatever ``submitted`` holds, the result is a valid notebook with all of ``released``'s cells
-    in their order. ``metadata["rebuild"]`` lists what was put back or left out, if anything, in
-    sentences that repeat nothing from ``submitted``.
+    The result is a valid notebook for any ``submitted``, with all of ``released``'s cells in their
+    order. ``metadata["rebuild"]`` lists what was put back or left out, if anything, in sentences
+    that repeat nothing from ``submitted``.
     """
     cells: list[NotebookNode] = copy.deepcopy(released.cells)
     theirs = submitted.get("cells")
@@ -119,7 +119,7 @@ class _Finder:
         names = {_grade_id(cell) for cell in theirs} - {""}
         ids = {_id(cell) for cell in theirs} - {""}
         for index, cell in enumerate(cells):
-            # The weaker signs count only where no cell bears the stronger ones.
+            # The weaker signs count only if no cell has the stronger ones.
             if grade_id := _grade_id(cell):
                 self._tracked[grade_id] = index
             if grade_id in names:
@@ -132,7 +132,7 @@ class _Finder:
     def find(self, cell: Any, found: set[int]) -> int | None:
         """Return the index of the released cell, or None for one that the student added.
 
-        An index in ``found`` is returned for another copy of a tracked cell only.
+        An index in ``found`` is returned only for another copy of a tracked cell.
         """
         index = self._tracked.get(_grade_id(cell))
         if index is not None:
@@ -141,23 +141,23 @@ class _Finder:
         index = self._ids.get(_id(cell))
         if index is not None and index not in found:
             released = self._cells[index]
-            # Text that has become code is a cell of their own, not an edit of ours.
+            # Text that has become code is a student's new cell, not an edit of ours.
             if _grade_id(released) or released.cell_type == kind:
                 return index
         return next((i for i in self._texts.get((kind, source), ()) if i not in found), None)
 
 
 class _Room:
-    """What a submission may still hold."""
+    """The room that is left for further cells of a submission."""
 
     def __init__(self) -> None:
         self._cells = MAX_CELLS
         self._bytes = MAX_TOTAL
 
     def refuse(self, source: str, added: str | None) -> str:
-        """Return why a cell is refused, or "" and take its room; ``added`` is its type if added.
+        """Return why a cell is refused, or "" and count it; ``added`` is its type if added.
 
-        ``added`` is None for a version of a released cell, whose type is the released one's.
+        ``added`` is None for a version of a released cell, which keeps the released type.
         """
         size = len(source.encode())
         if added is not None and added not in ("code", "markdown"):
@@ -167,29 +167,29 @@ class _Room:
         if source.count("\n") > MAX_LINES:
             return f"has more than {MAX_LINES} lines"
         if size > self._bytes:
-            return f"comes after {MAX_TOTAL} bytes of others"
+            return f"comes after {MAX_TOTAL} bytes in other cells"
         if added is not None and not self._cells:
-            return f"comes after {MAX_CELLS} added ones"
+            return f"comes after {MAX_CELLS} other added cells"
         self._bytes -= size
         self._cells -= added is not None
         return ""
 
 
 def _nbgrader(cell: Any) -> dict[str, Any]:
-    """Return a cell's nbgrader metadata, where there is any of the right shape."""
+    """Return a cell's nbgrader metadata if it has any of the right form."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def _grade_id(cell: Any) -> str:
-    """Return the name by which nbgrader tracks a cell, or "" where it does not."""
+    """Return the name by which nbgrader tracks a cell, or "" if it does not."""
     grade_id = _nbgrader(cell).get("grade_id")
     return grade_id if isinstance(grade_id, str) else ""
 
 
 def _id(cell: Any) -> str:
-    """Return a cell's id, or "" where it has none: notebooks older than format 4.5 have none."""
+    """Return a cell's id, or "" if it has none, as in notebooks older than format 4.5."""
     name = cell.get("id") if isinstance(cell, dict) else None
     return name if isinstance(name, str) else ""
 
@@ -200,9 +200,9 @@ def _may_edit(released: NotebookNode) -> bool:
 
 
 def _content(cell: Any) -> tuple[str, str]:
-    """Return a submitted cell's type and source, "" where they are not text.
+    """Return a submitted cell's type and source, or "" for what is not text.
 
-    NUL and halves of surrogate pairs, which files and databases refuse, become question marks.
+    NUL and halves of surrogate pairs become question marks: files and databases refuse them.
     """
     if not isinstance(cell, dict):
         return "", ""
@@ -213,7 +213,7 @@ def _content(cell: Any) -> tuple[str, str]:
 
 
 def _complete(notebook: NotebookNode) -> None:
-    """Give every cell what its type and the notebook's format require."""
+    """Give every cell the fields that its type and the notebook's format require."""
     with_ids = (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
     taken = {cell.id for cell in notebook.cells if "id" in cell}
     free = (name for n in itertools.count(1) if (name := f"added-{n}") not in taken)

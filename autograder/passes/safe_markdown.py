@@ -1,9 +1,9 @@
-"""Markdown that a student wrote, as HTML in which nothing runs and nothing is fetched.
+"""Turn a student's Markdown into HTML that runs nothing and fetches nothing.
 
-nbconvert can clean HTML, and nbgrader's pages do not ask it to: an ``<img onerror=…>`` in a text
+nbconvert can clean HTML, but nbgrader's pages do not ask it to. An ``<img onerror=…>`` in a text
 cell ran in the instructor's browser, with the instructor's rights over every grade. Cleaning the
 source first, as ``sanitize_html`` does, misses what Markdown itself makes, such as links to
-``javascript:``. So what was made is cleaned, by a list of what is allowed.
+``javascript:``. So the resulting HTML is cleaned, by a list of what is allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TAGS = {
 }
 _DATA = re.compile(r"data:image/(png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
 _LINK = re.compile(r"https?://|mailto:|#", re.IGNORECASE)
-_CLASS = re.compile(r"highlight( hl-\w+)?|[a-z]{1,2}\d?")  # pygments'; none that lays out a page
+_CLASS = re.compile(r"highlight( hl-\w+)?|[a-z]{1,2}\d?")  # pygments'; none changes the layout
 
 
 def _allowed(tag: str, name: str, value: str) -> bool:
@@ -42,24 +42,24 @@ _cleaner = Cleaner(tags=_TAGS, attributes=_allowed, protocols={"http", "https", 
 
 
 class _Renderer(IPythonRenderer):
-    """nbconvert's; it refuses a whole notebook for a picture that is not attached."""
+    """nbconvert's renderer, but a picture that is not attached does not stop the notebook."""
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
-        """Return a picture, or its description where it is attached: rebuilding drops those."""
+        """Return a picture, or the description of an attached one: rebuilding drops those."""
         if url.startswith("attachment:"):
             return escape(text)
         return str(super().image(text, url, title))
 
 
 def safe_html(source: str) -> str:
-    """Return Markdown as HTML without scripts, styles, forms, and addresses that are fetched."""
+    """Return Markdown as HTML without scripts, styles, forms or fetched addresses."""
     if len(source) > MAX_SOURCE:
         return f"<pre>{escape(source)}</pre>"
     try:
         renderer = _Renderer(escape=False, exclude_anchor_links=True)
         made = MarkdownWithMath(renderer=renderer).render(source)
         return str(_cleaner.clean(made))
-    except Exception:  # whatever a parser stumbles over: the text itself is always shown
+    except Exception:  # the parser may raise anything; the text itself is always shown
         return f"<pre>{escape(source)}</pre>"
 
 

@@ -1,7 +1,7 @@
-"""What a student is told of the examination, beside nbgrader's feedback: written into the notebook.
+"""Write the results of an examination into the notebook that becomes a student's feedback.
 
-Above all: each task's points, how many of its cases passed, "visible n of m; k hidden". Under a
-task: when its ranks did what, if the verdict knows, and what was asked and answered about it.
+At the top: each task's points and its number of passed cases, "visible n of m; k hidden". Below a
+task: a timeline of its ranks, if the verdict has one, and questions about it with their answers.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from autograder.passes.timeline import caption_of, timeline_of
 
 
 def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:
-    """Write into a graded notebook what its verdict says.
+    """Write a verdict's results into a graded notebook.
 
     Args:
         nb: the notebook, changed in place.
         data: the folder of verdicts and inquiries.
         assignment: its name.
-        student: whose it is.
+        student: their id.
         notebook: its name.
 
     """
     try:
         verdict = Verdict.read(verdict_path(data, assignment, student, notebook))
     except (OSError, ValueError):
-        words = "There is no verdict of this notebook: ask whoever graded it."
+        words = "There is no verdict on this notebook: ask your instructor."
         nb.cells.insert(0, _cell(words))
         return
     checks = {check.task: check for check in verdict.checks}
@@ -61,12 +61,12 @@ def _overview(verdict: Verdict) -> str:
         f"| {_counted(check)} | {_why(check)} |"
         for check in verdict.checks
     ]
-    # Those that begin with the assignment's name are for the author of a check.
+    # Notes that begin with the assignment's name are for the author of a check.
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
     notes += [_without_hidden(limit, verdict) for limit in getattr(verdict, "limits", ())]
     told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     return (
-        "**What was examined.** Your functions ran in a sandbox, on several ranks, with cases that "
+        "**What was examined?** Your functions ran in a sandbox, on several ranks, with cases that "
         "you have (visible) and others (hidden). Questions that a person reads are not in this "
         "table.\n\n| task | points | cases passed | first failure |\n|---|---|---|---|\n"
         + "\n".join(rows)
@@ -75,7 +75,7 @@ def _overview(verdict: Verdict) -> str:
 
 
 def _without_hidden(limit: str, verdict: Verdict) -> str:
-    """Return a limit that was met without the name of a hidden case: older verdicts have it."""
+    """Return a reached limit without the name of a hidden case, which older verdicts have."""
     for check in verdict.checks:
         for case in check.cases:
             if case["hidden"]:
@@ -91,7 +91,7 @@ def _counted(check: CheckVerdict) -> str:
 
 
 def _why(check: CheckVerdict) -> str:
-    """Return the first visible failure; of hidden ones only that there is one."""
+    """Return the first visible failure; of hidden failures say only that there are some."""
     failed = [case for case in check.cases if not case["passed"]]
     visible = [case for case in failed if not case["hidden"]]
     if visible:
@@ -100,7 +100,7 @@ def _why(check: CheckVerdict) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return one line of text in which Markdown finds nothing; it may repeat what they returned."""
+    """Return text on one line without Markdown; it may repeat what the student's code returned."""
     words = " ".join(str(text)[:400].split())
     return re.sub(r"[^\w ]", lambda found: f"&#{ord(found[0])};", words)
 
@@ -111,7 +111,7 @@ def _alt(text: str) -> str:
 
 
 def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
-    """Return cells for what stands under a task: its timeline, what was asked and answered."""
+    """Return the cells below a task: its timeline, questions and answers."""
     cells = []
     trace: Mapping[str, Any] = getattr(check, "trace", None) or next(
         (case["trace"] for case in check.cases if case.get("trace") and not case["hidden"]), {}

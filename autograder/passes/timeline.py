@@ -1,4 +1,4 @@
-"""A verdict's trace as a picture, drawn by the grader from numbers that it wrote down itself."""
+"""Draw a verdict's trace as a picture, from numbers that the grader recorded itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from autograder.examination.verdict import KEPT, MAX_EVENTS
 
 
 def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return a PNG of when each rank did what, and the same in words.
+    """Return a PNG of what each rank did when, and the same in words.
 
-    The PNG is empty where the trace has no ``events``, only sums, as before schema 4; both are if
-    it is none.
+    The PNG is empty if the trace has only sums and no ``events``, as before schema 4. Both are
+    empty if it is no trace.
 
     Args:
         trace: as `autograder.examination.verdict.trace_summary` makes it.
@@ -22,12 +22,12 @@ def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:
         if trace.get("events"):
             return _drawn(trace["events"], int(trace["world_size"]))
         return b"", _in_words(trace)
-    except Exception:  # a picture is an extra: the report above it says what is wrong
+    except Exception:  # the picture is an extra: the report above it says what is wrong
         return b"", ""
 
 
 def caption_of(trace: Mapping[str, Any]) -> str:
-    """Return what the picture is of, in a line."""
+    """Return the caption of the picture, in a line."""
     case = f"in the case “{trace['case']}”" if trace.get("case") else "in it"
     part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
     return (
@@ -44,7 +44,7 @@ def _drawn(events: list[Any], world_size: int) -> tuple[bytes, str]:
     found = []
     for each in events[:MAX_EVENTS]:
         fields = dict(zip(KEPT, each, strict=True))
-        # What a student may have named is not drawn: matplotlib reads $…$ as a formula.
+        # Names that a student may have chosen are not drawn: matplotlib reads $…$ as a formula.
         found.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
     figure = draw_timelines({"": Timeline(found, world_size)})
     return png_of(figure), figure.alt

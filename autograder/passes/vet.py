@@ -1,9 +1,9 @@
-"""Before anything of a submission is copied or read: what lies in its folder, and is it a notebook.
+"""Before a submission is copied or read: check what lies in its folder, and its notebook.
 
 nbgrader copies whatever it finds, follows links, opens pipes, and stops at a timestamp or a
-notebook that it cannot read. So what no student needs to hand in is moved out of the way, to
-``set_aside/`` beside ``submitted/``, and a notebook that is damaged is replaced by what can be read
-of it. Nothing is lost, nothing is fatal, and `notes` tells what was done.
+notebook that it cannot read. So files that no student needs to submit are moved to ``set_aside/``
+beside ``submitted/``. A damaged notebook is replaced by its readable part. Nothing is lost, nothing
+stops the grading, and `notes` says what was done.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -28,16 +29,18 @@ _MAX_DIGITS = 300
 _MAX_NOTES = 20
 _NOTEBOOK = "the notebook"
 _ENCODED = "is in "
-"""With which words a problem begins that costs nothing of the notebook but its encoding."""
+"""A note that begins so is on the encoding only: nothing else of the notebook is lost."""
+_MENDED = "mended"
+"""Under this key a mended notebook's metadata says what was done."""
 
 notes: dict[tuple[str, str], list[str]] = {}
-"""(Student, assignment) → what was set aside or repaired, in sentences."""
+"""(Student, assignment) → sentences on what was set aside or repaired."""
 
 
 def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
-    """Vet the folder that `notebooks` lie in: nbgrader's hook before it converts a submission.
+    """Vet the folder of `notebooks`: nbgrader's hook before it converts a submission.
 
-    `assignment` and `student` are what was asked for, and may be patterns.
+    `assignment` and `student` are as given to the command, and may be patterns.
     """
     for folder in {Path(notebook).parent for notebook in notebooks}:
         told = notes[folder.parent.name, folder.name] = []
@@ -51,14 +54,18 @@ def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
 
 
 def damage(told: Sequence[str]) -> list[str]:
-    """Return of a submission's notes those on the notebook itself."""
+    """Return those of a submission's notes that are on the notebook itself."""
     return [note for note in told if note.startswith(_NOTEBOOK)]
+
+
+def _place_aside(path: Path, folder: Path) -> Path:
+    student, assignment = folder.parent.name, folder.name
+    return folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
 
 
 def set_aside(path: Path, folder: Path) -> None:
     """Move `path` out of the submission's `folder`."""
-    student, assignment = folder.parent.name, folder.name
-    target = folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
+    target = _place_aside(path, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink() or target.exists():
         target = target.with_name(f"{target.name}.{os.urandom(3).hex()}")
@@ -77,7 +84,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
         if not stat.S_ISREG(info.st_mode):
             told.append(f"{name!r} is not an ordinary file: set aside")
         elif path == folder / "timestamp.txt" and not _is_timestamp(path, info.st_size):
-            told.append("timestamp.txt holds no time: set aside, it counts as handed in without")
+            told.append("timestamp.txt holds no time: set aside, so the submission has no time")
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
             told.append(f"{name!r} is too large: set aside")
         elif kept >= MAX_FILES:
@@ -92,7 +99,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all that lies below `folder` and is no folder; links are not followed."""
+    """Yield everything below `folder` that is no folder; links are not followed."""
     for top, folders, names in os.walk(folder):
         links = [name for name in folders if Path(top, name).is_symlink()]
         folders[:] = [name for name in folders if name not in links]
@@ -106,7 +113,7 @@ def _is_timestamp(path: Path, size: int) -> bool:
     try:
         text = path.read_text(encoding="utf-8").strip()
         return not text or parse_utc(text) is not None
-    except Exception:  # dateutil raises whatever it stumbles over
+    except Exception:  # dateutil raises many kinds
         return False
 
 
@@ -122,12 +129,22 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
     else:
         problem, content = _read(path.read_bytes())
     if not problem:
+        told += _told_before(path, content)
         return
     done = "an empty one" if content is None else "what can be read of it"
-    told.append(f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place")
+    note = f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place"
+    told.append(note)
     set_aside(path, path.parent)
-    whole = problem.startswith(_ENCODED)
-    path.write_text(json.dumps(content if whole else _repaired(content)), encoding="utf-8")
+    mended: Any = content if problem.startswith(_ENCODED) else _repaired(content)
+    mended["metadata"][_MENDED] = note
+    path.write_text(json.dumps(mended), encoding="utf-8")
+
+
+def _told_before(path: Path, content: Any) -> list[str]:
+    """Return the note on a notebook that this pass mended earlier: grading may have been killed."""
+    note = content["metadata"].get(_MENDED)
+    ours = isinstance(note, str) and re.fullmatch(rf"{_NOTEBOOK}[\w ,:.-]{{,200}}", note)
+    return [str(note)] if ours and _place_aside(path, path.parent).exists() else []
 
 
 def text_of(data: bytes) -> str:
@@ -147,7 +164,7 @@ def _encoded_oddly(data: bytes) -> str:
 
 
 def _read(data: bytes) -> tuple[str, Any]:
-    """Return what is wrong with a notebook, if anything is, and what can be read of it."""
+    """Return what is wrong with a notebook, if anything, and what can be read of it."""
     long_numbers = 0
 
     def number(digits: str) -> int:
@@ -168,7 +185,7 @@ def _read(data: bytes) -> tuple[str, Any]:
         ordinary = isinstance(content.get("metadata"), dict) and (
             content.get("nbformat") != 4 or all(map(_is_cell, content["cells"]))
         )
-    except Exception:  # whatever nbformat stumbles over, nbgrader would
+    except Exception:  # nbformat may raise anything, and nbgrader would stop at it
         ordinary = False
     return (_encoded_oddly(data) if ordinary else "is damaged"), content
 
@@ -190,7 +207,7 @@ def _source(cell: dict[str, Any]) -> str | None:
 
 
 def _repaired(content: Any) -> dict[str, Any]:
-    """Return a notebook with the cells that can be read; the next pass puts the rest back."""
+    """Return a notebook with the readable cells; the next pass puts the rest back."""
     cells = content.get("cells") if isinstance(content, dict) else None
     kept: list[dict[str, Any]] = []
     for cell in cells if isinstance(cells, list) else ():

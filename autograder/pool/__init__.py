@@ -1,1 +1,1 @@
-"""A class at once: many processes examine, one books."""
+"""Grade a class: many processes examine, one process books."""

@@ -1,4 +1,4 @@
-"""The second phase: one writer books what was graded, through nbgrader, and runs nothing."""
+"""The second phase: one writer books the graded submissions through nbgrader. It runs no code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from autograder.pool.class_list import Standing, as_booked
 
 
 def booking_config(config: Config) -> Config:
-    """Return the course's configuration with `Book` in the place of `Examine`."""
+    """Return the course's configuration with `Book` in place of `Examine`."""
     config = copy.deepcopy(config)
     passes = config.Autograde.autograde_preprocessors
     config.Autograde.autograde_preprocessors = [BOOK if p == EXAMINE else p for p in passes]
-    config.Autograde.pre_convert_hook = VET  # which runs nothing, and needs no sandbox
+    config.Autograde.pre_convert_hook = VET  # it runs nothing, so it needs no sandbox
     return config
 
 
@@ -34,23 +34,23 @@ def book(
     standings: Sequence[Standing],
     tell: Callable[[str, str], None] = lambda student, failed: None,
 ) -> dict[str, str]:
-    """Book each of these, one after the other; return student → why it could not be booked.
+    """Book these submissions one by one; return student → why it could not be booked.
 
-    Autograded notebook, points and penalties are made by nbgrader's own passes, from the outputs
-    that were written when the submission was graded.
+    nbgrader's own passes make the autograded notebook, points and penalties, from the outputs that
+    were written when the submission was graded.
 
     Args:
         folders: of the course.
         config: of the course.
-        assignment: which.
-        standings: whom; all that they handed in is graded.
-        tell: is told each student, and why not or nothing.
+        assignment: its name.
+        standings: the students; all their notebooks are graded.
+        tell: takes each student, and the reason if it was not booked.
 
     """
     failed: dict[str, str] = {}
     api = NbGraderAPI(config=booking_config(config))
     with warnings.catch_warnings():
-        # nbgrader's own: it lets SQLAlchemy flush objects that it has not added yet.
+        # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
         warnings.filterwarnings("ignore", module="nbgrader.api")
         for found in standings:
             why = _book(api, folders, assignment, found)
@@ -69,10 +69,10 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) 
     told = as_booked(folders, assignment, found)  # before nbgrader reads it
     outcome = api.autograde(assignment, found.student, force=True)
     if not outcome["success"]:
-        said = str(outcome.get("log") or outcome.get("error") or "nbgrader says nothing")
+        said = str(outcome.get("log") or outcome.get("error") or "nbgrader gives no reason")
         return said.strip()[-1500:]
     for name, path in found.graded.items():
-        # By student and notebook, where feedback and plain nbgrader autograde have it.
+        # By student and notebook: feedback and plain nbgrader autograde look for it there.
         Verdict.read(path).write(verdict_path(folders.data, assignment, found.student, name))
     write_whole(mark, json.dumps(told))
     return ""

@@ -1,6 +1,6 @@
-"""Where a class stands: what was handed in, what is graded, and what is booked.
+"""The state of a class: what is submitted, what is graded, and what is booked.
 
-All of it is read from the files and the gradebook, at the moment it is asked.
+All of it is read from the files and the gradebook at the moment of the call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Standing:
     """Where one student stands with one assignment.
 
     Attributes:
-        student: who.
-        notebooks: those that were handed in, of those that were given out.
+        student: their id.
+        notebooks: the submitted notebooks that were also released.
         graded: notebook → the verdict on exactly this code, by these checks.
-        outdated: whether there are verdicts, and not on this code or by these checks.
+        outdated: whether there are verdicts, but on other code or by other checks.
         failed: why the last attempt gave no verdict; else empty.
-        booked: whether the gradebook has these very points, for these very files.
+        booked: whether the gradebook has exactly these points, for exactly these files.
         by_hand: whether the gradebook waits for a person.
 
     """
@@ -50,19 +50,19 @@ class Standing:
 
     @property
     def complete(self) -> bool:
-        """Whether all that was handed in is graded."""
+        """Whether all submitted notebooks are graded."""
         return bool(self.notebooks) and len(self.graded) == len(self.notebooks)
 
 
 def assignments(folders: Folders) -> list[str]:
-    """Return the assignments that were handed in by anybody, or released."""
+    """Return the assignments that were submitted by anybody, or released."""
     found = {path.name for path in folders.submitted.glob("*/*") if path.is_dir()}
     found |= {path.parent.name for path in folders.release.glob("*/*.ipynb")}
     return sorted(found)
 
 
 def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> list[str]:
-    """Return who handed something in, in order.
+    """Return the students who submitted something, in order.
 
     Raises:
         NothingToGrade: nobody did, or one of `only` did not.
@@ -75,15 +75,17 @@ def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> lis
         known = ", ".join(assignments(folders)) or "none"
         raise NothingToGrade(
             f"{folders.submitted} has no submission of {assignment}. Assignments there: {known}. "
-            "nbgrader collect, or autograder collect, puts submissions there."
+            "Put submissions there with nbgrader collect or autograder collect."
         )
     if missing := sorted(set(only) - set(there)):
-        raise NothingToGrade(f"{missing[0]} handed in nothing: {folders.submitted / missing[0]}")
+        raise NothingToGrade(
+            f"{missing[0]} submitted nothing: there is no {folders.submitted / missing[0]}"
+        )
     return [student for student in there if student in only or not only]
 
 
 def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
-    """Return the submitted notebooks of those that were given out.
+    """Return the submitted notebooks that were also released.
 
     Raises:
         NothingToGrade: the assignment was not released.
@@ -92,7 +94,7 @@ def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
     names = folders.notebooks(assignment)
     if not names:
         raise NothingToGrade(
-            f"{assignment} was not released: nbgrader generate_assignment {assignment}"
+            f"{assignment} was not released: run nbgrader generate_assignment {assignment}"
         )
     paths = (folders.submitted / student / assignment / f"{name}.ipynb" for name in names)
     return [path for path in paths if path.is_symlink() or path.is_file()]
@@ -101,7 +103,7 @@ def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
 def standing(
     folders: Folders, assignment: str, student: str, settings: Settings, books: Books
 ) -> Standing:
-    """Return where a student stands. Runs nothing and changes nothing."""
+    """Return the state of one student. It runs nothing and changes nothing."""
     found = Standing(student, handed_in(folders, assignment, student))
     folder = folders.graded(assignment, student)
     autograded = folders.autograded / student / assignment
@@ -125,7 +127,7 @@ def standing(
 
 
 def as_booked(folders: Folders, assignment: str, found: Standing) -> dict[str, Any]:
-    """Return what a booking is known by: the verdicts, and the bytes of what was handed in."""
+    """Return what identifies a booking: the verdicts, and the bytes of the submission."""
     folder = folders.submitted / found.student / assignment
     content = hashlib.sha256()
     for path in (*found.notebooks, folder / "timestamp.txt"):
@@ -142,7 +144,7 @@ def _verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | N
         target = folders.graded(path.parent.name, path.parents[1].name) / f"{key}.json"
         if target.is_file() and target.with_suffix(".ipynb").is_file():
             return Verdict.read(target)
-    except Exception:  # a notebook that is damaged until it is vetted, a file that is no verdict
+    except Exception:  # a notebook that is damaged until it is vetted, or a file that is no verdict
         return None
     return None
 
@@ -155,11 +157,11 @@ def _read_json(path: Path) -> Any:
 
 
 class Books:
-    """What the gradebook has of one assignment, read once.
+    """The gradebook's entries on one assignment, read once.
 
     Args:
         config: of the course.
-        assignment: which.
+        assignment: its name.
 
     """
 

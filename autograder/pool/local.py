@@ -1,8 +1,8 @@
-"""The pool of this machine: worker processes, each with a warm sandbox, and nothing lost with one.
+"""The pool of this machine: worker processes, each with a warm sandbox; a lost one loses nothing.
 
-A worker is ``python -m autograder.pool.one --serve``. All that counts is on disk, so the pool keeps
-no books. A worker that dies, or that grades its canaries wrongly, is replaced. What it graded since
-the last good canaries is tried again, later, each submission between canaries of its own.
+A worker is ``python -m autograder.pool.one --serve``. All results are on disk, so the pool keeps no
+records. A worker that dies, or that grades its canaries wrongly, is replaced. Submissions that it
+graded since the last good canaries are tried again later, each between canaries of its own.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from autograder.sandbox.mounts import beside_packages
 from course_lib.ranks.explain.failure import exit_reason
 
 IN_A_ROW = 3
-"""After so many failures of the machine for each worker, and nothing graded, the rest waits."""
+"""If the machine fails so many times per worker, and nothing was graded, the pool gives up."""
 START_SECONDS = 300.0
-"""A worker may take so long besides the code of submissions: Python, its sandbox, the judges."""
+"""Seconds for a worker besides the submissions' code: to start Python and sandbox, and to judge."""
 
 
 class Worker:
-    """One process of the pool. It dies with this one.
+    """One process of the pool. It dies with this process.
 
     Args:
         root: the course folder.
         settings: how it examines.
 
     Attributes:
-        open: the submissions that it was given and did not answer for; the last may be at work.
-        graded: its answers since the pool last looked.
-        failed: those among them that say that the machine failed.
+        open: the submissions without an answer so far; it may be working on the last.
+        graded: number of its answers since the pool last looked.
+        failed: number of those answers that say that the machine failed.
+
 
     """
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         answers, theirs = os.pipe()
-        # A line that lay in a buffer of ours would not wake the pool.
+        # Unbuffered: the pool waits on the descriptor, and would not see a line in a buffer.
         self.answers = os.fdopen(answers, "rb", buffering=0)
         self.process = subprocess.Popen(
             [
@@ -59,14 +60,14 @@ class Worker:
             ],
             env=_environment(),
             stdin=subprocess.PIPE,
-            stdout=self._said,  # a sitecustomize may print before any of our lines is run
+            stdout=self._said,  # a sitecustomize may print before our first line runs
             stderr=self._said,
             bufsize=0,
             pass_fds=[theirs],
-            start_new_session=True,  # Ctrl-C is ours to handle
+            start_new_session=True,  # this process handles Ctrl-C
         )
         os.close(theirs)
-        # As long as a submission may last by its own limit, and no less.
+        # At least as long as a submission's own limit allows.
         self._patience = START_SECONDS + PATIENCE * settings.submission_seconds
         self._deadline = 0.0
         self.open: list[str] = []
@@ -78,7 +79,7 @@ class Worker:
         self._deadline = time.monotonic() + self._patience
         assert self.process.stdin is not None
         line = json.dumps({"path": path, "again": again, "alone": alone}).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # ended: seen where its answer is awaited
+        with contextlib.suppress(BrokenPipeError):  # it ended: seen when its answer is awaited
             self.process.stdin.write(line)
 
     def finish(self) -> None:
@@ -89,11 +90,11 @@ class Worker:
 
     @property
     def late(self) -> bool:
-        """Whether it should have said something long ago."""
+        """Whether its answer is overdue."""
         return time.monotonic() > self._deadline
 
     def answer(self) -> dict[str, Any] | None:
-        """Return what it says now, `one.serve` has the forms; None if it says nothing any more."""
+        """Return its answer in a form of `one.serve`; None if it gives no more answers."""
         self._deadline = time.monotonic() + self._patience
         try:
             said = json.loads(self.answers.readline())
@@ -102,7 +103,7 @@ class Worker:
         return said if isinstance(said, dict) else None
 
     def lost(self, why: str) -> list[Outcome]:
-        """End it; return the outcomes of all that it did not answer for."""
+        """End it; return the outcomes of all submissions that it did not answer for."""
         if not why:
             try:
                 status: int | None = self.process.wait(5)
@@ -116,7 +117,7 @@ class Worker:
         return [Outcome(path, failed=failed, fault=MACHINE) for path in self.open]
 
     def close(self) -> None:
-        """End it, and with it its sandbox."""
+        """End it and its sandbox."""
         self.process.kill()
         for stream in (self.process.stdin, self.answers):
             assert stream is not None
@@ -127,10 +128,10 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """Return ours; in it Python finds the very packages that this process runs.
+    """Return our environment, changed so that Python finds the packages that this process runs.
 
-    Not those of the folder that it is started in, nor those that are installed, where the command
-    was given with another clone.
+    Otherwise it would find those of its working folder, or the installed ones if the command was
+    given with another clone.
     """
     package = Path(__file__).parents[1]
     path = [str(package.parent)] if beside_packages(package) else []
@@ -158,7 +159,7 @@ class _Pool:
                 for key, _ in self._selector.select(1.0):
                     self._hear(key.data, tell)
                 for worker in [w for w in self._workers if w.late]:
-                    self._replace(worker, "no answer came within the time", tell)
+                    self._replace(worker, "no answer came within its time limit", tell)
         finally:
             for worker in self._workers:
                 worker.close()
@@ -214,12 +215,12 @@ class _Pool:
             tell(replace(outcome, failed=f"{outcome.failed} (tried {ATTEMPTS} times)"))
 
     def _look(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
-        """Count the failures in a row, those of many submissions at a time as one."""
+        """Count the failures in a row; failures of many submissions at once count as one."""
         if worker.graded > worker.failed:
             self._in_a_row = 0
         elif worker.failed:
             self._in_a_row += 1
-            time.sleep(0.2)  # what failed for want of memory or of a file may be there in a moment
+            time.sleep(0.2)  # missing memory or a missing file may be there in a moment
         worker.graded = worker.failed = 0
         if self._in_a_row >= IN_A_ROW * self._jobs and self._in_a_row >= ATTEMPTS:
             while self._waiting:
@@ -236,15 +237,15 @@ def grade_all(
     again: bool = False,
     tell: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Grade submitted notebooks in `jobs` processes; return what became of each, in their order.
+    """Grade submitted notebooks in `jobs` processes; return their outcomes, in their order.
 
     Args:
         root: the course folder.
         paths: the notebooks: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         settings: how they are examined.
         jobs: how many at a time.
-        again: also those that have a verdict on the same content.
-        tell: is given each outcome as it comes.
+        again: also grade those that have a verdict on the same content.
+        tell: takes each outcome as it comes.
 
     """
     outcomes: dict[str, Outcome] = {}

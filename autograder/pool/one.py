@@ -2,13 +2,13 @@
 
     python -m autograder.pool.one --course . grading/submitted/ada/02_data_parallel_sgd/*.ipynb
 
-This is what every engine calls: the pool of this machine, a job of Slurm's, a loop in a shell. It
-writes two files, named by the content that they are about: the graded notebook, and, last, the
-verdict. Where both are there already nothing is run, so whatever was killed may be started again.
+Every engine calls this: the pool of this machine, a Slurm job, a loop in a shell. It writes two
+files, named by the content that they are about: first the graded notebook, then the verdict. If
+both exist already, it runs nothing. So a killed command may simply be started again.
 
-They get their names once it is known that this machine grades as it must: canaries, solutions whose
-points are known, are graded by the same sandbox before it and after it (`Bench`). Until then they
-are drafts, which nobody reads, and which the next command removes.
+The files get these names only once it is known that this machine grades correctly. Canaries are
+solutions whose points are known. The same sandbox grades them before and after (`Bench`). Until
+then the files are drafts. Nobody reads drafts, and the next command removes them.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def rebuilt(folders: Folders, path: Path) -> nbformat.NotebookNode:
     released = folders.release / path.parent.name / path.name
     if not released.is_file():
         raise FileNotFoundError(
-            f"there is no released version at {released}; "
-            f"nbgrader generate_assignment {path.parent.name} makes one"
+            f"there is no released version at {released}: "
+            f"run nbgrader generate_assignment {path.parent.name}"
         )
     return rebuild(nbformat.read(released, as_version=4), nbformat.read(path, as_version=4))
 
 
 def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Settings) -> Verdict:
-    """Return the verdict on the notebook rebuilt from `path`, before anything was run."""
+    """Return the verdict on the notebook rebuilt from `path`, before anything is run."""
     assignment, student = path.parent.name, path.parents[1].name
     return blank_verdict(
         *(nb, folders.source / assignment, folders.release / assignment / path.name, folders.data),
@@ -71,8 +71,8 @@ def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Set
 
 
 SHARE = 20
-"""Canaries are graded again once the submissions since have taken so many times as long as they:
-they cost a twentieth of the time, and a kill loses little work."""
+"""Canaries are graded again once the submissions have taken so many times as long as they did.
+So canaries cost a twentieth of the time, and a kill loses little work."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Draft:
     Attributes:
         path: the submitted notebook.
         verdict: on it.
-        target: where the verdict will lie, and beside it the graded notebook.
+        target: the verdict's final path; the graded notebook lies beside it.
 
     """
 
@@ -92,7 +92,7 @@ class Draft:
 
     @property
     def _files(self) -> list[tuple[Path, Path]]:
-        """The drafts with their later names. With the second the submission is graded."""
+        """The drafts with their final names. The second name makes the submission graded."""
         names = (self.target.with_suffix(".ipynb"), self.target)
         return [(name.with_name(f"{name.name}.{os.getpid()}.part"), name) for name in names]
 
@@ -103,34 +103,34 @@ class Draft:
         self.verdict.write(verdict)
 
     def keep(self) -> Outcome:
-        """Let it count."""
+        """Make it count."""
         for draft, name in self._files:
             draft.replace(name)
         return _graded(self.path, self.verdict, self.target)
 
     def drop(self, why: str) -> Outcome:
-        """Remove it: the machine's fault."""
+        """Remove it because the machine failed."""
         for draft, _ in self._files:
             draft.unlink(missing_ok=True)
         return Outcome(str(self.path), failed=why, fault=MACHINE)
 
 
 class Bench:
-    """Grades one submission after the other; a verdict counts once canaries have vouched for it.
+    """Grades one submission after the other; a verdict counts once canaries have confirmed it.
 
-    Canaries are graded before the first submission, before the first in each new sandbox, after so
-    many as `SHARE` allows, after all that the machine failed, and at the end. If they get the
-    points that they must, in the same sandbox as the time before, all counts that was graded in
-    between. Else none of it does.
+    Canaries are graded before the first submission, before the first in each new sandbox, as often
+    as `SHARE` allows, after any failure of the machine, and at the end. If they get the points that
+    they must, in the same sandbox as the time before, all verdicts in between count. Otherwise none
+    of them does.
 
     Args:
         folders: of the course.
         settings: how it examines.
-        tell: is told what became of each submission; and None when a part of the work is over,
-            which has its own limit of time.
+        tell: takes the outcome of each submission; and None when a part of the work is over that
+            has its own time limit.
 
     Attributes:
-        distrust: why nothing more may be graded by this process; empty: it may.
+        distrust: why this process may grade nothing more; empty if it may.
 
     """
 
@@ -149,13 +149,13 @@ class Bench:
 
         Args:
             path: the notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
-            again: examine it also if there is a verdict on the same content.
-            alone: grade canaries directly before and after it, since the machine failed it before.
+            again: examine it even if there is a verdict on the same content.
+            alone: grade canaries directly before and after it, because the machine failed it once.
 
         """
         try:
             if alone or path.parent.name != self._assignment:
-                self.vouch()
+                self.confirm()
             self._grade(path, again, alone)
         except (AuthorError, LookupError) as error:
             told = _words(error, error.__cause__)
@@ -163,18 +163,18 @@ class Bench:
         except Exception as error:
             self._tell(Outcome(str(path), failed=_told(error), fault=MACHINE))
             if self._drafts:
-                self.vouch()
+                self.confirm()
             elif self._canaries is not None:
-                self._canaries.sandbox = None  # first of all the canaries, the next time
+                self._canaries.sandbox = None  # next time, grade the canaries first
 
     def _grade(self, path: Path, again: bool, alone: bool) -> None:
         """Grade it.
 
         Raises:
             CanaryError: the canaries got other points than they must.
-            MachineFailure: the machine failed, and not the submission.
+            MachineFailure: the machine failed, not the submission.
             SandboxUnavailable: there is no sandbox.
-            OSError: likewise: a disk, for example.
+            OSError: the machine failed: a disk, for example.
             AuthorError: a check is broken.
             LookupError: a test cell has no check.
 
@@ -186,27 +186,27 @@ class Bench:
         verdict = blank(self._folders, path, nb, self._settings)
         target = self._folders.graded(assignment, student) / f"{verdict.key}.json"
         if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
-            # One that is damaged, by a disk or an editor, is as if it were not there.
+            # A verdict that a disk or an editor damaged counts as missing.
             with contextlib.suppress(ValueError):
                 old = Verdict.read(target)
                 self._tell(_graded(path, old, target, unchanged=True))
                 return
-        target.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not run
+        target.parent.mkdir(parents=True, exist_ok=True)  # first: it fails before anything runs
         canaries = self._canaries_of(assignment)
-        if not canaries.vouch():
-            self.vouch()  # what another sandbox has graded
-            if not canaries.vouch():
-                self._sing()
+        if not canaries.trusted():
+            self.confirm()  # the drafts that another sandbox graded
+            if not canaries.trusted():
+                self._check_canaries()
         self._tell(None)
         examine_notebook(nb, Exam.of(source), verdict, _LOG)
-        if not canaries.vouch():
+        if not canaries.trusted():
             raise MachineFailure("The sandbox ended while this was graded")
         draft = Draft(path, verdict, target)
         draft.write(nb)
         self._drafts.append(draft)
         self._seconds += verdict.seconds
         if alone or self._seconds > SHARE * canaries.seconds:
-            self.vouch()
+            self.confirm()
 
     def _canaries_of(self, assignment: str) -> Canaries:
         if self._canaries is None or assignment != self._assignment:
@@ -217,34 +217,34 @@ class Bench:
             self._assignment = assignment
         return self._canaries
 
-    def _sing(self) -> None:
-        """Grade the canaries. If they fail, whatever the reason, this process grades no more."""
+    def _check_canaries(self) -> None:
+        """Grade the canaries. If they fail for any reason, this process grades no more."""
         assert self._canaries is not None
         self._tell(None)
         try:
             if self.distrust:
                 raise CanaryError(self.distrust)
-            self._canaries.sing()
+            self._canaries.check()
         except (AuthorError, LookupError):
             raise
         except Exception as error:
             self.distrust = _told(error)
             raise
 
-    def vouch(self) -> None:
-        """Let all that was graded since the last canaries count, or not, as the next ones say."""
+    def confirm(self) -> None:
+        """Grade the canaries; keep or drop all drafts since the last ones, by the result."""
         drafts, self._drafts, self._seconds, why = self._drafts, [], 0.0, ""
         if not drafts:
             return
         assert self._canaries is not None
         before = self._canaries.sandbox
         try:
-            self._sing()
+            self._check_canaries()
         except Exception as error:
             why = _told(error)
         else:
             if self._canaries.sandbox != before:
-                why = "its sandbox ended before it was known whether that had graded well"
+                why = "its sandbox ended before canaries could confirm that it graded correctly"
         for draft in drafts:
             try:
                 self._tell(draft.drop(why) if why else draft.keep())
@@ -264,7 +264,7 @@ _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
 def _told(error: Exception) -> str:
-    """Return the words of a failure that was foreseen, else all that is known of it."""
+    """Return the message of an expected failure, else all that is known of it."""
     if isinstance(error, _OF_THE_MACHINE):
         return _words(error)
     return "".join(traceback.format_exception(error))[-2000:].strip()
@@ -280,16 +280,17 @@ def _words(*errors: BaseException | None) -> str:
 def serve(
     folders: Folders, settings: Settings, requests: Iterable[str], answers: TextIO, ask: bool
 ) -> bool:
-    """Grade what each line of JSON names, until this process is not trusted any more.
+    """Grade the submission in each line of JSON, until this process is no longer trusted.
 
-    Each answer is a line of JSON: an `Outcome`. It comes when it is known, and for many at a time.
+    Each answer is a line of JSON: an `Outcome`. Several answers may come at once, when the canaries
+    have confirmed them.
 
     Args:
         folders: of the course.
         settings: how it examines.
         requests: the lines.
-        answers: where to.
-        ask: say ``{}`` when a part of the work is over, which has its own limit of time, and
+        answers: takes the answers.
+        ask: also write ``{}`` when a part of the work is over that has its own time limit, and
             ``{"next": true}`` when another line may come.
 
     Returns:
@@ -316,32 +317,32 @@ def serve(
             return False
         if ask:
             say({"next": True})
-    bench.vouch()
+    bench.confirm()
     return well
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when the one that started it is killed."""
+    """Have the kernel end this process when its parent is killed."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it was killed just before
+        if os.getppid() != parent:  # the parent was killed just before
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
-    """Grade the notebooks named on the command line, or with ``--serve`` on the input."""
+    """Grade the notebooks named on the command line, or with ``--serve`` those on the input."""
     parser = argparse.ArgumentParser(prog="python -m autograder.pool.one", description=__doc__)
     parser.add_argument("paths", nargs="*", help="submitted notebooks")
     parser.add_argument("--course", type=Path, help="the course folder")
     parser.add_argument("--settings", help="JSON: the options of Examine that differ")
-    parser.add_argument("--again", action="store_true", help="also where there is a verdict")
+    parser.add_argument("--again", action="store_true", help="also grade those with a verdict")
     parser.add_argument(
         "--serve",
         type=int,
         metavar="FD",
-        help='read {"path": …, "again": …, "alone": …} from the input, by line, and answer to this '
-        "descriptor",
+        help='read lines of {"path": …, "again": …, "alone": …} from the input, and write answers '
+        "to this descriptor",
     )
     arguments = parser.parse_args()
     root = find_course(arguments.course)
@@ -359,7 +360,7 @@ def main() -> int:
     answers = os.dup(1)
     if arguments.serve is not None:
         lines, answers = sys.stdin, arguments.serve
-    os.dup2(2, 1)  # what a check prints is no answer
+    os.dup2(2, 1)  # a check may print; that must not look like an answer
     with os.fdopen(answers, "w") as file:
         ask = arguments.serve is not None
         return 0 if serve(Folders.of(root, config), settings, lines, file, ask) else 1

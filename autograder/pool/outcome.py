@@ -1,4 +1,4 @@
-"""What became of one submitted notebook, as a worker tells it."""
+"""The outcome of one submitted notebook, as a worker reports it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ MACHINE, AUTHOR = "the machine", "the check"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one submitted notebook: one line of JSON.
+    """The outcome of one submitted notebook: one line of JSON.
 
     Attributes:
         path: the submitted notebook.
         verdict: the verdict's path; empty if there is none.
         score: its points.
-        max_score: those that it could have.
-        seconds: that the examination took.
-        unchanged: whether the verdict was there already.
-        failed: why there is none, never because of the student; else empty.
-        fault: whose: ``the machine``'s, and it may be tried again, or ``the check``'s.
-        notes: what was damaged in the notebook as it was handed in, and what was done.
+        max_score: the points that it could get.
+        seconds: duration of the examination.
+        unchanged: whether the verdict existed already.
+        failed: why there is no verdict, never because of the student; else empty.
+        fault: ``the machine``, and it may be tried again, or ``the check``.
+        notes: damage in the notebook as it was submitted, and what was done about it.
 
     """
 

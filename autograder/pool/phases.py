@@ -1,6 +1,6 @@
-"""The two phases of grading a class, and what is said about them.
+"""The two phases of grading a class, and the messages about them.
 
-In the first each submission is examined, in many processes; in the second one writer books.
+In the first phase many processes examine the submissions. In the second phase one process books.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 
 TO_DO = """\
-Nobody got a zero for this, and nothing of it is booked. Look at the reason; make room on the disk
-or in memory, or take fewer --jobs; `course doctor --grading` says whether this machine grades as it
-must. Then give the same command again: what is graded stays graded."""
+Nobody got a zero for this, and nothing of it is booked. Look at the reason: you may need room on
+the disk, more memory, or fewer --jobs. Test whether this machine grades correctly with
+`course doctor --grading`. Then give the same command again: graded submissions stay graded."""
 
 
 class GradeError(RuntimeError):
@@ -50,13 +50,13 @@ def grade_class(
     again: bool = False,
     cluster: slurm.Cluster | None = None,
 ) -> list[Outcome]:
-    """Run the first phase, with progress on the terminal; return what became of each notebook.
+    """Run the first phase, with progress on the terminal; return the outcome of each notebook.
 
     Raises:
         NothingToGrade: there is no such assignment or submission.
-        SandboxUnavailable: nothing is graded without a sandbox.
-        SlurmUnavailable: a cluster was asked for, and cannot be reached from here.
-        GradeError: somebody else is grading this assignment.
+        SandboxUnavailable: there is no sandbox, so nothing is graded.
+        SlurmUnavailable: a cluster was asked for, but cannot be reached from here.
+        GradeError: another command is grading this assignment.
 
     """
     find_sources(root)
@@ -88,7 +88,7 @@ def grade_class(
 
 
 def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> list[str]:
-    """Return a line for each who handed something in, and none of the notebooks."""
+    """Return a line for each student who submitted something, but no notebook."""
     told = []
     for student in students(folders, assignment, only):
         if not handed_in(folders, assignment, student):
@@ -99,7 +99,7 @@ def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> 
 
 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
-    """Run the second phase, for all that is graded and not booked; return who could not be."""
+    """Run the second phase: book all that is graded but not booked; return who could not be."""
     config = load_config(root)
     folders = Folders.of(root, config)
     with _alone(folders, assignment):
@@ -111,7 +111,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         stale = [s.student for s in all_ if s.outdated and not s.failed]
         if stale:
             print(
-                f"{', '.join(stale)}: code or checks are not those that were graded, but newer: "
+                f"{', '.join(stale)}: code or checks have changed since they were graded: "
                 "give the same command again"
             )
         waiting = [found for found in all_ if found.complete and not found.booked]
@@ -128,22 +128,24 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 
 @contextlib.contextmanager
 def _alone(folders: Folders, assignment: str) -> Iterator[None]:
-    """Hold the assignment: a second command that grades or books it is refused."""
+    """Lock the assignment: a second command that grades or books it is refused."""
     folder = folders.graded(assignment)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError as error:
         raise GradeError(
-            f"nothing can be written to {folder}: {error.strerror}. Make room there, or look who "
-            "owns it; then give the same command again"
+            f"cannot write to {folder}: {error.strerror}. Make room there, or check who owns it; "
+            "then give the same command again"
         ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise GradeError(f"another command is grading {assignment}: wait for its end") from None
-        for leftover in folder.glob("*/*.part"):  # of somebody who was killed
+            raise GradeError(
+                f"another command is grading {assignment}: wait until it ends"
+            ) from None
+        for leftover in folder.glob("*/*.part"):  # of a command that was killed
             leftover.unlink(missing_ok=True)
         yield
     finally:
@@ -155,7 +157,7 @@ def _name(outcome: Outcome) -> str:
 
 
 def _set_aside(outcome: Outcome) -> Path:
-    """Return where a damaged notebook lies now; `passes.vet` puts it there."""
+    """Return where a damaged notebook lies now; `passes.vet` moved it there."""
     *_, assignment, notebook = Path(outcome.path).parts
     return Path(outcome.path).parents[3] / "set_aside" / _name(outcome) / assignment / notebook
 
@@ -163,7 +165,7 @@ def _set_aside(outcome: Outcome) -> Path:
 def _remember(folders: Folders, outcome: Outcome) -> None:
     path = Path(outcome.path)
     note = folders.graded(path.parent.name, _name(outcome)) / "failed.txt"
-    with contextlib.suppress(OSError):  # a disk that is full; the report says it in any case
+    with contextlib.suppress(OSError):  # the disk may be full; the report says it in any case
         if outcome.failed:
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(f"{outcome.fault}: {outcome.failed}\n", encoding="utf-8")
@@ -172,20 +174,23 @@ def _remember(folders: Folders, outcome: Outcome) -> None:
 
 
 def report(outcomes: Sequence[Outcome]) -> int:
-    """Say what was graded and what was not; return the exit status."""
+    """Print what was graded and what was not; return the exit status."""
     failed = [outcome for outcome in outcomes if outcome.failed]
     graded = [outcome for outcome in outcomes if not outcome.failed]
     kept = sum(outcome.unchanged for outcome in graded)
     print(f"graded: {len(graded)}, of which unchanged: {kept}; failed: {len(failed)}")
     for outcome in graded:
         for note in outcome.notes:
-            print(f"  {_name(outcome)}: {note}; as it was handed in: {_set_aside(outcome)}")
+            print(f"  {_name(outcome)}: {note}; the original is kept in {_set_aside(outcome)}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):
         print(TO_DO)
     if any(outcome.fault != MACHINE for outcome in failed):
-        print("A check is broken: mend it under instructor/, then give the same command again.")
+        print(
+            "A check is broken: mend checks.py under assignments/, or hidden.py under instructor/, "
+            "then give the same command again."
+        )
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""How far a long work is: a bar with the time left, or now and then a line."""
+"""Progress of a long task: a bar with the time left, or now and then a line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LINE_EVERY = 10.0
 
 
 class Progress:
-    """Tells of `total` things, one `step` each.
+    """Shows progress over `total` things, one `step` each.
 
     Args:
-        what: the work, in a word.
-        total: how many.
-        out: where to; a bar on a terminal, else lines.
+        what: the task, in a word.
+        total: how many things.
+        out: the stream; a terminal gets a bar, anything else lines.
 
     """
 
@@ -28,7 +28,7 @@ class Progress:
         self._start = self._told = time.monotonic()
 
     def step(self, free: bool = False, note: str = "") -> None:
-        """One more is done; `free`: there was nothing to do for it. `note` gets a line."""
+        """Count one more; `free`: there was nothing to do for it. `note` gets a line."""
         self._done += 1
         self._free += free
         now = time.monotonic()
@@ -45,7 +45,7 @@ class Progress:
         self._out.flush()
 
     def line(self, text: str) -> None:
-        """Say something, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         self._out.write("\r\x1b[K" * self._bar + f"{text}\n")
 
     def _text(self, now: float) -> str:
@@ -61,7 +61,7 @@ class Progress:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration as people say it."""
+    """Return a duration in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

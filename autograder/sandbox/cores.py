@@ -1,7 +1,8 @@
-"""What processes have had of the machine's cores, and how long they have waited for one.
+"""How long processes ran on the machine's cores, and how long they waited for one.
 
-Linux counts both for every task: on a core, and runnable without one (``/proc/PID/schedstat``,
-see the kernel's Documentation/scheduler/sched-stats.rst). A process that sleeps does neither.
+Linux counts both for every task: time on a core, and time ready to run without one
+(``/proc/PID/schedstat``, see the kernel's Documentation/scheduler/sched-stats.rst). A process that
+sleeps adds to neither.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ class Cores(NamedTuple):
     """Seconds of one process since its start.
 
     Attributes:
-        ran: on a core, all its threads together; those that have ended, too.
-        waited: that its main thread wanted a core and had none.
-        stopped: whether it stands still now, by a signal from outside: it is process 1 of a pid
-            namespace, which no signal from inside can stop.
+        ran: time on a core, all its threads together, including ended ones.
+        waited: time that its main thread wanted a core and had none.
+        stopped: whether a signal from outside has stopped it: it is process 1 of a pid namespace,
+            which no signal from inside can stop.
 
     """
 
@@ -31,13 +32,13 @@ class Cores(NamedTuple):
 
 
 def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
-    """Return it for each of these processes that is still there; nothing where Linux keeps none."""
+    """Return the times of those processes that still exist; nothing if Linux does not count."""
     found = {}
     for pid in pids:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
             waited = _waited(f"/proc/{pid}/schedstat")
-            # The command's name, in parentheses, may itself hold spaces and parentheses.
+            # The command's name, in parentheses, may itself contain spaces and parentheses.
             state, *fields = stat.rpartition(")")[2].split()
             user, system = fields[10:12]
             stopped = state == "T" and _is_first(pid)
@@ -56,7 +57,7 @@ def _is_first(pid: int) -> bool:
 
 
 def own_wait() -> float:
-    """Return the seconds that the calling thread has wanted a core and had none."""
+    """Return the seconds that the calling thread wanted a core and had none."""
     try:
         return _waited("/proc/thread-self/schedstat")
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Process 1 of a sandbox, with which all the others die: to find it, to hold it, to kill it."""
+"""Process 1 of a sandbox, whose end ends all others: find it, hold it, kill it."""
 
 import contextlib
 import json
@@ -11,17 +11,17 @@ from typing import IO
 
 
 def hold(info: IO[bytes], parent: int, timeout: float) -> int | None:
-    """Return a descriptor of process 1 once bubblewrap reports it, or None when it is gone already.
+    """Return a descriptor of process 1 once bubblewrap reports it; None if it is gone already.
 
-    It is held by a descriptor because its number may come to mean another process.
+    A descriptor holds it, because its number may later belong to another process.
 
     Args:
-        info: the end of a pipe to read from, to whose other end bubblewrap writes.
+        info: the read end of a pipe; bubblewrap writes to the other end.
         parent: bubblewrap's own pid.
         timeout: seconds to wait for the report.
 
     Raises:
-        OSError: bubblewrap ended without one, or took too long.
+        OSError: bubblewrap ended without a report, or took too long.
     """
     pid = _reported_pid(info, timeout)
     try:
@@ -43,7 +43,7 @@ def kill(descriptor: int, timeout: float) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    # Readable once process 1 is dead, and it cannot die before all the others have.
+    # It is readable once process 1 is dead, which is after all the others are dead.
     select.select([descriptor], [], [], timeout)
     os.close(descriptor)
 

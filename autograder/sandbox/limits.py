@@ -11,13 +11,13 @@ class Limits:
     """Hard limits, set inside the sandbox before the command runs; nothing inside can raise them.
 
     Attributes:
-        processes: processes and threads together. Before Linux 5.14, where an ordinary user opens
-            the sandbox, that user's other processes count as well.
+        processes: processes and threads together. Before Linux 5.14, if an ordinary user opens
+            the sandbox, that user's other processes count too.
         address_space: bytes of virtual memory of each process, far more than it touches. ``None``
-            where CUDA is used, which reserves all there is.
+            with CUDA, which reserves all there is.
         file_size: bytes of the largest file a process may write.
         open_files: descriptors of each process.
-        tmp: bytes in ``/tmp``; in a sandbox without cells as many again in ``/dev/shm``.
+        tmp: bytes in ``/tmp``; in a sandbox without cells the same again in ``/dev/shm``.
         shm: bytes in a cell's ``/dev/shm``.
         memory: bytes that all processes of a submission may hold together.
     """

@@ -1,7 +1,7 @@
-"""Before anything is graded: a cell of the sandbox looks whether it has what it needs.
+"""Before anything is graded: test that a cell of the sandbox has what it needs.
 
 A sandbox may start where cells fail, or where a cell's user may not read Python, its packages or
-the course. Found out later, that would be taken for a mistake of the student whose turn it is.
+the course. If that were found later, it would look like the mistake of some student.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def ready(place: SandboxedPlace) -> None:
     """Start the sandbox, and have a cell of it look around.
 
     Raises:
-        SandboxUnavailable: nothing can be graded here; says in a sentence why, and what to do.
+        SandboxUnavailable: nothing can be graded here; says why, and what to do.
 
     """
     try:
@@ -30,8 +30,8 @@ def ready(place: SandboxedPlace) -> None:
         raise SandboxUnavailable(_short(str(error)), advice="") from None
     if hidden := told.get("hidden"):
         raise SandboxUnavailable(
-            f"The sandbox's user may not read what it needs: {', '.join(map(str, hidden))}. Run "
-            f"chmod -R o+rX on the course's folder, its virtual environment and its Python.",
+            f"The sandbox's user may not read files that it needs: {', '.join(map(str, hidden))}. "
+            f"Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
             advice="",
         )
     if wrong := told.get("home"):
@@ -47,12 +47,12 @@ def _look_from_a_cell(place: SandboxedPlace) -> dict[str, Any]:
             ours.settimeout(_SECONDS)
             try:
                 said = b"".join(iter(lambda: ours.recv(65536), b""))
-                return dict(json.loads(said))  # no student's code has run here: this is ours
+                return dict(json.loads(said))  # no student code has run here: this answer is ours
             except (OSError, ValueError):
                 raise place.broken("A cell of the sandbox did not start") from None
 
 
 def _short(text: str) -> str:
-    """Return the first line, and the last one: what an exception says of itself ends it."""
+    """Return the first and the last line: the last one has the exception's own message."""
     first, *rest = text.splitlines() or [""]
     return " … ".join([first, *rest[-1:]])

@@ -1,8 +1,8 @@
-"""The memory that all processes of a submission take together: bounded, or watched.
+"""The memory of all processes of a submission together: limited by the kernel, or watched.
 
-Limits of processes bound each of them, and a submission may have two hundred. Where this user may
-make a control group (cgroup v2), the kernel holds the bound. Elsewhere somebody looks every now and
-then, and takes down what has grown too large.
+The limits of processes bound each of them, and a submission may have two hundred. If this user may
+make a control group (cgroup v2), the kernel enforces a limit on the sum. Elsewhere the grader looks
+now and then, and ends a submission that has grown too large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _count = itertools.count(1)
 
 
 class MemoryGroup:
-    """A control group of our own, with a limit. `make` returns one where that is possible."""
+    """A control group of our own, with a limit. `make` returns one if possible."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,20 +26,20 @@ class MemoryGroup:
     def make(
         cls, limit: int, processes: int, root: Path = _GROUPS, own: str | None = None
     ) -> MemoryGroup | None:
-        """Return a new group, or None where there is no cgroup v2 that this user may divide.
+        """Return a new group, or None if there is no cgroup v2 that this user may divide.
 
         Args:
             limit: bytes of memory, swap included.
-            processes: at most so many.
+            processes: largest number of processes.
             root: where cgroup v2 is mounted.
-            own: the group that this process is in, from the root; default: asked of the kernel.
+            own: the group of this process, from the root; default: asked of the kernel.
 
         """
         own = _own_group() if own is None else own
         if own is None or not (root / "cgroup.controllers").exists():
             return None
         here = root / own.lstrip("/")
-        # A group with processes in it has none below it with controllers; beside it there may be.
+        # A group with processes cannot have a child with controllers; a sibling may have them.
         for base in (here, here.parent) if here != root else (here,):
             path = base / f"sgd-to-ddp-{os.getpid()}-{next(_count)}"
             try:
@@ -54,7 +54,7 @@ class MemoryGroup:
                 for name, value in (("memory.max", limit), ("pids.max", processes)):
                     os.stat(path / name)
                     (path / name).write_text(str(value))
-                with contextlib.suppress(OSError):  # where there is no swap accounting
+                with contextlib.suppress(OSError):  # the kernel may not count swap
                     (path / "memory.swap.max").write_text("0")
             except OSError:
                 with contextlib.suppress(OSError):
@@ -64,16 +64,16 @@ class MemoryGroup:
         return None
 
     def add(self, pids: list[int]) -> None:
-        """Put these processes, and so whatever they start, into the group."""
+        """Put these processes, and so all that they start, into the group."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 (self.path / "cgroup.procs").write_text(str(pid))
 
     def times_over(self) -> int:
-        """Return how often memory ran out at this very limit, and not at one above it.
+        """Return how often memory ran out at exactly this limit, and not at one above it.
 
-        The counter ``oom_kill`` would not do: it also counts those processes of the group that were
-        killed because the whole machine, or a container around it, had no memory left.
+        The counter ``oom_kill`` is no use: it also counts processes of the group that were killed
+        because the whole machine, or a container around it, had no memory left.
         """
         for name in ("memory.events.local", "memory.events"):  # the former: Linux 5.2
             with contextlib.suppress(OSError, ValueError):
@@ -107,7 +107,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def _children(parent: int) -> list[int]:
-    """Return those that any thread of `parent` has started, as the kernel lists them."""
+    """Return the children of all threads of `parent`, as the kernel lists them."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{parent}/task"):
@@ -118,20 +118,20 @@ def _children(parent: int) -> list[int]:
 
 
 def _all_children() -> dict[int, list[int]]:
-    """Return every process's children, where the kernel was built without those lists."""
+    """Return every process's children; for kernels built without those lists."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = Path(entry.path, "stat").read_text(errors="replace")
-                # The command's name, in parentheses, may itself hold spaces and parentheses.
+                # The command's name, in parentheses, may itself contain spaces and parentheses.
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     return children
 
 
 def killed_for_memory() -> int:
-    """Return how many processes of this machine the kernel has killed because memory ran out."""
+    """Return how many processes the kernel has killed on this machine for lack of memory."""
     with contextlib.suppress(OSError, ValueError):
         return _counter(Path("/proc/vmstat"), "oom_kill")
     return 0
@@ -146,7 +146,7 @@ def _counter(path: Path, wanted: str) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that this machine could give to processes; 0 if it does not say."""
+    """Return the bytes that this machine can give to processes; 0 if it does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -155,7 +155,7 @@ def available_memory() -> int:
 
 
 def private_memory(pid: int) -> int:
-    """Return the bytes that this process holds and no file backs; 0 when it is gone."""
+    """Return the bytes of this process that no file backs; 0 when it is gone."""
     try:
         _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a sandbox can see: mounts, and those that Python with this course needs."""
+"""The files that a sandbox can see: mounts, and those that Python with this course needs."""
 
 import os
 import sys
@@ -12,16 +12,16 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 
 _SHARED = ("/tmp", "/dev/shm", "/var/tmp", "/home", "/root")
 _PACKAGES = ("torch", "numpy", "cloudpickle", "IPython")
-"""Of others, that the sandbox needs from its start."""
+"""Other packages that the sandbox needs from its start."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """What the sandbox sees at ``target``.
+    """The sandbox's view at the path ``target``.
 
-    The file or directory ``source``, or a file that holds ``text``, or else an empty directory,
-    in which further mounts may lie. Read only, unless a source is ``writable``: opened by root,
-    the sandbox's user becomes its owner. There is no quota on it. A ``device`` may be used as one.
+    It is the file or directory ``source``, or a file with ``text``, or else an empty directory for
+    further mounts. It is read only, unless a source is ``writable``; there is no quota on that. If
+    root opens the sandbox, its user becomes the owner. A ``device`` may be used as a device.
     """
 
     target: str | Path
@@ -32,10 +32,10 @@ class Mount:
 
 
 def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> list[Mount]:
-    """Return what this Python, its packages and ``course_lib`` need, and then ``extra``.
+    """Return the mounts that this Python, its packages and ``course_lib`` need, then ``extra``.
 
-    Of the directory that an editable install points to, only the package ``course_lib`` is seen:
-    no assignment, no hidden case, no gradebook.
+    Only the package ``course_lib`` is seen of the directory that an editable install points to: no
+    assignment, no hidden case, no gradebook.
 
     Args:
         masked: modules of ``course_lib``, such as ``"course_lib.sharding"``, that raise
@@ -52,7 +52,7 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
     _make_sure_of_paths(prefixes, package)
     mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
     if beside_packages(package):
-        # Hidden by name, because it may lie inside what is mounted above, such as /usr.
+        # Hidden by name, because it may lie inside a folder that is mounted above, such as /usr.
         mounts.append(Mount(package.parent))
     for name in masked:
         path = package.parent.joinpath(*name.split("."))
@@ -62,10 +62,10 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
 
 
 def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
-    """Look whether Python and the course lie where a sandbox can show them, and nothing besides.
+    """Make sure that a sandbox can show Python and the course, and nothing besides.
 
     Raises:
-        SandboxUnavailable: they do not.
+        SandboxUnavailable: it cannot.
 
     """
     for prefix in prefixes:
@@ -88,14 +88,14 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
         lies = Path(spec.origin).absolute() if spec is not None and spec.origin else None
         if lies is not None and not any(lies.is_relative_to(folder) for folder in shown):
             raise SandboxUnavailable(
-                f"The package {name} lies in {lies.parents[1]}, and the sandbox shows packages of "
-                f"{sys.prefix} only. Install the course in a virtual environment, with pip.",
+                f"The package {name} lies in {lies.parents[1]}, but the sandbox shows only those "
+                f"of {sys.prefix}. Install the course in a virtual environment, with pip.",
                 advice="",
             )
     if beside_packages(package) and os.pathsep in str(package):
         raise SandboxUnavailable(
-            f"The path of the course's folder has a {os.pathsep!r} in it, at which Python's search "
-            f"path is divided: {package.parent}. Move or rename that folder.",
+            f"The path of the course's folder contains a {os.pathsep!r}, which separates folders "
+            f"in Python's search path: {package.parent}. Move or rename that folder.",
             advice="",
         )
 
@@ -104,20 +104,20 @@ def course_package() -> Path:
     """Return the folder of the package ``course_lib``, without importing it."""
     spec = PathFinder.find_spec("course_lib")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("course_lib is not installed; pip install -e . installs it")
+        raise ModuleNotFoundError("course_lib is not installed; run pip install -e .")
     return Path(spec.submodule_search_locations[0]).absolute()
 
 
 def beside_packages(package: Path) -> bool:
-    """Tell whether a package lies in a clone, and not where pip puts packages."""
+    """Tell whether a package lies in a clone instead of pip's folder of packages."""
     return package.parent not in {Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")}
 
 
 def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[Mount]:
-    """Mount the package in ``directory``, entry by entry where it holds a masked module.
+    """Mount the package in ``directory``, entry by entry if it contains a masked module.
 
-    A mask bound over a file would come off when the file is replaced outside, as editors do, and
-    ``__pycache__`` holds copies.
+    A mask over a single file would vanish when an editor replaces that file outside, and
+    ``__pycache__`` has copies.
     """
     if not any(name.startswith(f"{package}.") for name in masked):
         yield Mount(directory, directory)

@@ -1,15 +1,15 @@
-"""Where student code runs: a sandbox with Python and the course, and in it a cell per process.
+"""Where student code runs: a sandbox with Python and the course, and a cell in it per process.
 
-The sandbox holds one process of ours, a fork server with torch loaded. It runs no student's code,
-so it serves one submission after the other, and is warm for all but the first. Each process of a
-student's is forked from it into a cell of its own (`inside.cell`): what happens in one touches no
-other, and a new cell is a fresh sandbox.
+The sandbox holds one process of ours, a fork server with torch loaded. The server runs no student
+code, so it serves one submission after the other, and only the first has to wait for its start.
+Each student process is forked from it into a cell of its own (`inside.cell`). One cell cannot touch
+another, and a new cell is a fresh sandbox.
 
-Here it is decided whose doing the end of a process was. **A student's code is blamed for an end
-that it can cause, and for no other.** It can exit with any status, and it can crash. It cannot send
-itself SIGKILL: its process is number 1 of its pid namespace, so the kernel ignores that signal from
-inside. A process that was killed from outside is the machine's doing, and so is one whose end
-nobody saw because the sandbox was gone by then: `MachineFailure`.
+This module decides who caused the end of a process. **A student's code is blamed for an end that it
+can cause, and for no other.** It can exit with any status, and it can crash. It cannot send itself
+SIGKILL: its process is number 1 of its pid namespace, so the kernel ignores that signal from
+inside. If a process was killed from outside, the machine did it: `MachineFailure`. The same holds
+if nobody saw its end because the sandbox was gone by then.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from autograder.sandbox.mounts import Mount, beside_packages, course_package, py
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import is_root, own_uid
 from course_lib.ranks.explain.failure import exit_reason
-from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
+from course_lib.ranks.for_graders import ForkServer, ForkServerError
 
 _EXAM = "/exam"
 _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",  # one thread, or the fork would lose the others
+    "OPENBLAS_NUM_THREADS": "1",  # a fork would lose further threads
     "MPLBACKEND": "agg",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PIP_NO_INDEX": "1",  # else `%pip install` would look for a network for half a minute
@@ -53,10 +53,10 @@ _ENVIRONMENT = {
 _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0
-"""For so long a process that has hung up may take to end, and the fork server to answer."""
+"""Seconds that a process may take to end after hanging up, and the fork server to answer."""
 OVER_MEMORY = "submission's processes took more than"
 STOPPED = -signal.SIGSYS
-"""Exit status of a process that killed or stopped itself, or called the kernel in another ABI."""
+"""Exit status of a process that killed or stopped itself, or used the kernel's other ABI."""
 _CRASHES = frozenset(
     {
         signal.SIGSEGV,
@@ -68,23 +68,23 @@ _CRASHES = frozenset(
         signal.SIGSYS,
     }
 )
-"""Signals with which a program's own fault ends it, also as process 1 of its pid namespace."""
+"""Signals from a program's own fault; they end it even as process 1 of its pid namespace."""
 
 
 class MachineFailure(RuntimeError):
-    """The machine failed, or our own code: no student loses points, and it is tried again."""
+    """The machine or our own code failed: no student loses points, and it is tried again."""
 
 
 @dataclass
 class Cell:
-    """One process of a student's, from fork to kill. A context manager."""
+    """One student process, from fork to kill. A context manager."""
 
     server: ForkServer
     pid: int
     _kept: contextlib.ExitStack
 
     def status(self, wait: float = 0.0) -> int | None:
-        """Return its exit status (negative: the signal), None while it runs."""
+        """Return its exit status (negative: the signal); None while it runs."""
         return self.server.exit_status(self.pid, wait)
 
     def close(self) -> None:
@@ -106,10 +106,10 @@ class SandboxedPlace:
         masked: modules of course_lib that hold the answers and may not be imported.
         limits: bounds of memory, processes and files of each cell, and of the memory of all
             together; default: those of `Limits`.
-        more: what its cells see besides, such as GPUs.
+        more: further mounts of its cells, such as GPUs.
 
     Attributes:
-        generation: how often its sandbox was started: another number is another sandbox.
+        generation: how often its sandbox was started; another number is another sandbox.
 
     """
 
@@ -122,7 +122,7 @@ class SandboxedPlace:
         inside = [
             Mount(
                 f"{_EXAM}/autograder/__init__.py", text=""
-            ),  # of the autograder, what runs inside
+            ),  # the part of the autograder that runs inside
             Mount(f"{_EXAM}/autograder/inside", _INSIDE),
         ]
         self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
@@ -144,7 +144,7 @@ class SandboxedPlace:
     ) -> Cell:
         """Start a process in a cell of its own; it runs the function ``module:name``.
 
-        `gpu`: it uses CUDA, which reserves more addresses than any limit on them leaves.
+        `gpu`: it uses CUDA, which reserves more addresses than any limit on them allows.
 
         Raises:
             MachineFailure: there is no sandbox to start it in.
@@ -182,7 +182,7 @@ class SandboxedPlace:
         }
 
     def warm(self) -> None:
-        """Start the sandbox, unless it runs. What failed in the one before is forgotten.
+        """Start the sandbox, unless it runs. An error of an earlier sandbox is forgotten.
 
         Raises:
             MachineFailure: it does not start.
@@ -214,7 +214,7 @@ class SandboxedPlace:
     def broken(self, what: str) -> MachineFailure:
         """Return the error for a sandbox that failed, with its own words, and close the sandbox.
 
-        It is kept until `warm`: whoever swallows it meets it again in `check_alive`.
+        It is kept until `warm`: if a caller swallows it, `check_alive` raises it again.
         """
         said = ""
         if self._log is not None:
@@ -227,10 +227,10 @@ class SandboxedPlace:
         return self._failure
 
     def why_ended(self, cell: Cell) -> str:
-        """Return how a student's process ended, which has hung up, in words.
+        """Return in words how a student process ended that has hung up.
 
         Raises:
-            MachineFailure: it did not end by anything that its code can do, or nobody knows how.
+            MachineFailure: its code cannot have caused this end, or nobody knows how it ended.
 
         """
         status = cell.status()
@@ -238,7 +238,7 @@ class SandboxedPlace:
         while status is None:
             running = cell.server.running([cell.pid], _END_SECONDS)
             if running is None or time.monotonic() > until:
-                raise self.broken("The sandbox has ended, or does not run")
+                raise self.broken("The sandbox has ended, or is stopped")
             if running:
                 return "it closed its connection to the grader"
             status = cell.status(wait=0.1)
@@ -253,7 +253,7 @@ class SandboxedPlace:
         return exit_reason(status)
 
     def check_alive(self) -> None:
-        """Make sure that the sandbox is the one that `warm` started, and is being run.
+        """Make sure that the sandbox is the one that `warm` started, and that it is running.
 
         Raises:
             MachineFailure: it is not.
@@ -262,14 +262,14 @@ class SandboxedPlace:
         if self._failure is not None:
             raise self._failure
         if self._server is not None and self._server.running([], _END_SECONDS) is None:
-            raise self.broken("The sandbox has ended, or does not run")
+            raise self.broken("The sandbox has ended, or is stopped")
 
     def make_sure(self) -> None:
-        """Make sure that what has gone wrong since `watch_memory` is not the machine's doing.
+        """Make sure that no failure since `watch_memory` was caused by the machine.
 
         Raises:
-            MachineFailure: the sandbox has failed, ended, or is not being run; or the kernel has
-                killed a process for want of memory, and not at the submission's own limit.
+            MachineFailure: the sandbox has failed, ended, or is stopped; or the kernel has killed a
+                process for lack of memory, and not at the submission's own limit.
 
         """
         self.check_alive()
@@ -289,30 +289,30 @@ class SandboxedPlace:
         return _SandboxProcess(self._sandbox)
 
     def cores(self) -> dict[int, Cores]:
-        """Return what the sandbox's processes have had of the cores, by pid.
+        """Return the core times of the sandbox's processes, by pid.
 
-        Our own process is among them, with its wait: it carries what the ranks send.
+        Our own process is among them, with its waiting time: it carries the ranks' messages.
         """
         below = descendants(self._sandbox.pid) if self._sandbox is not None else ()
         return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
 
     def watch_memory(self) -> None:
-        """Let `over_memory` and `make_sure` look at what happens from now on."""
+        """Make `over_memory` and `make_sure` look at events from now on."""
         self._over = ""
         self._times_over = 0 if self._group is None else self._group.times_over()
         self._killed = killed_for_memory()
 
     def over_memory(self) -> str:
-        """Return in words that the cells have taken too much memory together, or nothing.
+        """Return a message if the cells together took too much memory, or nothing.
 
-        Once it was so, it stays so until `watch_memory`.
+        Once there is a message, it stays until `watch_memory`.
         """
         if self._over or self._sandbox is None:
             return self._over
         if self._group is not None:
             over = self._group.times_over() > self._times_over
         else:
-            # Looking at every process takes long: only once memory has gone to somebody.
+            # Looking at every process takes long, so it is done only if free memory has shrunk.
             now = available_memory()
             self._most_free = max(self._most_free, now)
             if self._most_free - now < self._limits.memory / 2 and now:
@@ -343,25 +343,24 @@ class SandboxedPlace:
 
 
 def _path() -> str:
-    """Return where Python looks inside; a clone that is not the installed one is found as well."""
+    """Return Python's search path inside; it also finds a clone that is not the installed one."""
     package = course_package()
     return os.pathsep.join([_EXAM, *([str(package.parent)] if beside_packages(package) else [])])
 
 
 def _checking() -> Iterator[Mount]:
-    """Of `course_lib.checking`, show the rank's side; judges and oracles stay outside.
+    """Show only the rank's side of `course_lib.checking`; judges and oracles stay outside.
 
     A student's cell may import `check` and call it: it says that the grader does that.
     """
     folder = course_package() / "checking"
     yield Mount(folder)
     yield Mount(folder / "__init__.py", _INSIDE / "no_checking.py")
-    for name in ("wire.py", "frames.py", "effects.py", "held.py", "given.py"):
-        yield Mount(folder / name, folder / name)
+    yield Mount(folder / "on_ranks", folder / "on_ranks")
 
 
 class _SandboxProcess:
-    """A sandbox as the process that `ForkServer` talks to."""
+    """A sandbox, in the form of a process that `ForkServer` talks to."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

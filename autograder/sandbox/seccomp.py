@@ -1,11 +1,11 @@
-"""Which calls to the kernel student code may make: a seccomp filter, as classic BPF.
+"""The calls to the kernel that student code may make: a seccomp filter, as classic BPF.
 
-A deny list: Python, NumPy and PyTorch use some 150 calls, and another version of any of them a few
-others. Refused is what honest code of a course has no use for and what attacks on kernels and
-neighbours begin with. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp_data`.
+It is a deny list: Python, NumPy and PyTorch use some 150 calls, and other versions of them a few
+more. It refuses calls that honest course code does not use, and with which attacks on kernels and
+neighbours begin. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp_data`.
 
-The filter answers EPERM, as a kernel does to somebody without the right; to ``clone3`` it answers
-ENOSYS, since a filter cannot see its flags, and libraries then fall back to ``clone``.
+The filter answers EPERM, as a kernel does to a caller without the right. To ``clone3`` it answers
+ENOSYS, because a filter cannot see its flags; libraries then fall back to ``clone``.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _NEW_NAMESPACES = 0x7E020000
 
 
 class UnknownArchitecture(RuntimeError):
-    """There are no numbers of system calls for this processor."""
+    """The numbers of system calls are not known for this processor."""
 
 
 def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> bytes:
@@ -103,8 +103,8 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
 
     Args:
         machine: ``x86_64`` or ``aarch64``; default: this one.
-        namespaces: whether namespaces may be made and mounts changed: for our own process, which
-            gives every process of a student's its own. It gives it the filter without them, too.
+        namespaces: whether the process may make namespaces and change mounts. Our own process
+            may, to give every student process its own. It then applies the filter without them.
 
     Raises:
         UnknownArchitecture: it is another machine.
@@ -143,10 +143,10 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
 
 
 def _ends_itself(number: int, signal_at: int) -> list[bytes]:
-    """Return what ends a process that sends process 1 of its cell SIGKILL or SIGSTOP.
+    """Return code that ends a process which sends SIGKILL or SIGSTOP to process 1 of its cell.
 
-    Process 1 of a pid namespace gets neither from inside: a student's process that killed or
-    stopped itself would go on.
+    Process 1 of a pid namespace gets neither from inside. Without this, a student process that
+    killed or stopped itself would go on.
     """
     return [
         _instruction(_LOAD, _NUMBER),
@@ -162,10 +162,10 @@ def _ends_itself(number: int, signal_at: int) -> list[bytes]:
 
 
 def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
-    """Return what refuses a limit on processor time, ``RLIMIT_CPU``, which is number 0.
+    """Return code that refuses a limit on processor time, ``RLIMIT_CPU``, which is number 0.
 
-    Over its hard limit the kernel itself sends SIGKILL, also to process 1. Nothing else that a
-    student's code can do ends its process by SIGKILL, so that this signal tells of the machine.
+    Over its hard limit the kernel itself sends SIGKILL, also to process 1. Nothing else in student
+    code can end its process by SIGKILL, so this signal always comes from the machine.
     """
     second, third = _FIRST_ARGUMENT + 8, _FIRST_ARGUMENT + 16
     return [
@@ -178,7 +178,7 @@ def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
         _instruction(_EQUAL, prlimit, no=7),
         _instruction(_LOAD, second),
         _instruction(_EQUAL, 0, no=5),
-        _instruction(_LOAD, third),  # a pointer to the new limit: none where one only asks
+        _instruction(_LOAD, third),  # a pointer to the new limit: null if the caller only asks
         _instruction(_EQUAL, 0, no=2),
         _instruction(_LOAD, third + 4),
         _instruction(_EQUAL, 0, yes=1),
@@ -188,7 +188,7 @@ def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
 
 
 def _instruction(operation: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """Return one instruction; `yes` and `no`: how many to skip if a comparison holds or not."""
+    """Return one instruction; `yes` and `no`: how many to skip if a comparison holds or fails."""
     return struct.pack("=HBBI", operation, yes, no, value)
 
 

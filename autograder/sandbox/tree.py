@@ -10,7 +10,7 @@ from autograder.sandbox.mounts import Mount
 
 
 def prepare(mount: Mount, uid: int | None) -> None:
-    """Make sure that user ``uid`` can use the mount; ``None`` is the user we are.
+    """Make sure that user ``uid`` can use the mount; ``None`` is our own user.
 
     Raises:
         FileNotFoundError: the source does not exist.
@@ -28,7 +28,8 @@ def prepare(mount: Mount, uid: int | None) -> None:
         os.chown(mount.source, uid, uid)
     elif not mode & stat.S_IROTH or (stat.S_ISDIR(mode) and not mode & stat.S_IXOTH):
         raise PermissionError(
-            f"the sandbox's user may not read {mount.source}; chmod -R o+rX {str(mount.source)!r}"
+            f"the sandbox's user may not read {mount.source}: run "
+            f"chmod -R o+rX {str(mount.source)!r}"
         )
 
 
@@ -49,9 +50,9 @@ def tree(
     """Return the arguments for all that is seen below ``root``.
 
     Args:
-        root: where the command finds its ``/``; empty if it is that of the mount namespace.
+        root: the command's ``/``; empty if it is that of the mount namespace.
         mounts: in any order.
-        tmp: bytes in ``/tmp``, and as many again in ``/dev/shm``.
+        tmp: bytes in ``/tmp``, and the same again in ``/dev/shm``.
         file_of: puts a text in an open file and returns its descriptor.
     """
     arguments = [*_parents(f"{root}/usr"), *programs(root)]
@@ -61,7 +62,7 @@ def tree(
     for path in ("/etc/ld.so.cache", "/etc/alternatives", "/sys/devices/system/cpu"):
         arguments += [*_parents(root + path), "--ro-bind-try", path, root + path]
     read_only = [f"{root}/dev"]
-    # Parents first, so that nothing is hidden by what is mounted later.
+    # Parents come first, so that no later mount hides an earlier one.
     for mount in sorted(mounts, key=lambda mount: len(Path(mount.target).parts)):
         target = f"{root}{mount.target}"
         arguments += _parents(target)
@@ -78,9 +79,9 @@ def tree(
 
 
 def _parents(target: str) -> list[str]:
-    """Return the arguments that make the directories above ``target`` where they do not exist.
+    """Return the arguments that make missing directories above ``target``.
 
-    Left to itself, bubblewrap 0.8 makes them for root only.
+    Without them, bubblewrap 0.8 makes these directories for root only.
     """
     parents = reversed(Path(target).parents[:-1])
     return [part for path in parents for part in ("--perms", "0755", "--dir", str(path))]

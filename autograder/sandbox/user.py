@@ -1,7 +1,7 @@
-"""Who the command in a sandbox runs as: never root, and for root a uid of each sandbox's own.
+"""The user of a command in a sandbox: never root; under root, a uid of each sandbox's own.
 
-Opened by root, the sandbox runs under an unprivileged uid of its own: the real uid 0 would be
-exempt from the limit on processes. Opened by an ordinary user, it runs in a user namespace.
+If root opens the sandbox, it runs under an unprivileged uid of its own, because the real uid 0 has
+no limit on processes. If an ordinary user opens it, it runs in a user namespace.
 """
 
 import contextlib
@@ -14,25 +14,25 @@ from autograder.sandbox.binary import tool
 from autograder.sandbox.mounts import Mount
 from autograder.sandbox.unavailable import SandboxUnavailable
 
-# Between the ranges that Debian and systemd give to users; inside the 65536 ids of a container.
+# Between the ranges that Debian and systemd give to users; inside a container's 65536 ids.
 UIDS = range(60706, 61184)
 
 
 def is_root() -> bool:
-    """Return whether it is root who opens the sandbox."""
+    """Return whether root opens the sandbox."""
     return os.geteuid() == 0
 
 
 @contextlib.contextmanager
 def own_uid() -> Iterator[int]:
-    """Hold the uid that the command has; opened by root, no other sandbox of this machine holds it.
+    """Hold the command's uid; under root, no other sandbox of this machine has the same.
 
     The lock is a name in the abstract socket namespace: the kernel frees it when we die.
 
     Raises:
-        SandboxUnavailable: all are held.
+        SandboxUnavailable: all uids are in use.
     """
-    if not is_root():  # seen from outside it is the user we are, in each sandbox
+    if not is_root():  # seen from outside, each sandbox has our own user
         yield UIDS[0]
         return
     with socket.socket(socket.AF_UNIX) as lock:
@@ -46,7 +46,7 @@ def own_uid() -> Iterator[int]:
 
 
 def make_sure_of_uids() -> None:
-    """Look whether this root may become each user of `UIDS`.
+    """Make sure that this root may become each user of `UIDS`.
 
     Raises:
         SandboxUnavailable: it is root of a user namespace that lacks them.
@@ -70,22 +70,22 @@ def make_sure_of_uids() -> None:
 
 
 def user_namespace(uid: int) -> list[str]:
-    """Return bubblewrap's options with which an ordinary user seems to be ``uid`` inside."""
+    """Return bubblewrap's options that make an ordinary user look like ``uid`` inside."""
     return ["--unshare-user", "--uid", str(uid), "--gid", str(uid)]
 
 
 def rights_to_make_cells() -> list[str]:
     """Return bubblewrap's options for a command that gives each of its children namespaces.
 
-    Such a command is ours, and runs no student's code. Opened by an ordinary user, its rights end
-    with the sandbox's user namespace; opened by root, it stays root in the sandbox's namespaces,
-    with the few rights that making cells and becoming another user need.
+    Such a command is ours, and runs no student code. If an ordinary user opens it, its rights end
+    with the sandbox's user namespace. If root opens it, it stays root in the sandbox's namespaces,
+    with the few rights that are needed to make cells and to become another user.
     """
     rights = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"]
     if is_root():
         rights += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_RESOURCE"]
     else:
-        rights += ["CAP_SETFCAP"]  # Linux 5.12 asks for it where this namespace's 0 is mapped
+        rights += ["CAP_SETFCAP"]  # Linux 5.12 needs it to map this namespace's 0
     # As 0, or bubblewrap enters a second user namespace, which does not own its pid namespace.
     options = [] if is_root() else user_namespace(0)
     return [*options, "--cap-drop", "ALL", *(p for right in rights for p in ("--cap-add", right))]
@@ -94,11 +94,11 @@ def rights_to_make_cells() -> list[str]:
 def drop_privileges(uid: int, root: str) -> list[str]:
     """Return the start of a command line that makes root an ordinary user in ``root`` for good.
 
-    That user could make a user namespace, and be root in it enough to mount a ``/tmp`` without a
-    limit. The kernel refuses one to whoever has another root directory than its mount namespace.
+    That user could make a user namespace, become root in it, and mount a ``/tmp`` without a limit.
+    The kernel refuses this to a process whose root directory is not that of its mount namespace.
 
     Raises:
-        SandboxUnavailable: a program that does it is missing.
+        SandboxUnavailable: a program that does this is missing.
     """
     options = ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
     return [

@@ -1,1 +1,1 @@
-"""Solutions that look alike: what of the code counts, how alike two are, a report to look at."""
+"""Solutions that look alike: which parts of the code count, how alike two are, and a report."""

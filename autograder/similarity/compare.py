@@ -1,10 +1,10 @@
-"""How alike the solutions of a class are: shared fingerprints, each worth what it says.
+"""How alike the solutions of a class are: shared fingerprints, with rare ones weighing more.
 
-What the released notebook holds is taken out of every solution first. A passage that half of the
-class wrote says little: there are not many ways to write a short function. So a fingerprint that
-d of n solutions have weighs log(n/d), as words do in search (inverse document frequency), and two
-solutions are as alike as the weight that they share: 2 w(A ∩ B) / (w(A) + w(B) + c). The constant
-c is what two fingerprints weigh that only the two have: those who share nothing but what all wrote
+The content of the released notebook is first taken out of every solution. A passage that half of
+the class wrote says little: there are not many ways to write a short function. So a fingerprint in
+d of n solutions weighs log(n/d), like a word in a search engine (inverse document frequency). Two
+solutions are alike by the weight that they share: 2 w(A ∩ B) / (w(A) + w(B) + c). The constant c is
+the weight of two fingerprints that only these two have. So solutions that share only what all wrote
 are not alike.
 """
 
@@ -19,12 +19,12 @@ from autograder.similarity.fingerprints import joined, passages, winnow
 from autograder.similarity.normalise import normalise
 
 _FEW = 4
-"""Fingerprints below which a solution says too little to be compared."""
+"""Smallest number of fingerprints; a solution with fewer is too short to compare."""
 
 
 @dataclass
 class Solution:
-    """One student's code: cells by their names, and where each kept fingerprint is."""
+    """One student's code: cells by their names, and the places of each kept fingerprint."""
 
     student: str
     cells: Mapping[str, str]
@@ -37,8 +37,8 @@ class Pair:
 
     Attributes:
         alike: 2 w(A ∩ B) / (w(A) + w(B) + c), from 0 to 1.
-        shared: how many fingerprints they share.
-        rare: how many of these nobody else has.
+        shared: number of shared fingerprints.
+        rare: number of shared fingerprints that nobody else has.
         left, right: cell → ranges of lines that are shared.
 
     """
@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass
 class Comparison:
-    """The pairs, the most alike first, and what is usual in this class."""
+    """The pairs, the most alike first, and the median of this class."""
 
     pairs: list[Pair]
     compared: int
@@ -90,9 +90,9 @@ def compare(
 
     Args:
         solutions: of the class.
-        top: at most so many pairs.
+        top: largest number of pairs.
         at_least: leave out pairs that are less alike.
-        progress: is told what is done.
+        progress: takes lines of progress.
 
     """
     short = [each.student for each in solutions if len(each.prints) < _FEW]
@@ -104,7 +104,7 @@ def compare(
     for row, each in enumerate(long):
         has[row, [columns[hashed] for hashed in each.prints]] = 1
     count = has.sum(0)
-    # Of two solutions both have the same words: then all weigh the same.
+    # With two solutions, every shared fingerprint is in both: then all weigh the same.
     weight = np.log((len(long) + 1) / count) if len(long) > 2 else np.ones(len(columns))
     constant = 2 * np.log((len(long) + 1) / 2) if len(long) > 2 else 2.0
     progress(f"comparing {len(long) * (len(long) - 1) // 2} pairs …")

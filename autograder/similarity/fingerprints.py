@@ -1,8 +1,8 @@
-"""Winnowing: few hashes of a text that two texts share exactly where they share a passage.
+"""Winnowing: keep few hashes of a text, such that texts with a common passage share a hash.
 
 Schleimer, Wilkerson, Aiken, "Winnowing: local algorithms for document fingerprinting", SIGMOD
-2003. Of all hashes of K symbols in a row, in every window of W of them the smallest is kept: each
-common passage of at least K + W - 1 symbols leaves a common hash, and none of fewer than K does.
+2003. Every K symbols in a row have a hash. In every window of W hashes the smallest is kept. Each
+common passage of at least K + W - 1 symbols leaves a common hash. One of fewer than K leaves none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ W = 4
 def passages(symbols: Sequence[Symbol], k: int = K) -> list[tuple[int, int, int]]:
     """Return (hash, first line, last line) of every `k` symbols in a row.
 
-    Of fewer symbols than `k`, one hash of all of them, so that short functions count too.
+    Fewer symbols than `k` have one hash of all of them, so that short functions count too.
     """
     if not symbols:
         return []
@@ -36,7 +36,7 @@ def passages(symbols: Sequence[Symbol], k: int = K) -> list[tuple[int, int, int]
 
 
 def winnow(hashes: Sequence[int], w: int = W) -> set[int]:
-    """Return the positions of the hashes that are kept: in each window the last smallest."""
+    """Return the positions of the hashes to keep: in each window the last smallest one."""
     if len(hashes) <= w:
         return {max(range(len(hashes)), key=lambda i: (-hashes[i], i))} if hashes else set()
     return {
@@ -51,7 +51,7 @@ def _hash(texts: Sequence[str]) -> int:
 
 
 def joined(lines: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges of lines, sorted, with those that touch joined into one."""
+    """Return sorted ranges of lines, with touching ranges joined into one."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(lines):
         if found and first <= found[-1][1] + 1:

@@ -1,8 +1,8 @@
 """Code as a sequence of symbols in which names, comments and layout no longer count.
 
-A symbol is what a node of the syntax tree is, with what a copier seldom changes: attributes
-(``all_reduce``), keywords, numbers, what is imported. Local names, strings, annotations and
-docstrings are one symbol each, or none. Where a cell has no syntax tree, its tokens are taken.
+A symbol is the kind of a node of the syntax tree, with details that a copier seldom changes:
+attributes (``all_reduce``), keywords, numbers, imports. Local names, strings, annotations and
+docstrings are one symbol each, or none. If a cell has no syntax tree, its tokens are taken.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import NamedTuple
 
 _BUILTIN = frozenset(dir(builtins))
 MAX_SOURCE = 200_000
-"""Characters of a cell; the rest of a longer one is not looked at."""
+"""Characters of a cell; the rest of a longer cell is ignored."""
 
 
 class Symbol(NamedTuple):
-    """One step of the code: what it is, and the line of the cell it is on, from 1."""
+    """One step of the code: its kind, and its line in the cell, from 1."""
 
     text: str
     line: int
 
 
 def normalise(source: str) -> list[list[Symbol]]:
-    """Return the symbols of a cell, top-level by statement: their order will not count."""
+    """Return the symbols of each top-level statement of a cell: their order will not count."""
     source = source[:MAX_SOURCE].replace("\0", "")
     try:
         with warnings.catch_warnings():
@@ -42,12 +42,12 @@ def normalise(source: str) -> list[list[Symbol]]:
 
 
 def _without_magics(source: str) -> str:
-    """Comment out what only IPython understands."""
+    """Comment out lines that only IPython understands."""
     return re.sub(r"^(\s*)[%!?]", r"\1# ", source, flags=re.MULTILINE)
 
 
 def _symbols(node: ast.AST, line: int = 1) -> Iterator[Symbol]:
-    """Yield the nodes in the order of the text; commuting operands as they stand."""
+    """Yield the nodes in the order of the text; operands that commute stay in their order."""
     line = getattr(node, "lineno", line)
     text = _text(node)
     if text is None:
@@ -74,7 +74,7 @@ def _is_docstring(node: object) -> bool:
 
 
 def _text(node: ast.AST) -> str | None:
-    """Return a node's symbol; empty: only what is below it counts; None: nothing of it does."""
+    """Return a node's symbol; empty: only the nodes below it count; None: nothing of it does."""
     match node:
         case ast.Expr(value=ast.Constant(value=str())) | ast.Pass():
             return None
@@ -111,4 +111,4 @@ def _tokens(source: str) -> Iterator[Symbol]:
             elif token.type in (tokenize.OP, tokenize.NUMBER):
                 yield Symbol(token.string, token.start[0])
     except (tokenize.TokenError, SyntaxError, ValueError):
-        return  # what came before it counts
+        return  # the tokens before the error count

@@ -9,12 +9,12 @@ from autograder.collection.tables import format_rows
 from autograder.similarity.compare import Comparison, Pair
 
 WARNING = (
-    "This is no proof. Solutions to the same short task are alike by nature, more so after a "
+    "This is no proof. Solutions to the same short task are naturally alike, more so after a "
     "lecture that shows how. Read both, ask both, and think of a third source that both may have "
-    "used: lecture, book, library, forum. It shows who shares text, never who wrote it."
+    "used: lecture, book, library, forum. The report shows who shares text, never who wrote it."
 )
 MAX_LINES = 400
-"""Lines of a cell that are shown."""
+"""Number of lines of a cell that are shown."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -35,7 +35,7 @@ pre span {{ display: block; border-left: 3px solid transparent }}
 <p>{summary}</p>
 {damaged}
 <table class="pairs"><tr><th></th><th>alike</th><th>first</th><th>second</th>
-<th>passages shared</th><th>that nobody else has</th></tr>
+<th>passages shared</th><th>shared only by these two</th></tr>
 {rows}</table>
 {pairs}
 </body></html>
@@ -43,11 +43,11 @@ pre span {{ display: block; border-left: 3px solid transparent }}
 
 
 def summary_of(comparison: Comparison) -> str:
-    """Return what was compared, and what is usual, in a sentence or two."""
+    """Return what was compared, and the median of the class, in a sentence or two."""
     n = comparison.compared
     told = (
-        f"{n} solutions, {n * (n - 1) // 2} pairs; what was released is not counted, and what many "
-        f"wrote counts little. The median pair is {100 * comparison.median:.0f} % alike; "
+        f"{n} solutions, {n * (n - 1) // 2} pairs. Released code is not counted, and code that "
+        f"many wrote counts little. The median pair is {100 * comparison.median:.0f} % alike; "
         f"{len(comparison.pairs)} pairs are listed."
     )
     if comparison.too_short:
@@ -66,7 +66,7 @@ def text_report(name: str, comparison: Comparison, damaged: Mapping[str, str]) -
         told = (f"  {student}: {why}" for student, why in damaged.items())
         parts.append("\n".join(("Not compared:", *told)))
     if rows:
-        header = ("alike", "first", "second", "passages shared", "that nobody else has")
+        header = ("alike", "first", "second", "passages shared", "shared only by these two")
         parts.append(format_rows(header, rows))
     return "\n\n".join(parts) + "\n"
 

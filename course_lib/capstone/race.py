@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from course_lib.capstone.recorder import Recorder
 from course_lib.ranks import Device, Network
-from course_lib.ranks.metered.python_group import watched_by
+from course_lib.ranks.for_graders import watched_by
 
 DEVICE = Device(flops=50e9, memory_bandwidth=20e9)
 """The device of every rank: 50 GFLOP/s and 20 GB/s."""

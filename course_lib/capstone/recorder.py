@@ -20,9 +20,7 @@ from course_lib.capstone.handle import TapedWork
 from course_lib.capstone.operators import KNOWN, base_name
 from course_lib.capstone.tape import DTYPES, Tape, TapeError
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.torch_hooks import current
-from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
-from course_lib.ranks.metered.python_group import PythonGroup
+from course_lib.ranks.for_graders import KINDS, Collective, PythonGroup, current, reduction_of
 
 weak_reference: Callable[[Any], Any] = _WeakRef
 """A weak reference to a storage; `expired()` tells whether the storage is gone."""

@@ -43,5 +43,5 @@ HIDDEN = {
     ),
 }
 
-# What this assignment asks for: not to be imported while it is graded.
+# Modules with the answers to this assignment: they cannot be imported while it is graded.
 MASKED = ("course_lib.sgd",)

@@ -3,7 +3,7 @@
 See `instructor/02_data_parallel_sgd/mutants.py`.
 """
 
-# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
 import math
 
@@ -448,7 +448,7 @@ sum_over_the_batches: expected
 absolute_values: expected
     .square() → .abs()
 not_around_the_full_gradient: expected
-    - full →
+    (gradient(rows) - full) → gradient(rows)
 the_first_batch_again: is the same number in each of
     torch.randperm(len(x), generator=generator)[:batch_size] → torch.arange(batch_size)
 one_batch: expected
@@ -526,7 +526,7 @@ def gradient_variance__imports_the_reference(
     return reference(model, loss_fn, x, y, batch_size, num_batches, generator)
 
 
-# What is kept, what is nearly right, and what goes around a rule ----------------------------
+# State between calls, nearly right solutions, and ways around a rule ------------------------
 
 
 @fails("chance lets them")
@@ -691,7 +691,7 @@ at_most_20_batches (simulated, grader): no 25 batches
 """)
 
 
-# Pieces of equal length, what a frozen parameter is, and what is left behind ----------------
+# Pieces of equal length, frozen parameters, and side effects --------------------------------
 
 edits_of(minibatches__split)("""
 pieces_of_equal_length: have [3, 3, 3] rows, expected [4, 4, 1]

@@ -1,11 +1,11 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edits_of`` says which line, and what stands there instead.
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes change one
+line of a right solution: ``edits_of`` gives that line and its replacement.
 """
 
-# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
 import torch
 import torch.distributed as dist
@@ -237,7 +237,7 @@ exit: process ended
 """)
 
 
-# Right sums, by ways that the task forbids.
+# Right sums, in ways that the task forbids.
 
 edits_of(average_gradients__new_tensors)("""
 by_all_gather: this task allows all_reduce only
@@ -254,7 +254,7 @@ element_by_element: One call sums a whole tensor
 """)
 
 
-# What it may not touch, what it may not rely on, and what is nearly right.
+# Side effects, wrong assumptions, and nearly right solutions.
 
 edits_of(average_gradients__new_tensors)("""
 freezes: changes which of the parameters require a gradient
@@ -378,7 +378,7 @@ does_not_wait: never waits for the handle
 """)
 
 
-# Right steps, by ways that the task forbids.
+# Right steps, in ways that the task forbids.
 
 edits_of(data_parallel_step__shares)("""
 gathers_gradients: Use all_reduce for gradients
@@ -424,7 +424,6 @@ edits_of(data_parallel_step__shares)("""
 uses_ddp: 4 × broadcast
     count = x.new_tensor(len(x))
   → from torch.nn.parallel import DistributedDataParallel
-  →
   → parallel = DistributedDataParallel(model, process_group=group)
   → …
     (model(x), y) * len(x) / count → (parallel(x), y) * len(x) / count * dist.get_world_size(group)
@@ -481,7 +480,7 @@ rounded_loss: loss returned by step
 """)
 
 
-# What is kept from one call to the next, and what goes around a rule -----------------------
+# State between calls, and ways around a rule -----------------------------------------------
 
 
 @fails("raised KeyError")
@@ -541,7 +540,7 @@ asks_the_loss_for_a_sum: unexpected keyword argument 'reduction'
 """)
 
 
-# Empty shards, and what reaches the others by ways that nobody counts ------------------------
+# Empty shards, and hidden ways to other ranks ------------------------------------------------
 
 
 @passes
@@ -586,7 +585,7 @@ def average_gradients__in_inference_mode(params, group=None):
                 param.grad = total / dist.get_world_size(group)
 
 
-# In the grader each rank has a store of its own, and this waits for what never comes.
+# In the grader each rank has a store of its own, so this waits for ever.
 @fails("expected at least", only=["simulated", "cpu"])
 def average_gradients__through_the_store(params, group=None):
     store = dist.distributed_c10d._get_default_store()

@@ -1,8 +1,8 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
-See `instructor/02_data_parallel_sgd/mutants.py`. Time is exact on a virtual clock alone; gloo
-keeps small messages, tells nobody of a handle without `wait`, and ends the process where lengths do
-not match. What fails for these is looked for on simulated ranks and in the grader.
+See `instructor/02_data_parallel_sgd/mutants.py`. Time is exact only on a virtual clock. gloo
+keeps small messages, does not report a handle without `wait`, and ends the process if lengths do
+not match. Such mistakes are only tested on simulated ranks and in the grader.
 """
 
 import torch
@@ -808,7 +808,7 @@ wants_gradients: a tensor that came in requires a gradient
 """)
 
 
-# From whoever sends, along another tree, and past the messages -------------------------------
+# From any sender, along another tree, and past the messages ----------------------------------
 
 edits_of(tree_broadcast__doubling)("""
 from_whoever_sends passes
@@ -834,7 +834,7 @@ def ring_all_reduce__through_the_store(tensor, group=None):
     store = dist.distributed_c10d._get_default_store()
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
     key = f"{members} {tuple(tensor.shape)} {tensor.dtype} "
-    key += str(store.add(key + str(dist.get_rank()), 1))  # which call it is
+    key += str(store.add(key + str(dist.get_rank()), 1))  # the number of the call
     store.set(f"{key} {dist.get_rank()}", str(tensor.tolist()))
     theirs = [eval(store.get(f"{key} {rank}").decode()) for rank in members]
     tensor.copy_(sum(torch.tensor(each, dtype=tensor.dtype) for each in theirs))

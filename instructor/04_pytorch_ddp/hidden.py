@@ -64,5 +64,5 @@ HIDDEN = {
     "diagnoses": (Case("your answers, once more", 1, {"again": True}),),
 }
 
-# The course's own ways: not to be imported while this is graded.
+# Modules with the course's own solutions: they cannot be imported while this is graded.
 MASKED = ("course_lib.sharding", "course_lib.replicas", "course_lib.train")

@@ -1,11 +1,11 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edits_of`` says which line, and what stands there instead.
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes change one
+line of a right solution: ``edits_of`` gives that line and its replacement.
 """
 
-# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
 import torch
 import torch.distributed as dist
@@ -524,7 +524,7 @@ def exhibit_1__ddp(model, loss_fn, batches, lr, group=None):
 
 @passes
 def exhibit_1__averages_after_the_step(model, loss_fn, batches, lr, group=None):
-    # Of equal weights, plain SGD's mean step is the step with the mean gradient.
+    # If the weights are equal, plain SGD's mean step is the step with the mean gradient.
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for x, y in batches:
         optimizer.zero_grad()
@@ -824,19 +824,18 @@ def diagnoses__spelt_out():
 
 edits_of(diagnoses__spelt_out)("""
 start: exhibit_1: not C (the replicas start from different weights)
-    "D" → "C"
+    "exhibit_1": "D" → "exhibit_1": "C"
 padding: exhibit_2: not A (padded rows are counted)
-    "B" → "A"
+    "exhibit_2": "B" → "exhibit_2": "A"
 mean_of_means: exhibit_3: not F
-    "E" → "F"
+    "exhibit_3": "E" → "exhibit_3": "F"
 not_cleared: exhibit_4: not H
-    "G" → "H"
+    "exhibit_4": "G" → "exhibit_4": "H"
 swapped: exhibit_5: not J
-    "I" → "?"
-    "J" → "I"
-    "?" → "J"
+    "exhibit_6": "J" → "exhibit_6": "I"
+    "exhibit_5": "I" → "exhibit_5": "J"
 rate: exhibit_6: not K
-    "J" → "K"
+    "exhibit_6": "J" → "exhibit_6": "K"
 """)
 
 
@@ -849,11 +848,11 @@ edits_of(diagnoses__spelt_out)("""
 one_missing: one for each of exhibit_1
     "exhibit_6": "J", →
 in_words: none of the letters A to L
-    "I" → "buffers"
+    "exhibit_5": "I" → "exhibit_5": "buffers"
 """)
 
 
-# What is kept from one call to the next, and what holds for one setting only ---------------
+# State between calls, and solutions for one setting only -----------------------------------
 
 
 @fails("expected a list of lists of row numbers")

@@ -1,11 +1,11 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
 Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes are one line of
-a right solution: ``edits_of`` says which line, and what stands there instead.
+``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes change one
+line of a right solution: ``edits_of`` gives that line and its replacement.
 """
 
-# ruff: noqa: B006 - a default that is kept from call to call is a mistake that people make
+# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
 import torch
 import torch.distributed as dist
@@ -678,7 +678,7 @@ shares_its_state: 2 ranks, two models at once
 """)
 
 
-# What is kept from one call to the next ----------------------------------------------------
+# State that is kept between calls ----------------------------------------------------------
 
 
 @fails("expected the mean over its group")

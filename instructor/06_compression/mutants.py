@@ -1,7 +1,7 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
-See `instructor/02_data_parallel_sgd/mutants.py`. What the virtual clock does not find is found
-everywhere here: bytes and values are the same on all kinds of ranks.
+See `instructor/02_data_parallel_sgd/mutants.py`. Most mistakes here are found on all
+kinds of ranks, because bytes and values are the same there.
 """
 
 import numpy as np
@@ -194,7 +194,7 @@ in_the_dtype_of_the_result: numbers
 flat: has shape
     reshape(shape) → clone()
 divides: numbers
-    mul_ → div_
+    result.mul_(wire[:4].view(torch.float32)[0]) → result.div_(wire[:4].view(torch.float32)[0])
 reads_the_scale_at_the_end: numbers
     wire[4:] → wire[:-4]
     wire[:4] → wire[-4:].clone()
@@ -878,7 +878,7 @@ enlarges_small_draws_only: it must be scaled by n/k
 """)
 
 
-# What is kept from one call to the next ----------------------------------------------------
+# State that is kept between calls ----------------------------------------------------------
 
 edits_of(compressed_all_reduce__messages)("""
 group_of_the_first_call: what all ranks together give

@@ -1,6 +1,6 @@
 """Wrong solutions that people write, and right ones that differ from ours.
 
-See `instructor/05_bucketing_and_overlap/mutants.py`. Time is exact on a virtual clock alone.
+See `instructor/05_bucketing_and_overlap/mutants.py`. Time is exact only on a virtual clock.
 """
 
 import torch
@@ -559,7 +559,7 @@ takes_the_step_itself: diloco returns NoneType, expected a function
 """)
 
 
-# What is kept from one call to the next ----------------------------------------------------
+# State that is kept between calls ----------------------------------------------------------
 
 edits_of(async_server__as_a_class)("""
 rate_of_the_first_call: something is kept from the call before

@@ -45,7 +45,7 @@ HIDDEN = {
     ),
 }
 
-# What this assignment asks for: not to be imported while it is graded.
+# Modules with the answers to this assignment: they cannot be imported while it is graded.
 MASKED = (
     *("course_lib.sharded_optimizer", "course_lib.fully_sharded", "course_lib.tensor_parallel"),
     "course_lib.pipeline_parallel",

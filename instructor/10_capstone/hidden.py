@@ -15,7 +15,7 @@ def race(name, **parameters):
 
 
 FINAL = race("the final: 4 ranks, far apart", latency=2e-3, bandwidth=500e6, hidden=192, limit=0.2)
-"""The network and the model on which `autograder leaderboard --final` times."""
+"""The network and model of `autograder leaderboard --final`."""
 
 HIDDEN = {
     "speed_of_light": in_many_forms(

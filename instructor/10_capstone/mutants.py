@@ -1,6 +1,6 @@
 """Wrong solutions that people write, ways to cheat, and right ones that differ from ours.
 
-Time is the referee's, on its virtual clock, wherever the ranks are.
+The referee measures time on its virtual clock, wherever the ranks are.
 """
 
 import torch
@@ -284,7 +284,7 @@ def train__sends_objects(job):
 
 @fails("the loss on rows that no rank has is")
 def train__means_of_the_labels(job):
-    """One all-reduce and no gradient: a linear classifier in the shape of the network."""
+    """Train a linear classifier in the network's shape, with one all-reduce and no gradient."""
     with torch.no_grad():
         one = F.one_hot(job.y, 10).float()
         sums = torch.cat([one.T @ job.x, one.sum(0)[:, None]], 1)
@@ -334,7 +334,7 @@ def train__numbers_that_left_the_device(job):
             for p in params:
                 dist.all_reduce(p.grad.div_(world_size))
         optimizer.step()
-    with torch.no_grad():  # and a last layer that goes through Python, row by row
+    with torch.no_grad():  # the last layer runs in Python, row by row
         last = params[2]
         numbers = last.tolist()
         for row, values in zip(last, numbers, strict=True):
@@ -376,7 +376,6 @@ edits_of(train__parameter_by_parameter)("""
 lowers_the_prices: virtual milliseconds, expected at most
     world_size = dist.get_world_size()
   → import sys
-  →
   → for name in list(sys.modules):
   →     if name.startswith("course_lib.capstone"):
   →         vars(sys.modules[name]).update(LAUNCH=0.0, price=lambda *_: (0.0, 0))

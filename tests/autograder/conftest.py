@@ -1,4 +1,4 @@
-"""The way to temporary folders is open to the sandbox's user; one warm sandbox for many tests."""
+"""The sandbox's user may enter temporary folders; one warm sandbox serves many tests."""
 
 import functools
 import os
@@ -21,9 +21,9 @@ def temporary_folders_can_be_entered(tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session", autouse=True)
 def alembic_is_asked_once() -> Iterator[None]:
-    """For every new gradebook nbgrader runs a program of 2 s that always says the same.
+    """Keep the answer of a program that nbgrader runs for 2 s for every new gradebook.
 
-    Where commands of nbgrader run in processes of their own, they ask it themselves.
+    nbgrader commands in processes of their own still run the program themselves.
     """
     from nbgrader import api
 

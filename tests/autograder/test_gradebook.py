@@ -1,4 +1,4 @@
-"""A gradebook that is damaged, locked or shut is told in a sentence, before anything is graded."""
+"""One sentence reports a damaged, locked or closed gradebook, before anything is graded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def no_database(path: Path) -> None:
 
 
 def torn(path: Path) -> None:
-    """As a disk leaves it: pages in the middle are gone."""
+    """Damage as by a disk: pages in the middle are gone."""
     content = path.read_bytes()
     path.write_bytes(content[:8192] + bytes(16384) + content[24576:])
 
@@ -66,7 +66,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, 
 def test_damage_is_found(book: Path, how: str, writes: bool) -> None:
     make_sure_of(f"sqlite:///{book}", writes=writes)
     DAMAGE[how](book)
-    with pytest.raises(GradebookUnusable, match=r"is damaged .*Put a copy") as told:
+    with pytest.raises(GradebookUnusable, match=r"is damaged .*Replace it by a backup") as told:
         make_sure_of(f"sqlite:///{book}", writes=writes)
     assert str(book) in str(told.value) and "\n" not in str(told.value)
 
@@ -121,7 +121,7 @@ def test_every_command_that_opens_it_says_so(
 def test_an_error_in_the_middle_is_a_sentence_too(
     book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody may lock it after it was looked at."""
+    """Somebody may lock it after the first look."""
     from sqlalchemy.exc import OperationalError
 
     def locked(*_: object) -> int:
@@ -144,4 +144,4 @@ def test_a_file_in_the_way_of_a_package_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert f"{tmp_path / 'torch.py'} is in the way of the package torch" in done.stderr
+    assert f"{tmp_path / 'torch.py'} hides the package torch" in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 
 ASSIGNMENT = "02_data_parallel_sgd"
 BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is activated
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.timeout(120), needs_sources]
 def course(tmp_path: Path) -> Path:
     """Return a course folder in which nothing was graded yet."""
     root = tmp_path / "a course"
-    shutil.copytree(SOURCES / ASSIGNMENT, root / "instructor" / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     return root
 
@@ -74,7 +74,7 @@ def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> 
 
 
 def test_reading_the_configuration_is_enough_to_find_alembic(course: Path) -> None:
-    """As the formgrader does in JupyterLab; and again and again, without PATH growing."""
+    """Load it repeatedly, as the formgrader does in JupyterLab; PATH does not grow."""
     code = """
 import os, shutil
 from autograder.course import load_config

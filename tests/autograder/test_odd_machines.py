@@ -1,8 +1,8 @@
-"""A class is graded right on odd machines, or refused in a sentence and nobody is graded.
+"""On odd machines a class is graded right, or refused in a sentence and nobody is graded.
 
-Each machine is a row of `MACHINES`: how it is made, and what is expected of `autograder grade` on
-it. Folders are moved by bind mounts in a mount namespace of the command's own, which takes root;
-nothing of the machine that the tests run on is changed.
+Each machine is a row of `MACHINES`: how to make it, and what `autograder grade` must do on it.
+Folders are moved by bind mounts in a mount namespace of the command's own, which needs root. The
+tests change nothing of the machine that they run on.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tests.helpers.whole_class import (
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 AS_ROOT = os.geteuid() == 0
 USER = "61999"
-"""A user that no machine has, and no sandbox takes."""
+"""A user that no machine has, and that no sandbox takes."""
 NAMES = ("right", "sum")
-"""Who is in the class: one right, one wrong."""
+"""The class: one right submission, one wrong."""
 
 pytestmark = [
     needs_sources,
@@ -54,7 +54,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A course folder with few cases, in which two have handed in."""
+    """A course folder with few cases and two submissions."""
     try:
         probe()
     except SandboxUnavailable as error:
@@ -68,19 +68,19 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @dataclass
 class Machine:
-    """How a command is run on an odd machine.
+    """The way to run a command on an odd machine.
 
     Attributes:
         course: the course folder: a copy of its own.
         scratch: an empty folder that others may enter.
         env: the command's environment.
-        python: which.
+        python: the Python to use.
         before: shell code that makes the machine, in a mount namespace of its own if it `mounts`.
-        after: shell code that is run there at the end.
-        seen: where the course folder is after that; default: `course`.
+        after: shell code to run there at the end.
+        seen: the path of the course folder after that; default: `course`.
         wrapped: words in front of the command, such as ``setpriv``.
-        arguments: more of ``autograder grade``.
-        cwd: where the command is given.
+        arguments: further arguments of ``autograder grade``.
+        cwd: the working directory of the command.
         prepare: called in the command's process before it runs.
     """
 
@@ -127,14 +127,14 @@ class Machine:
         )
 
     def show(self, source: str | Path, at: str | Path) -> None:
-        """Have the file or folder `source` seen at `at`, too."""
+        """Show the file or folder `source` also at `at`."""
         self.mounts = True
         source, at = str(source), str(at)
         make = ["mkdir", "-p", at] if os.path.isdir(source) else ["touch", at]
         self.before.append(f"{shlex.join(make)}\n{shlex.join(['mount', '--bind', source, at])}")
 
     def move(self, folder: str) -> None:
-        """Have the course's packages and a virtual environment lie below `folder`."""
+        """Move the course's packages and a virtual environment below `folder`."""
         if not AS_ROOT:
             pytest.skip("only root can show folders at other places")
         self.leftovers.append(Path(folder))
@@ -152,7 +152,7 @@ class Machine:
         self.cwd = Path("/")
 
     def be_an_ordinary_user(self) -> None:
-        """Have the command run by somebody who may not enter, say, /root."""
+        """Run the command as a user who may not enter, say, /root."""
         if not AS_ROOT:
             return
         if not self.home:
@@ -177,7 +177,7 @@ def _shut_to_others(path: Path) -> Path | None:
 
 
 def base_below(folder: str) -> Make:
-    """Python itself lies below `folder`, too."""
+    """Python itself lies below `folder` too."""
 
     def make(m: Machine) -> None:
         if sysconfig.get_config_var("Py_ENABLE_SHARED"):
@@ -200,7 +200,7 @@ def at(folder: str) -> Make:
 
 
 def named(name: str) -> Make:
-    """The course's packages and its Python lie in a folder of this name, and so does the course."""
+    """The course, its packages and its Python lie in folders of this name."""
 
     def make(m: Machine) -> None:
         m.course = m.course.rename(m.course.with_name(name))
@@ -211,7 +211,7 @@ def named(name: str) -> Make:
 
 
 def with_a_colon(m: Machine) -> None:
-    """Python finds the clone, as where it was installed from there, but not by PYTHONPATH."""
+    """Python finds the clone because it was installed from there, not by PYTHONPATH."""
     m.move(f"/var/tmp/odd-{os.getpid()}:1")
     code = f"import sys\nsys.path.insert(0, {m.env['PYTHONPATH']!r})\n"
     (m.scratch / "sitecustomize.py").write_text(code)
@@ -356,7 +356,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 def without_user_namespaces(m: Machine) -> None:
-    """An ordinary user who may make none, in a user namespace that allows no others in it."""
+    """An ordinary user may make no user namespace, because the one around it allows none."""
     need_root()
     m.be_an_ordinary_user()
     m.wrapped = [m.python, "-S", "-c", FORBIDS, *m.wrapped]
@@ -396,7 +396,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
     "the course folder is read only": (course_read_only, "you may not write the gradebook"),
     "everything is reached by links": (by_links, RIGHT),
     "no virtual environment": (without_virtual_environment, RIGHT),
-    "a folder that only root may read": (unreadable, "may not read what it needs"),
+    "a folder that only root may read": (unreadable, "may not read files that it needs"),
     **{
         f"a path with {name!r}": (named(name), RIGHT)
         for name in (
@@ -405,11 +405,11 @@ MACHINES: dict[str, tuple[Make, str]] = {
         )
     },
     **{
-        f"a path with {name!r}": (named(name), "which nbgrader does not take for letters")
+        f"a path with {name!r}": (named(name), "which nbgrader cannot handle")
         for name in ("per%20cent", "a?b", "[x]", "$HOME", "*")
     },
-    "a path with ':'": (with_a_colon, "has a ':' in it"),
-    # What a process may have.
+    "a path with ':'": (with_a_colon, "contains a ':'"),
+    # Limits of a process.
     "few open files": (limited(nofile=64), RIGHT),
     "small files": (limited(fsize=2**20), RIGHT),
     "a small stack": (limited(stack=2**20), RIGHT),

@@ -1,8 +1,8 @@
 """The examples in docstrings, the lines behind `>>>`, do what they say.
 
-Those of the rungs run on two CPU ranks, the others here, in the notebook's place. What a line
-prints is compared with what the docstring has below it; what a comment promises, such as that every
-rank then holds the sum, is looked at afterwards.
+Those of the rungs run on two CPU ranks, the others here, in the notebook's place. The
+printed output of a line is compared with the docstring's. The promise of a comment, such as that
+every rank then holds the sum, is tested afterwards.
 """
 
 import ast
@@ -76,7 +76,7 @@ def gradient_of(rank: int) -> Tensor:
 
 
 def usual_names(rank: int, name: str) -> Names:
-    """What the examples take for granted; different on every rank, as nothing else would show."""
+    """Return the names that the examples use; they differ on every rank, to reveal mix-ups."""
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     data = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
@@ -141,7 +141,7 @@ def wrapped_by(package: str) -> Callable[..., bool]:
     return lambda *ranks: all(each["wrapped"].startswith(package) for each in ranks)
 
 
-# What the comments beside the examples promise: (names of rank 0, names of rank 1) → whether so.
+# Promises of the comments beside the examples: (names of rank 0, names of rank 1) → whether so.
 AFTERWARDS: dict[str, Callable[..., bool]] = {
     "sgd": lambda first, _: len(first["losses"]) == 3,
     "collectives": sum_everywhere,

@@ -149,7 +149,7 @@ def diloco(
 
 
 EVERYWHERE = [{"every": 5}, {"every": 6, "fragments": 3, "overlap": 1}]
-"""What `make test`, too, runs on every number of ranks; the rest on two of them."""
+"""Also `make test` runs these on every number of ranks; the rest runs on two of them."""
 OPTIONS = [
     {"every": 1},
     {"every": 4},

@@ -86,7 +86,7 @@ def test_one_more_forward_and_only_the_inputs_are_kept():
         assert calls[0] == 3
         out.sum().backward()
         assert calls[0] == (3 if how is plainly else 6)
-    # Of each block its input; the head keeps its own.
+    # Each block keeps its input; the head keeps its own.
     assert sum(kept[rematerialize]) == 4 * x.numel()
     assert sum(kept[plainly]) > 3 * sum(kept[rematerialize])
 

@@ -1,4 +1,4 @@
-"""What tests share. The tests themselves import nothing from one another."""
+"""Code that tests share. The tests themselves import nothing from one another."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every compressor, for tests of what they have in common. Made anew by each call."""
+"""Every compressor, for tests of their common properties. Each call makes new ones."""
 
 from collections.abc import Callable
 

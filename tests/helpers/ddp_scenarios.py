@@ -1,4 +1,4 @@
-"""What tests of gradient synchronisation train on, and how they compare ours with PyTorch's."""
+"""Models for tests of gradient synchronisation, and comparisons of ours with PyTorch's."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A small course and its desk: what the tests of the desk write, and what they look at."""
+"""A small course and its desk: files that the tests of the desk write and look at."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def there(desk: Path) -> list[str]:
 
 
 def state(desk: Path) -> dict[str, tuple[int, bytes]]:
-    """Return inode and content of every file: what is written anew gets another inode."""
+    """Return inode and content of every file: a newly written file gets another inode."""
     return {name: ((desk / name).stat().st_ino, (desk / name).read_bytes()) for name in there(desk)}
 
 

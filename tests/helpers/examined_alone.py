@@ -1,4 +1,4 @@
-"""Examines one function in a process of its own, and says what that has cost the examiner.
+"""Examine one function in a process of its own, and report the cost for the examiner.
 
 python -m tests.helpers.examined_alone 4 < cells.py      # its cells, between lines of ---
 """
@@ -20,7 +20,7 @@ from course_lib.checking import Case, Check, Wrong
 
 
 def judge(case: Case, inputs: Any, outputs: Any) -> None:
-    """Be content with nothing: a bomb is no answer."""
+    """Accept nothing: a bomb is no answer."""
     raise Wrong("it came back")
 
 
@@ -30,7 +30,7 @@ def peak() -> int:
 
 
 def main() -> None:
-    """Print what came of it, as JSON."""
+    """Print the result as JSON."""
     check = Check(
         "f",
         lambda function, mine: function(mine),
@@ -41,7 +41,7 @@ def main() -> None:
     with SandboxedPlace(()) as place:
         place.warm()
         with Submission(place) as submission:
-            # What torch needs at its first use is not the bomb's.
+            # Memory for torch's first use does not belong to the bomb.
             examine("t/f", check, submission, seed="s")
             before, processor, start = peak(), time.process_time(), time.monotonic()
             outcomes = [submission.run_cell(cell) for cell in sys.stdin.read().split("\n---\n")]

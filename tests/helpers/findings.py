@@ -1,4 +1,4 @@
-"""What a judge finds, as text: for tables of mistakes and of what is said about them.
+"""The findings of a judge as text, for tables of mistakes and reports.
 
 A mistake in such a table is a small change of the right answer, so that it breaks the rule it
 stands beside and no other.

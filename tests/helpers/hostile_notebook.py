@@ -1,4 +1,4 @@
-"""A submission that attacks whoever looks at it: in text, code, output, names and attachments."""
+"""A submission that attacks its readers: in text, code, output, names and attachments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import nbformat
 from nbformat import NotebookNode
 
 MARK = "data-attacked"
-"""What every payload sets on the page's root element, if it runs."""
+"""The mark that every payload sets on the page's root element, if it runs."""
 
 
 def payloads(beacon: str) -> list[str]:
@@ -56,7 +56,7 @@ def markdown(beacon: str) -> str:
 
 
 def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
-    """Return the released notebook with attacks in all that a student may write."""
+    """Return the released notebook with attacks in all parts that a student may write."""
     html = "\n".join(payloads(beacon))
     shows = (
         "from IPython.display import display, HTML, Javascript, SVG\nimport warnings\n"

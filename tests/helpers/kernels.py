@@ -14,7 +14,7 @@ PATIENCE = 60.0
 
 @dataclass
 class Outcome:
-    """What one cell showed."""
+    """The outputs of one cell."""
 
     text: str = ""
     bundles: list[dict[str, Any]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Kernel:
         return str(self.client.execute(code, allow_stdin=watched))
 
     def finish(self, request: str) -> Outcome:
-        """Wait for the end of a cell and return what it showed."""
+        """Wait for the end of a cell and return its outputs."""
         outcome = Outcome()
         shown: dict[str, dict[str, Any]] = {}
         while True:
@@ -63,7 +63,7 @@ class Kernel:
                 return outcome
 
     def run(self, code: str) -> Outcome:
-        """Run a cell and return what it showed."""
+        """Run a cell and return its outputs."""
         return self.finish(self.start(code))
 
     def wait_for_text(self, request: str, text: str) -> None:

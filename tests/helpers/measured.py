@@ -1,4 +1,4 @@
-"""For `make coverage`: ranks that are ended save which lines they ran."""
+"""For `make coverage`: ranks that are ended save the numbers of the lines that they ran."""
 
 from __future__ import annotations
 

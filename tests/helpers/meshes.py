@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Case(NamedTuple):
-    """What is trained, and how; the layout of the mesh comes apart."""
+    """The training to run; the layout of the mesh is given separately."""
 
     kind: str = "dense"
     optimizer: str = "sgd"

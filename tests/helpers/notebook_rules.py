@@ -1,7 +1,7 @@
-"""What every notebook of the course keeps to. A rule yields one sentence for each breach.
+"""The rules of every notebook of the course. A rule yields one sentence for each breach.
 
-`problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (what students get of
-it): lectures are committed with their outputs, assignments without.
+`problems(path, rules)` applies LECTURE, ASSIGNMENT (its source) or RELEASED (the students'
+version): lectures are committed with their outputs, assignments without.
 """
 
 import itertools
@@ -145,7 +145,7 @@ def images_are_described(nb: NotebookNode, path: Path) -> Iterator[str]:
         if "" in alts:
             yield f"cell {i}: an <img> without alternative text"
         if any(kind.startswith("image/") for kind in data):
-            # Of all forms, only this bundle keeps its description in every notebook viewer.
+            # Only this bundle keeps its description in every notebook viewer.
             if not alts:
                 yield f"cell {i}: a bare image; draw it with figures.show(fig, alt=...)"
             elif data.get("text/plain", "").strip() not in alts:
@@ -274,7 +274,7 @@ RELEASED: list[Rule] = [*ASSIGNMENT, nothing_is_given_away]
 
 
 def problems(path: Path, rules: list[Rule]) -> list[str]:
-    """Return what a notebook file breaks of ``rules``, each as "rule: what and where"."""
+    """Return the breaches of ``rules`` in a notebook file, each as "rule: what and where"."""
     text = path.read_text(encoding="utf-8")
     nb = nbformat.v4.reads(text)  # joins split lines; unlike nbformat.reads it repairs nothing
     found = [f"{rule.__name__}: {breach}" for rule in rules for breach in rule(nb, path)]

@@ -23,7 +23,7 @@ from tests.helpers import pytorch_source
 from tests.helpers.pytorch_private_names import WithPrivateNames
 
 SECONDS = 60
-"""What a test may take. A few wait for a time-out of their own."""
+"""The time limit of a test. A few wait for a time-out of their own."""
 CLASSES = {"ours": WithPrivateNames, "ours-bare": DistributedDataParallel, "pytorch": TorchDDP}
 
 

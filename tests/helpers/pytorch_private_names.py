@@ -1,4 +1,4 @@
-"""Our DDP under private names, by which PyTorch's tests reach what ours has public ones for."""
+"""Our DDP under the private names by which PyTorch's tests reach our public names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

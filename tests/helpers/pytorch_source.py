@@ -1,10 +1,10 @@
 """PyTorch's own distributed tests, rewritten so that they run on a CPU, with any DDP class.
 
 torch ships `torch/testing/_internal/distributed/distributed_test.py`. Most of its tests of DDP ask
-for GPUs only because they were written on some: with their tensors left where they are, they say
-the same about gloo. So the file is not imported but read, rewritten and executed: what moves
-to a GPU, and what skips a test without one, is taken out; and where it says
-`DistributedDataParallel`, it gets the class that is given here.
+for GPUs only because they were written on some. If their tensors stay where they are, they test the
+same with gloo. So the file is not imported but read, rewritten and executed. Moves to a GPU, and
+skips of tests without one, are taken out; `DistributedDataParallel` is replaced by the class that
+is given here.
 """
 
 import ast
@@ -128,7 +128,7 @@ def test_names() -> tuple[list[str], list[str]]:
 
     tests = [name for name in methods if name.startswith("test_")]
     chosen = [name for name in tests if about_ddp(name)]
-    # What is for a GPU only would, on a CPU, be another test a second time.
+    # A GPU-only variant would, on a CPU, run another test a second time.
     others = [name for name in tests if name not in chosen and "cuda" not in name]
     return chosen, others
 

@@ -1,4 +1,4 @@
-"""Numbers that differ between the ranks, and their sums in memory that all of them see."""
+"""Numbers that differ between the ranks, and their sums in memory that all ranks see."""
 
 import torch
 from torch import Tensor

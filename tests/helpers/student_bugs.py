@@ -1,7 +1,7 @@
-"""Forty mistakes that students make on four ranks, and what each must be called.
+"""Forty mistakes that students make on four ranks, and the error that each must raise.
 
-The same on every kind of ranks: `error` is the class of the exception, `words` are words of the
-cause that its report must name. `differs` says it where a kind of ranks does not tell so today.
+They are the same on every kind of ranks: `error` is the class of the exception, `words` are words
+of the cause that its report must name. `differs` notes a kind of ranks that does not report it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Which tests `make test` runs, where there is one for every assignment, or for every mistake.
+"""The tests that `make test` runs, where there is one per assignment or per mistake.
 
-All of them take an hour; `make test-all` runs all, and each of these rules is a mark ``large`` on
-what `make test` leaves out:
+All of them take an hour, in `make test-all`. These rules put the mark ``large`` on the tests that
+`make test` leaves out:
 
 - The assignments of `IN_FULL` are tested in all ways, their wrong solutions in samples.
-- Of every other, what costs little: its files keep to the rules, a function that was not written
-  fails every case, its solutions pass on the simulated network, and of its wrong ones one in so
-  many is found there.
+- Every other assignment has only its cheap tests: its files keep to the rules, a function that was
+  not written fails every case, its solutions pass on the simulated network, and a sample of its
+  wrong ones is found there.
 
-Who changes an assignment runs all of it: ``make test-all ARGS="-k 05_bucketing"``.
+After a change to an assignment, run all of it: ``make test-all ARGS="-k 05_bucketing"``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small training runs, how two of them are compared, and the oracle: one machine."""
+"""Small training runs, a comparison of two of them, and the oracle: one machine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What tests of sharded states train: models that are hard to cut, and one process to compare."""
+"""Models for tests of sharded states: hard to cut, with one process to compare."""
 
 from collections.abc import Callable
 from typing import Any

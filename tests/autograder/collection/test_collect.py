@@ -1,4 +1,4 @@
-"""Sources as the systems write them, and as people who mean harm do: what is taken, what is not."""
+"""Sources as the systems write them, and as attackers do: which files are taken, and which not."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
     assert {row.student: row.late for row in collected.rows} == {"ada": 0, "grace": 1, "ming": 0}
     assert "not in the class list" in why(collected)
     assert "typed into Canvas" in why(collected)
-    assert "my work.ipynb' taken as the notebook" in str(collected.rows)
+    assert "my work.ipynb' was taken as the notebook" in str(collected.rows)
     stamps = [p.parts[-3] for p in (course / "grading").rglob("timestamp.txt")]
     assert stamps == ["grace"], "Canvas says no time; nobody is late by a guess"
 
@@ -181,7 +181,7 @@ def test_a_folder_of_folders_notebooks_and_zips(course: Path, tmp_path: Path) ->
     (folder / "readme.txt").write_text("of nobody")
     collected = collect(course, ASSIGNMENT, str(folder))
     assert submitted(course) == {"ada": "ada", "grace": "grace", "edsger": "edsger", "小明": "ming"}
-    assert "readme.txt is beside the students' folders" in why(collected)
+    assert "readme.txt lies beside the students' folders" in why(collected)
     when = {row.student: row.when for row in collected.rows}
     assert when["ada"] == datetime(2026, 11, 20, 10, tzinfo=UTC)
     assert when["grace"] is None
@@ -259,12 +259,12 @@ def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
     for word in (
         *(
             "again.zip is an archive",
-            "bomb.txt is too large",
+            "bomb.txt is larger than",
             "secret.txt is a link",
             "name of a folder",
         ),
         *(".html", ".svg", "timestamp.txt is the student's own", "control characters", "outside"),
-        *("evil", "holds no notebook"),
+        *("evil", "contains no notebook"),
     ):
         assert word in told, (word, told)
     after = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
@@ -323,7 +323,11 @@ def test_damaged_notebooks_are_taken_and_named(
 def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
     (tmp_path / "no.zip").write_bytes(b"PK\3\4 not really")
     (tmp_path / "empty").mkdir()
-    for source, words in (("nowhere", "there is no"), ("no.zip", "no zip"), ("empty", "is empty")):
+    for source, words in (
+        ("nowhere", "there is no"),
+        ("no.zip", "cannot be read as a zip"),
+        ("empty", "is empty"),
+    ):
         with pytest.raises(SourceError, match=words):
             collect(course, ASSIGNMENT, str(tmp_path / source))
     with pytest.raises(SourceError, match="there are: 02_data_parallel_sgd"):
@@ -334,7 +338,7 @@ def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("a,b\n1,2\n", "no column of student ids"),
-        ("student_id\nada\nada\n", "there twice"),
+        ("student_id\nada\nada\n", "in the list twice"),
         ("student_id\n../ada\n", "cannot be a student id"),
         ("student_id\n<script>\n", "cannot be a student id"),
         ("student_id\n", "no students"),
@@ -387,7 +391,7 @@ def test_the_command(
     due = "2000-01-01 10:00 UTC"
     assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 0
     out = capsys.readouterr().out
-    assert "1 taken; 1 late; 1 refusals" in out
+    assert "1 taken; 1 late; 1 refused" in out
     assert "next: autograder grade" in out
     with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))

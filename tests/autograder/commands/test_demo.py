@@ -18,7 +18,7 @@ from autograder import __main__ as program
 from autograder.commands import demo as module
 from autograder.commands.demo import ASSIGNMENT, Made, Result, demo, table
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -38,7 +38,7 @@ pytestmark = [
 def course(tmp_path_factory: Any) -> Iterator[Path]:
     """A course folder with a space in its path, as small as nbgrader allows."""
     root = tmp_path_factory.mktemp("a course")
-    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     for folder in (root, *root.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o055)
@@ -72,9 +72,14 @@ def test_the_scores_are_right(results: dict[str, Result]) -> None:
     [
         (4, "", {}, []),
         (0, "a sum", {"t": "a sum"}, []),
-        (3, "a sum", {}, ["t got 3 of 4, and its solution is right (a sum)"]),
-        (4, "", {"t": "a sum"}, ["t got 4 of 4, and its solution is wrong"]),
-        (0, "late", {"t": "a sum"}, ["t got 0 of 4 because 'late', and not because 'a sum'"]),
+        (3, "a sum", {}, ["t got 3 of 4, but its solution is right (a sum)"]),
+        (4, "", {"t": "a sum"}, ["t got 4 of 4, but its solution is wrong"]),
+        (
+            0,
+            "late",
+            {"t": "a sum"},
+            ["t got 0 of 4 because 'late', but the reason must have 'a sum'"],
+        ),
         (4, "", {"u": "a sum"}, ["u was not graded"]),
     ],
 )
@@ -108,8 +113,8 @@ def test_a_table_that_is_not_as_it_must_be_is_an_error(
     finally:
         os.environ["PATH"] = before
     said = capsys.readouterr()
-    assert "these points are not what they must be" in said.err
-    assert "ada: average_gradients got 0 of 4, and its solution is right" in said.err
+    assert "these points are wrong" in said.err
+    assert "ada: average_gradients got 0 of 4, but its solution is right" in said.err
     assert "ada: shard_bounds" not in said.err and "course doctor --grading" in said.err
 
 
@@ -144,7 +149,7 @@ def test_feedback_explains_and_does_not_leak(course: Path, results: dict[str, Re
         for case in ("every length up to 40", "an empty parameter", "1 row each"):
             assert case not in html
     handed_out = {path.name for path in (course / "grading/demo/release" / ASSIGNMENT).iterdir()}
-    assert handed_out == {f"{ASSIGNMENT}.ipynb", "checks.py"}
+    assert handed_out == {f"{ASSIGNMENT}.ipynb"}
 
 
 def test_a_verdict_holds_what_a_replay_needs(course: Path, results: dict[str, Result]) -> None:

@@ -1,4 +1,4 @@
-"""What students and instructors look at: it says all, and nothing of a submission runs in it."""
+"""Students' and instructors' pages say all they must, and nothing of a submission runs in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autograder.passes.formulas import with_formulas
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.timeline import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -73,18 +73,17 @@ def beacons() -> Iterator[Beacons]:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
-    """Two are graded: one attacks, one waits forever; and one asked why."""
+    """A course with two graded submissions: one attacks, one waits forever; and one question."""
     root = tmp_path_factory.mktemp("a course")
-    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
-    shutil.copytree(ROOT / "assignments" / ASSIGNMENT, root / "assignments" / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     before = os.environ["PATH"]
     data = root / "grading"
     api = NbGraderAPI(config=load_config(root))
     assert api.generate_assignment(ASSIGNMENT)["success"]
     made = make_submissions(SOURCES / ASSIGNMENT, data / "release" / ASSIGNMENT)
-    made = {"eve": hostile(made["untouched"], beacons.address), "dan": made["deadlock"]}
-    for name, notebook in made.items():
+    eve = hostile(made["untouched"].notebook, beacons.address)
+    for name, notebook in {"eve": eve, "dan": made["deadlock"].notebook}.items():
         folder = data / "submitted" / name / ASSIGNMENT
         folder.mkdir(parents=True)
         nbformat.write(notebook, folder / f"{ASSIGNMENT}.ipynb")
@@ -135,7 +134,7 @@ def text_of(html: str) -> str:
 def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
     html = pages["dan"].read_text()
     said = " ".join(text_of(html).split())
-    assert "What was examined." in said
+    assert "What was examined?" in said
     data = pages["dan"].parents[3]
     verdict = Verdict.read(verdict_path(data, ASSIGNMENT, "dan", ASSIGNMENT))
     assert f"(Score: {verdict.score:.1f} / {verdict.max_score + 3:.1f})" in said
@@ -283,7 +282,7 @@ def test_formulas_are_drawn_or_stay() -> None:
 
 
 def named_by_a_student(count: int) -> Trace:
-    """Return a trace of `count` messages in a group whose name attacks who draws it."""
+    """Return a trace of `count` messages in a group whose name attacks the drawing program."""
 
     def program() -> None:
         import torch

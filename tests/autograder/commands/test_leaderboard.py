@@ -1,4 +1,4 @@
-"""`autograder leaderboard` on a class: in which order, what is found out, what goes on."""
+"""`autograder leaderboard` on a class: the order, the findings, and continued runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hand_in(folder: Path, name: str, mistake: str | None = None, source: str = "
 
 
 def board(folder: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries by name, in order, and what was said."""
+    """Return the entries by name, in order, and the printed lines."""
     said: list[str] = []
     entries = leaderboard(
         ROOT, submitted=folder / "submitted", to=folder / "board", say=said.append, **options
@@ -80,7 +80,7 @@ def board(folder: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
 
 def test_a_board_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted = tmp_path / "submitted"
-    with pytest.raises(BoardError, match="nobody has handed in"):
+    with pytest.raises(BoardError, match="nobody has submitted"):
         board(tmp_path)
     hand_in(submitted, "<b>reference", "local_steps")
     hand_in(submitted, "a cheat", "by_numpy")
@@ -127,7 +127,7 @@ def test_more_seconds_are_another_chance(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(command, "time_submission", ran_out)
     for seconds in (2.0, 2.0, 1.0, 3.0, 3.0):
         entries, _ = board(tmp_path, seconds=seconds)
-        assert "--seconds gives it more" in entries["slow"].note
+        assert "more time with --seconds" in entries["slow"].note
     assert runs == [2.0, 3.0]
 
 

@@ -1,4 +1,4 @@
-"""What students get is worth no points, and the solution all of them, in the sandbox too."""
+"""In the sandbox, a released notebook gets no points and the solution gets all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def points(notebook: Path, source: Path) -> tuple[float, float]:
 
     Cells to play with are not run, as in the grader.
     """
-    checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+    checks = load_checks(RELEASED / source.name / "checks.py")
+    hidden = load_module(source / "hidden.py")
     earned = most = 0.0
     with (
         SandboxedPlace(masked_from(hidden.MASKED)) as place,

@@ -1,7 +1,7 @@
 """A table of submissions that try something, or are odd but honest, and the score of each.
 
 Each is the right solution of an assignment, with cells of its own in front and perhaps another
-function in a task's place. What one does costs what it breaks, and nothing else.
+function in a task's place. An attack costs what it breaks, and nothing else.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ BOUNDS = """
 
 @dataclass(frozen=True)
 class Attack:
-    """A submission: the cells in front, the tasks it writes otherwise, those that count."""
+    """A submission: the cells in front, the tasks that it changes, the tasks that count."""
 
     passes: frozenset[str]
     cells: tuple[str, ...] = ()
     tasks: dict[str, str] = field(default_factory=dict)
     last: str = ""
-    """A cell at the end, whose output is looked at."""
+    """A cell at the end; the test looks at its output."""
 
 
 def honest(*cells: str, **tasks: str) -> Attack:
@@ -125,7 +125,7 @@ ATTACKS = {
         "    if 'big_batch_steps' in open(p).read(): raise SystemExit('found')\n"
         "from course_lib.checking import expect_close\n" + step("return 0.0"),
     ),
-    # What kills, stops or starves.
+    # Attacks that kill, stop or starve.
     "kills all it sees": honest("import os, signal\nos.kill(-1, 9)\nos.kill(os.getppid(), 9)"),
     "ends the notebook": honest("import os\nos._exit(0)"),
     "stops the notebook": honest("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
@@ -189,7 +189,7 @@ ATTACKS = {
 
 
 def notebook_of(attack: Attack) -> Any:
-    """Return what is handed in."""
+    """Return the submitted notebook."""
     released = nbformat.read(RELEASED / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     solution = nbformat.read(SOURCES / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     notebook = nbformat.reads(nbformat.writes(replace_tasks(released, solution, [])), as_version=4)
@@ -209,7 +209,7 @@ def graded(
     """Grade the submission as the pass does; return the verdict and the notebook."""
     source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
-    checks = load_checks(source / "checks.py")
+    checks = load_checks(RELEASED / ASSIGNMENT / "checks.py")
     hidden = load_module(source / "hidden.py").HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:
         examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())

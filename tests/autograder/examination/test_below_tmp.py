@@ -98,7 +98,7 @@ print(os.getcwd())"""
 
 
 def test_only_what_the_student_wrote_there_travels_to_the_ranks(place: SandboxedPlace) -> None:
-    """A module of theirs goes by value; one that is shown is imported there, as any package."""
+    """A student's module is sent by value; a module that is shown is imported like any package."""
     source = f"""{SHOWN}
 open("/tmp/theirs.py", "w").write("def five():\\n    return 5\\n")
 open("/tmp/note.txt", "w").write("six")
@@ -120,7 +120,7 @@ def total(mine):
 
 
 def test_what_is_shown_there_is_not_the_students(submission: Submission) -> None:
-    """Tracebacks leave out lines of ours, which these would else be."""
+    """Tracebacks leave out our lines, and would take a student's lines for ours."""
     source = f"""
 from autograder.inside.scratch import is_own
 print(is_own({PACKAGE!r}), is_own({PACKAGE!r} + "/late.py"), is_own({ALONE!r}))
@@ -186,7 +186,7 @@ def test_packages_that_the_sandbox_does_not_show_are_named(monkeypatch: pytest.M
 
 
 def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its hook cannot fail but by an exit, and else each student would get a traceback."""
+    """Only an exit makes its hook stop; else each student would get a traceback."""
 
     def not_ready(_: SandboxedPlace) -> None:
         raise SandboxUnavailable("There is no room.", advice="")

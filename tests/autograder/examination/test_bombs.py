@@ -1,4 +1,4 @@
-"""What student code may cost the examiner, who is outside its sandbox and has no limit of memory.
+"""Student code may not use up the examiner, which is outside the sandbox without a memory limit.
 
 Each bomb is examined in a process of its own, whose memory and processor time are measured.
 """
@@ -36,14 +36,14 @@ def raw(*data):
     except OSError:
         time.sleep(99)
 def frames():
-    return sys.modules["course_lib.ranks.fabric_socket.frames"]
+    return sys.modules["course_lib.ranks.simulated.socket_frames"]
 ---
 """
 
 
 @dataclass(frozen=True)
 class Bomb:
-    """A function, and what the report says of it."""
+    """A function, and the words of its report."""
 
     source: str
     words: str
@@ -125,9 +125,9 @@ BOMBS = {
     ),
     "answers of many parts": Bomb("def f(x):\n    return [[]] * 340_000", "it came back", 8),
     "a long exception": Bomb(
-        "def f(x):\n    answer = sys.modules['course_lib.checking.wire'].encode("
+        "def f(x):\n    answer = sys.modules['course_lib.checking.on_ranks.wire'].encode("
         "{'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', 'trace': 't'})\n"
-        "    send = sys.modules['course_lib.checking.frames'].send_frame\n"
+        "    send = sys.modules['course_lib.checking.on_ranks.frames'].send_frame\n"
         "    for fd in range(3, 64):\n"
         "        try: send(socket.socket(fileno=os.dup(fd)), 7, answer)\n"
         "        except OSError: pass\n    time.sleep(99)",
@@ -135,15 +135,15 @@ BOMBS = {
     ),
     "buffers that were touched": Bomb(
         "def f(x):\n    found = client().context.handles.found\n"
-        "    Misuse = sys.modules['course_lib.ranks.fabric.handles'].Misuse\n"
+        "    Misuse = sys.modules['course_lib.ranks.simulated.handles'].Misuse\n"
         "    for i in range(1500):\n"
         "        found.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
         "    return x",
         "before its wait()",
     ),
     "a cell that says too much": Bomb(
-        "wire = sys.modules['course_lib.checking.wire']\n"
-        "send = sys.modules['course_lib.checking.frames'].send_frame\n"
+        "wire = sys.modules['course_lib.checking.on_ranks.wire']\n"
+        "send = sys.modules['course_lib.checking.on_ranks.frames'].send_frame\n"
         "told = wire.encode({'stdout': 'o' * 900_000, 'stderr': '', 'error': None})\n"
         "for fd in range(3, 64):\n"
         "    try: send(socket.socket(fileno=os.dup(fd)), 3, told)\n"
@@ -157,7 +157,7 @@ BOMBS = {
 
 
 QUICK = {"many smaller ones", "as many handles as there may be", "groups", "large answers"}
-"""Those that are tried by default: the others take long, or are like these."""
+"""The bombs that are tried by default: the others take long, or are like these."""
 
 
 def examined(bomb: Bomb) -> dict[str, Any]:

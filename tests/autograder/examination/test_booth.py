@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from autograder.examination import booth
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Job, Race, TapeError, draw, referee, write_tape
-from course_lib.checking.wire import WireError
+from course_lib.checking.on_ranks.wire import WireError
 from course_lib.ranks import Ranks, per_rank
 
 pytestmark = pytest.mark.timeout(120)
@@ -43,7 +43,7 @@ def test_the_score_is_the_same_in_a_cell(tapes: list[torch.Tensor]) -> None:
         assert there == here  # to the last bit
         with pytest.raises(TapeError, match="is not a tape"):
             referee(RACE, [torch.zeros(3)] * 2, ["one"])
-        with pytest.raises(TapeError, match="cannot be done again: it ended"):
+        with pytest.raises(TapeError, match="cannot be played: its process ended"):
             booth._play(place, {"no": "race"}, tapes, ["one"])
         assert referee(RACE, tapes, ["one", "two"])[0] == here
     assert referee(RACE, tapes, ["one"])[1].events  # outside again, with a trace

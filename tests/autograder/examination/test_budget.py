@@ -1,4 +1,4 @@
-"""Time on the wall counts, except while a submission waits for a core; and a tenth in any case."""
+"""Wall-clock time counts, except while a submission waits for a core; a tenth always counts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_computing_sleeping_and_being_stuck_count_and_waiting_for_a_core_does_no
 def test_ranks_that_wait_for_one_another_and_each_for_a_core(
     machine: Machine, budget: Budget
 ) -> None:
-    """In turn each runs a second and is in the queue for three: four seconds of work in sixteen."""
+    """Each in turn runs one second and waits for three: four seconds of work in sixteen."""
     with budget:
         for rank in range(4):
             machine.passes(4, pid=10 + rank, ran=1, waited=3)
@@ -101,7 +101,7 @@ def test_ranks_that_wait_for_one_another_and_each_for_a_core(
 
 
 def test_filling_the_queue_oneself_gains_nothing(machine: Machine, budget: Budget) -> None:
-    """A hundred processes on two cores: each waits, and yet the cores are theirs."""
+    """A hundred processes share two cores: each waits, but they use both cores all the time."""
     with budget:
         for pid in range(99):
             machine.passes(0, pid=100 + pid, ran=0.2, waited=9.8)

@@ -1,6 +1,6 @@
-"""One check of one submission: what its failures cost, who is told what, and who pays for what.
+"""One check of one submission: the cost of its failures, and the report for each reader.
 
-What ran the cases is stood in for here: it answers, or fails in every way that it may.
+A stand-in runs the cases here: it answers, or fails in every way that a real one may.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Answer = Callable[[Case, Sequence[Any]], Any]
 
 
 class Ran:
-    """A submission that answers each case so, on the grader's network and on real ranks."""
+    """A submission with these answers, on the grader's network and on real ranks."""
 
     def __init__(self, carried: Answer, real: Answer | None = None) -> None:
         self._answers = {None: carried, "cpu": real}
@@ -87,7 +87,7 @@ def passed(examined: Examined) -> list[bool]:
         (fails(RankTimeout("It took 9 s.")), "It took longer than its limit"),
         (fails(RankError("Rank 0 raised 1.5.", rank=0)), "A rank raised an exception"),
         (fails(RanksError("1.5 is left.")), "The ranks did not come to an end"),
-        (wrong, "What the function returned, or did, is wrong in this case"),
+        (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
 def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told: str) -> None:
@@ -167,7 +167,7 @@ def test_nobody_is_graded_where_the_sandbox_fails(error: Exception) -> None:
 def test_nobody_is_graded_where_a_failed_sandbox_was_overlooked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A judge that has a tape played, for example, may swallow that the sandbox is gone."""
+    """A judge may swallow the loss of the sandbox, for example while it has a tape played."""
 
     def gone(_: Ran) -> None:
         raise MachineFailure("The sandbox has ended")

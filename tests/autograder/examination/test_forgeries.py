@@ -1,7 +1,7 @@
-"""Ranks that say what is not so: what the examiner does not know by itself, it does not believe.
+"""Ranks that lie: the examiner believes only what it knows by itself.
 
-A student's code owns the process of its rank and all of ours that runs in it. Each of these was
-worth points once.
+A student's code owns the process of its rank, with all of our code that runs in it. Each of these
+lies once earned points.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, Check, equals, sends_at_most, task, time_within
-from course_lib.checking.given import Given
 from course_lib.checking.mutants import Mutant
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
@@ -57,7 +57,7 @@ TOLD = task(
     expects=[sends_at_most(0)],
     cases=[Case("2 ranks", 2, {"below": 5000})],
 )
-"""What rank 0 has is to be known on rank 1, and nobody may send a byte."""
+"""Rank 1 must learn a value of rank 0, and nobody may send a byte."""
 
 FIND = """
 def client():
@@ -82,7 +82,7 @@ def f(number):
 """,
     "frames": """
 def f(number):
-    from course_lib.ranks.fabric_socket import frames
+    from course_lib.ranks.simulated import socket_frames as frames
     if dist.get_rank() == 0:
         client()._channel.sendall(frames.compute(number * 1e-3))
     dist.barrier()
@@ -198,8 +198,8 @@ CHANGES = {
 }
 SILENT = """
 def silence():
-    effects = sys.modules["course_lib.checking.effects"]
-    given = sys.modules["course_lib.checking.given"]
+    effects = sys.modules["course_lib.checking.on_ranks.effects"]
+    given = sys.modules["course_lib.checking.on_ranks.given"]
     for name, member in list(vars(effects.Watch).items()):
         if not name.startswith(("__init__", "__", "add_")) and callable(member):
             setattr(effects.Watch, name, lambda *a, **k: {answer})
@@ -246,7 +246,7 @@ PATCHED = {
     ),
     "06_compression": (
         "the function changes x",
-        "import sys\n    Watch = sys.modules['course_lib.checking.effects'].Watch\n"
+        "import sys\n    Watch = sys.modules['course_lib.checking.on_ranks.effects'].Watch\n"
         "    Watch.effects = Watch.told = lambda *_: {}",
         "answered nonsense",
     ),

@@ -1,7 +1,7 @@
-"""Whoever ends a process from outside: no student loses a point for it.
+"""If somebody ends a process from outside, no student loses a point for it.
 
-Each process of a sandbox is killed, or stopped for a while, at each moment of an examination. What
-comes out is the verdict that comes out without it, or `MachineFailure` and no verdict.
+Each process of a sandbox is killed, or stopped for a while, at each moment of an examination. The
+result is the same verdict as without that, or `MachineFailure` and no verdict.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def place() -> Iterator[SandboxedPlace]:
 def examine(
     place: SandboxedPlace, source: str, at: dict[str, Callable[[], None]], **limits: float
 ) -> CheckReport:
-    """Examine a submission of two cells and two cases; at some moments something else happens."""
+    """Examine a submission of two cells and two cases; at given moments call something else."""
 
     def happens(moment: str) -> None:
         at.get(moment, lambda: None)()

@@ -22,7 +22,7 @@ ASSIGNMENTS = readable(assignments(SOURCES))
 
 
 def is_sampled(folder: Path, number: int, mutant: Mutant) -> bool:
-    """Return whether `make test` tries it: one in many, and those that are found here alone."""
+    """Return whether `make test` tries it: a sample, and those that only this place finds."""
     here_alone = len(mutant.where) == 1
     return sampled(folder, number, one_in=20) or (here_alone and in_full(folder))
 

@@ -1,6 +1,6 @@
-"""Submissions that answer with what no judge or wire expects, and the score of each.
+"""Submissions with answers that no judge or wire expects, and the score of each.
 
-As in `test_attacks`: what one does costs what it breaks, and nothing else.
+As in `test_attacks`, an answer costs what it breaks, and nothing else.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ ANSWERS = {
     "hangs up": loses("average_gradients", average("os.closerange(0, 64)")),
     "a frame of its own": loses(
         "average_gradients",
-        "from course_lib.checking.frames import header\n"
-        "from course_lib.checking.wire import encode\n"
+        "from course_lib.checking.on_ranks.frames import header\n"
+        "from course_lib.checking.on_ranks.wire import encode\n"
         + average(
             "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'left': [[1]]})\n"
             "    for fd in range(3, 64):\n"

@@ -1,6 +1,6 @@
-"""The check in a notebook and the grader say the same of the same function, case by case.
+"""The check in a notebook and the grader agree on the same function, case by case.
 
-The words may differ in one thing: on which line of which cell or file something stands.
+Their words may differ only in the line of a cell or file that they name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BY_DEFAULT = ("02_data_parallel_sgd", "05_bucketing_and_overlap")
 """Values; hooks, handles and time."""
 SIMULATED_AND_GRADED = {"simulated", "grader"}
 BY_CHANCE = {"data_parallel_step__in_any_order"}
-"""It goes by where objects lie in memory: in every process another order, or in all the same."""
+"""It depends on where objects lie in memory: the order may differ in every process."""
 
 
 def is_sampled(folder: Path, number: int) -> bool:
@@ -60,7 +60,7 @@ def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, SandboxedPlac
 
 
 def without_places(text: str) -> str:
-    """Return a reason without what names a line."""
+    """Return a reason without the parts that name a line."""
     text = re.sub(r"\s*\([^()]*, line \d+\)", "", text)
     text = re.sub(r"\S*(<[^<>]*>|\w+\.py|Cell In\[\d+\]), line \d+", "line", text)
     text = re.sub(r"File .*?, line \d+", "line", text)
@@ -70,7 +70,7 @@ def without_places(text: str) -> str:
 
 
 def told(report: CheckReport) -> list[tuple[Any, ...]]:
-    """Return what a report says, case by case."""
+    """Return the contents of a report, case by case."""
     return [
         (result.name, result.passed, dict(result.parts), without_places(result.reason))
         for result in report.results

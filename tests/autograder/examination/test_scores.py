@@ -1,4 +1,4 @@
-"""The same submission gets the same score: by chance, and on a machine that is busy."""
+"""The same submission gets the same score, in spite of chance and a busy machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDED = Attack(
         + "            param.grad.copy_(param.grad.round(decimals=3))\n"
     },
 )
-"""Right on the third decimal only."""
+"""Right only to the third decimal."""
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,4 @@
-"""Seeds: the same every time, another for everybody, and nothing that a student could work out."""
+"""Seeds are the same every time and differ between students; no student can work them out."""
 
 from __future__ import annotations
 

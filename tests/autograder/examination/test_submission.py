@@ -95,9 +95,9 @@ def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in
     body = "def total(mine):\n    return ends\n"
     reason = report(examination, ends + body, 1, 2, 3, 4).reason
     assert "total could not be read from the notebook: it ended the Python process" in reason
-    assert "exit with status 5. What it refers to travels with it" in reason
+    assert "exit with status 5. All that it refers to is sent with it" in reason
     assert len(started) == 1
-    # Whoever mends it in a later cell is asked again.
+    # After a later cell, which may mend it, it is asked for again.
     assert report(examination, RIGHT, 2).passed
 
 
@@ -225,7 +225,7 @@ def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any)
 
 
 def test_a_cell_that_cannot_start_is_not_a_zero_either(monkeypatch: Any) -> None:
-    """No filter for calls: nothing is run without one."""
+    """Without a filter for calls, nothing is run."""
     monkeypatch.setattr(place_module, "seccomp_filter", lambda: b"")
     with (
         SandboxedPlace() as place,

@@ -1,4 +1,4 @@
-"""Verdict files: what was written is read again, also by later versions."""
+"""Verdict files can be read again, also by later versions."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_the_command(
     assert autograder("export", "no_such") == 2
     assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
     assert autograder("export", "--fill", "x.csv") == 2
-    assert "add --for" in capsys.readouterr().err
+    assert "needs --for canvas" in capsys.readouterr().err
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
     assert autograder("export", root=tmp_path) == 2
     assert "no gradebook yet" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A question is taken, answered and read again; nothing that a student writes is anybody else's."""
+"""Questions are taken, answered and read again; no student can write in another's name."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_from_question_to_close(
     assert inquiries("take", NAME, str(folder)) == 1
     out = capsys.readouterr().out
     assert "new: ada, average_gradients: Why 8 of 12?" in out
-    assert "no such task; there are: shard_bounds, average_gradients" in out
+    assert "is about no task; there are: shard_bounds, average_gradients" in out
     assert inquiries("take", NAME, str(folder)) == 1
     assert "0 new questions" in capsys.readouterr().out
     assert inquiries("list") == 0
@@ -110,7 +110,7 @@ def test_from_question_to_close(
     answer = tmp_path / "answer.md"
     answer.write_text("Because of *this*.")
     assert inquiries("answer", "ada", NAME, TASK, "--file", str(answer)) == 0
-    assert "they read it after: autograder feedback" in capsys.readouterr().out
+    assert "next, to show it to the student: autograder feedback" in capsys.readouterr().out
     assert inquiries("list") == 0
     assert "0 of 1 wait" in capsys.readouterr().out
     (folder / "ada" / f"{TASK}.md").write_text("And now?")
@@ -146,11 +146,11 @@ def test_dates(course: Path, inquiries: Run, capsys: pytest.CaptureFixture[str])
         (("answer", "bob", NAME, TASK, "--text", "x"), "bob asked nothing"),
         (("ask", "ada", NAME, "no_task", "--text", "x"), "there are: shard_bounds"),
         (("ask", "ada", "no_such", TASK, "--text", "x"), "no assignment 'no_such'"),
-        (("ask", "bob", NAME, TASK, "--text", "x"), "bob has handed in nothing"),
-        (("ask", "../ada", NAME, TASK, "--text", "x", "--anyway"), "have no /"),
+        (("ask", "bob", NAME, TASK, "--text", "x"), "bob has submitted nothing"),
+        (("ask", "../ada", NAME, TASK, "--text", "x", "--anyway"), "has no / in its name"),
         (("ask", "ada", NAME, TASK, "--text", "x" * (MAX_TEXT + 1)), "longer than"),
         (("ask", "ada", NAME, TASK, "--file", "nowhere.md"), "cannot read nowhere.md"),
-        (("take", NAME, "nowhere"), "there is no nowhere"),
+        (("take", NAME, "nowhere"), "there is no file or folder nowhere"),
         (("dates", NAME, "--from", "soon"), "is no time"),
     ],
 )

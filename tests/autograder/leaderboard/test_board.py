@@ -1,4 +1,4 @@
-"""The order of entries, the page, the table, and what is kept between two runs."""
+"""The order of entries, the page, the table, and the file between two runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_page_is_one_file_that_shows_names_as_text() -> None:
     parser = Rows()
     parser.feed(text)
     assert parser.rows == 1 + len(ENTRIES)
-    assert "Nobody has handed in" in page([], Race(), "The race", 1)
+    assert "There is no submission yet" in page([], Race(), "The race", 1)
 
 
 def test_the_table_gives_every_digit_and_no_formula() -> None:

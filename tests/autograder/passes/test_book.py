@@ -1,4 +1,4 @@
-"""Only what was graded is booked: the outputs of the same code, cell by cell."""
+"""Only graded code is booked: the outputs of the same code, cell by cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a student hands in becomes the released notebook with the student's words in it."""
+"""Any submission becomes the released notebook with the student's words in it."""
 
 import copy
 import logging
@@ -42,7 +42,7 @@ def tracked(grade_id: str, **kind: Any) -> dict[str, Any]:
 
 
 def notebook(solution: str = STUB, test: str = TEST) -> NotebookNode:
-    """Return an assignment, or with ``STUB`` what is released of it."""
+    """Return an assignment, or with ``STUB`` its released version."""
     nb: NotebookNode = v4.new_notebook(
         metadata={"kernelspec": {"name": "python3", "display_name": "P", "language": "python"}},
         cells=[
@@ -341,7 +341,7 @@ def test_anything_becomes_a_valid_notebook_of_the_released_structure(submitted: 
 
 
 class RunAll(NbGraderPreprocessor):  # type: ignore[misc, unused-ignore]
-    """Stands for the pass that grades: runs every cell here, and records the errors."""
+    """Stand in for the pass that grades: run every cell here, and record the errors."""
 
     def preprocess(
         self, nb: NotebookNode, resources: ResourcesDict
@@ -485,7 +485,7 @@ def _damage(nb: NotebookNode) -> None:
 
 
 def _add_ten_thousand(nb: NotebookNode) -> None:
-    # Of so many ids that are drawn by chance, two are the same in one run of a hundred.
+    # With so many random ids, two are equal in one run of a hundred.
     nb.cells += [v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(10_000)]
 
 
@@ -515,7 +515,7 @@ CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
 
 @graded_by_nbgrader
 def test_every_damaged_notebook_is_graded_in_a_real_course(course: Course) -> None:
-    """Each change is handed in with the right answer, and again with a wrong one."""
+    """Each change is submitted with the right answer, and again with a wrong one."""
     expected = {}
     for name, (change, counts) in CHANGES.items():
         for code, points in [(RIGHT, POINTS if counts else 0.0), (WRONG, 0.0)]:

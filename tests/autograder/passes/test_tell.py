@@ -1,4 +1,4 @@
-"""What a student is told above the graded notebook and under a task, from the verdict alone."""
+"""The verdict's results above the graded notebook and under a task, from the verdict alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(function: Any, mine: Any) -> Any:
 
 
 SUMS = {"world_size": 2, "bytes_sent": [8, 0], "calls": [{"send": 1}, {}]}
-"""A trace as verdicts had it before schema 4: told in words, not drawn."""
+"""A trace in the form before schema 4: it is told in words, not drawn."""
 
 
 def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
 
 
 def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbformat.NotebookNode]:
-    """Return the cells of a notebook with one test cell after it was told of these cases."""
+    """Return the cells of a notebook with one test cell, after these cases were written to it."""
     checks = [CheckVerdict(f"02/{TASK}", 1.0, 3.0, "", cases, verdict.pop("trace", {}))]
     written = Verdict("02", "ada", "02", "5eed", "0", checks, **verdict)
     written.write(verdict_path(data, "02", "ada", "02"))
@@ -160,6 +160,6 @@ def test_without_a_verdict_it_says_so(tmp_path: Path, content: str | None) -> No
     nb = new_notebook(cells=[new_code_cell("x = 1")])
     tell(nb, tmp_path, "02", "ada", "02")
     assert [cell.source for cell in nb.cells] == [
-        "There is no verdict of this notebook: ask whoever graded it.",
+        "There is no verdict on this notebook: ask your instructor.",
         "x = 1",
     ]

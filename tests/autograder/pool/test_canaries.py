@@ -1,4 +1,4 @@
-"""A machine that is broken in a way that nobody foresaw: nothing is booked, and it is said."""
+"""If a machine is broken in a way that nobody foresaw, nothing is booked, and a message says so."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
 
 @pytest.fixture
 def course(released: Course) -> Iterator[Course]:
-    """Four who handed in, nothing graded, and the checks as they are."""
-    checks = released.root / "instructor" / ASSIGNMENT / "checks.py"
+    """Four submissions, nothing graded, and unchanged checks."""
+    checks = released.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     hand_in(released.root, released.members)
     yield released
@@ -59,7 +59,7 @@ def course(released: Course) -> Iterator[Course]:
 
 @pytest.fixture
 def new_sandbox() -> Iterator[None]:
-    """No sandbox that another test has warmed, and none left for the next."""
+    """Use no sandbox that another test has warmed, and leave none for the next."""
 
     def close() -> None:
         for place in examine._warm.values():
@@ -73,7 +73,7 @@ def new_sandbox() -> Iterator[None]:
 
 
 class Desk:
-    """A bench, and what it has told so far."""
+    """A bench, and its messages so far."""
 
     def __init__(self, course: Course) -> None:
         self.told: dict[str, Outcome] = {}
@@ -110,7 +110,7 @@ def test_what_was_graded_counts_after_the_next_canaries(course: Course) -> None:
     desk = Desk(course)
     desk.grade("right", "sum")
     assert not desk.told and not course.verdicts() and len(course.drafts()) == 2
-    desk.bench.vouch()
+    desk.bench.confirm()
     assert {name: o.score for name, o in desk.told.items()} == {"right": 12, "sum": 8}
     assert set(course.verdicts()) == {"right", "sum"} and not course.drafts()
     assert not desk.bench.distrust
@@ -119,13 +119,13 @@ def test_what_was_graded_counts_after_the_next_canaries(course: Course) -> None:
 def test_a_machine_that_breaks_half_way(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(course)
     desk.grade("right", "sum")
-    desk.bench.vouch()
+    desk.bench.confirm()
     desk.grade("right-too")
     loses_everything(monkeypatch)
     desk.grade("late")
     drafts = [Verdict.read(path).score for path in course.drafts()]
     assert sorted(drafts) == [0, 12], "it did give a right solution no points"
-    desk.bench.vouch()
+    desk.bench.confirm()
     assert set(course.verdicts()) == {"right", "sum"} and not course.drafts()
     for name in ("right-too", "late"):
         assert desk.told[name].fault == MACHINE and not desk.told[name].verdict
@@ -141,7 +141,7 @@ def test_a_machine_that_breaks_half_way(course: Course, monkeypatch: pytest.Monk
 def test_a_sandbox_in_which_pytorch_divides_wrongly(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Students' ranks start, send, and end as they should, and compute something else."""
+    """Students' ranks start, send and end as they should, but compute something else."""
     names = ("div", "div_", "__truediv__", "__itruediv__")
     lines = [f"torch.Tensor.{name} = lambda self, *_, **__: self" for name in names]
     broken = Mount("/exam/sitecustomize.py", text="\n".join(["import torch", *lines]))
@@ -166,7 +166,7 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     ids=["passes everything", "cannot draw its inputs"],
 )
 def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: str) -> None:
-    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
     checks.write_text(checks.read_text() + broken)
     desk = Desk(course)
@@ -176,7 +176,7 @@ def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: st
 
 
 def test_a_sandbox_vouches_only_for_itself(course: Course) -> None:
-    """What it graded does not count if it ended before the canaries."""
+    """Its grades do not count if it ended before the canaries."""
     desk = Desk(course)
     desk.grade("right")
     (place,) = examine._warm.values()
@@ -200,7 +200,7 @@ def _lost(case, inputs, outputs):
 if len((_folder / "loads").read_text()) > int((_folder / "good").read_text()):
     CHECKS = {{name: replace(check, judge=_lost) for name, check in CHECKS.items()}}
 """
-"""Makes all wrong from a certain time on that a check is loaded: for canaries or a student."""
+"""From the given load of a check on, all results are wrong: for canaries or for a student."""
 
 
 def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
@@ -211,7 +211,7 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(local, "ATTEMPTS", 1)  # each takes the start of a worker
     monkeypatch.setattr(local, "IN_A_ROW", 1)
-    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     checks.write_text(checks.read_text() + COUNTS.format(folder=str(tmp_path)))
 
     def grade(good: int) -> tuple[int, str]:
@@ -224,7 +224,7 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
     (tmp_path / "good").write_text("1000")
     desk = Desk(course)
     desk.grade("late")
-    desk.bench.vouch()
+    desk.bench.confirm()
     status, said = grade(2)  # canaries and one student; then it breaks
     assert status == 1 and "graded: 1, of which unchanged: 1; failed: 3" in said, said
     assert said.count("this machine has lost it") >= 3 and "course doctor --grading" in said
@@ -248,12 +248,12 @@ def test_plain_nbgrader_books_nothing_either(
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]
     assert points == [None] * len(TASKS), "nbgrader has noted who handed in, and no points"
     assert api.autograde(ASSIGNMENT, "right")["success"]
-    (vouched,) = autograde._canaries.values()
-    before = vouched.sandbox
+    (trusted,) = autograde._canaries.values()
+    before = trusted.sandbox
     assert before is not None
     before[0].close()
     assert api.autograde(ASSIGNMENT, "sum")["success"]
-    assert vouched.sandbox not in (None, before), "a new sandbox is asked as well"
+    assert trusted.sandbox not in (None, before), "a new sandbox is asked as well"
     assert booked(course.root)["right"]["average_gradients"] == TASKS["average_gradients"]
 
 
@@ -292,7 +292,7 @@ def test_a_worker_that_says_nothing_costs_no_points(
     paths = [folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for name in ("right", "sum")]
     outcomes = local.grade_all(course.root, paths, Settings(submission_seconds=0.0), jobs=2)
     assert [o.fault for o in outcomes] == [MACHINE] * 2
-    assert all("no answer came within the time" in o.failed for o in outcomes)
+    assert all("no answer came within its time limit" in o.failed for o in outcomes)
     assert not course.verdicts() and not course.drafts()
 
 
@@ -326,6 +326,6 @@ def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -
 @pytest.mark.parametrize("source", assignments(SOURCES), ids=lambda path: path.name)
 def test_every_assignment_has_canaries(source: Path) -> None:
     canaries = canary.Canaries(source, ROOT / "assignments" / source.name, Settings())
-    canaries.sing()
-    assert canaries.vouch()
+    canaries.check()
+    assert canaries.trusted()
     print(f"{source.name}: {canaries.seconds:.1f} s")

@@ -49,7 +49,7 @@ def course(tmp_path_factory: Any) -> Iterator[Course]:
     """Twelve submissions. Four are graded when the command is killed before it books them. Then it
     is killed with a draft, and then its worker.
 
-    What is to be written for ``refused`` cannot be, as on a disk that is full.
+    Writing ``refused`` fails, as on a full disk.
     """
     with path_kept():
         root = course_of(tmp_path_factory.mktemp("a class"), less=True)
@@ -87,14 +87,14 @@ def in_this_process(
     )
     for path in paths:
         bench.grade(path, again)
-    bench.vouch()
+    bench.confirm()
     for outcome in outcomes.values():
         tell(outcome)
     return [outcomes[str(path)] for path in paths]
 
 
 class Commands:
-    """Runs `autograder` in this process; the text is what it printed."""
+    """Runs `autograder` in this process; the text is its output."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         self._root, self._patch, self._capsys = root, monkeypatch, capsys
@@ -117,7 +117,7 @@ def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
 
 @pytest.fixture
 def as_it_was(course: Course, tmp_path: Path) -> Iterator[None]:
-    """Put back what was handed in, graded and booked: other tests look at it, in any order."""
+    """Restore submissions, verdicts and gradebook, for other tests in any order."""
     data = course.root / "grading"
     kept = shutil.copytree(data, tmp_path / "kept", symlinks=True)
     yield
@@ -192,7 +192,7 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
 def test_a_mended_check_changes_nothing_before_it_is_booked(
     course: Course, autograder: Commands
 ) -> None:
-    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     before = booked(course.root)
     who = ("--student", "sum", "--student", "right")

@@ -1,4 +1,4 @@
-"""Who has several clones: a class is graded by the code that the command is of, and by no other."""
+"""With several clones, a class is graded by the code of the clone whose command is given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.whole_class import course_of, hand_in, path_kept, small_class
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A clone, with a class of one, beside the one that is installed."""
+    """A clone with a class of one, beside the installed clone."""
     with path_kept():
         root = tmp_path_factory.mktemp("clones") / "clone"
         course_of(root, less=True)
@@ -42,7 +42,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ],
 )
 def test_another_clone_than_the_installed_one(clone: Path, installed: bool) -> None:
-    """Both are given in the clone's folder."""
+    """Both commands are given in the clone's folder."""
     if installed:  # the other way round, what lies in the folder would not even start
         (clone / "autograder" / "pool" / "one.py").write_text("raise SystemExit('not this one')")
     command = [sys.executable, *(["-P"] if installed else []), "-m", "autograder", "grade"]

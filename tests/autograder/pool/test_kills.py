@@ -28,7 +28,7 @@ from tests.helpers.whole_class import (
 pytestmark = [needs_sources, pytest.mark.large, pytest.mark.timeout(3600)]
 KILLS = 200
 COMMAND = 0.05
-"""How often it is the command itself that is killed, and not a process below it."""
+"""Number of kills of the command itself, instead of a process below it."""
 
 
 def kill_now_and_then(command: subprocess.Popen[str], random_: random.Random, most: int) -> int:

@@ -30,7 +30,7 @@ LOOK_EVERY, TELL_EVERY = 5.0, 30.0
 
 
 def memory(process: psutil.Process) -> float:
-    """Return the GiB that a process and all below it hold, pages that they share counted once."""
+    """Return the GiB of a process and all below it; shared pages count once."""
     total = 0.0
     for each in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
@@ -39,7 +39,7 @@ def memory(process: psutil.Process) -> float:
 
 
 class Clock:
-    """Prints what is shown so far, so that also a run that is cut short has shown something."""
+    """Prints its lines at once, so that also a run that is cut short has shown something."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -53,7 +53,7 @@ class Clock:
 
 
 def followed(course: Course, clock: Clock, said: Path, *arguments: str) -> tuple[str, float]:
-    """Run a command to its end; return what it printed, and the most GiB that it held."""
+    """Run a command to its end; return its output, and the most GiB that it used."""
     begun, told, peak = time.time_ns(), 0.0, 0.0
     with said.open("w") as file:
         process = course.start(*arguments, out=file)
@@ -77,10 +77,10 @@ def followed(course: Course, clock: Clock, said: Path, *arguments: str) -> tuple
 @pytest.mark.filterwarnings("ignore")  # nbgrader's, and what it stands on
 @pytest.mark.timeout(8 * 3600)
 def test_a_class_of_three_hundred(tmp_path: Path) -> None:
-    """Two kills on the way, all as expected, and all again with the same points.
+    """Survive two kills, grade all as expected, and grade all again with the same points.
 
-    CLASS_SIZE takes another number than 300, CLASS_AGAIN examines only so many a second time,
-    drawn by chance; -s shows how far it is, and what it took.
+    CLASS_SIZE sets another number than 300. CLASS_AGAIN sets how many, drawn at random, are
+    examined a second time. -s shows progress and measurements.
     """
     count = int(os.environ.get("CLASS_SIZE", "300"))
     clock = Clock()
@@ -113,6 +113,6 @@ def test_a_class_of_three_hundred(tmp_path: Path) -> None:
         words, _ = followed(
             course, clock, tmp_path / "again", "regrade", ASSIGNMENT, "--all", "--book", *who
         )
-        assert f"0 gain, 0 lose, {again} have as many points as before" in words, words[-3000:]
+        assert f"0 gain, 0 lose, {again} keep their points" in words, words[-3000:]
         assert booked(course.root) == first
         clock.say(f"{again} examined again, with the same points")

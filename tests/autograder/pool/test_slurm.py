@@ -1,4 +1,4 @@
-"""A class on a real Slurm, one of whose nodes is lost on the way."""
+"""A class on a real Slurm that loses one of its nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.helpers.whole_class import (
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not can_run(), reason="needs root and Debian's slurm-wlm")
 def test_a_node_is_lost_and_no_submission() -> None:
-    """CLASS_SIZE takes another number than 60; up to 12 the cases are few."""
+    """CLASS_SIZE sets another number than 60; up to 12 there are few cases."""
     pytest.importorskip("submitit")
     count = int(os.environ.get("CLASS_SIZE", "60"))
     with path_kept(), tempfile.TemporaryDirectory() as scratch:

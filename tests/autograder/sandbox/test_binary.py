@@ -1,4 +1,4 @@
-"""Which bubblewrap is taken: the system's if a sandbox starts with it, else the packaged one."""
+"""The system's bubblewrap is taken if a sandbox starts with it, else the packaged one."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What student code may not do, tried from inside; and nothing survives it."""
+"""Student code tries from inside what it may not do; and nothing survives it."""
 
 import compileall
 import os
@@ -170,7 +170,7 @@ def test_nothing_of_our_environment_is_inherited(monkeypatch: pytest.MonkeyPatch
 
 
 def mounted_below(directory: str) -> set[str]:
-    """Return what stands in `directory` because the course or its Python lies below it."""
+    """Return the entries of `directory` that exist because the course or its Python is below it."""
     targets = [Path(mount.target) for mount in python_mounts()]
     return {t.relative_to(directory).parts[0] for t in targets if t.is_relative_to(directory)}
 
@@ -245,9 +245,9 @@ def processes_named(token: str) -> list[int]:
 def is_set_up_process_1(pid: int) -> bool:
     """Tell whether it is process 1 of a sandbox that is bound to its parent's life.
 
-    Bubblewrap's process 1 starts the command first, then asks to die with its parent, and last puts
-    its filter in force. Where cores are short, the command may be far by then, and an examiner that
-    is killed in between is outlived: by a command that reads its socket, until that is closed.
+    Bubblewrap's process 1 first starts the command, then asks to die with its parent, and then puts
+    its filter in force. On a busy machine the command may run for long before that. If an examiner
+    is killed in between, the command outlives it: it reads its socket until that is closed.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -406,7 +406,7 @@ def test_a_masked_module_is_not_available() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository whose ``course_lib`` is what Python would import."""
+    """Return a repository whose ``course_lib`` Python would import."""
     package = tmp_path / "a repository" / "course_lib"
     for path in ("__init__", "answer", "other", "deep/__init__", "deep/answer", "deep/other"):
         file = package / f"{path}.py"
@@ -529,7 +529,7 @@ def test_mounts_are_ordered_by_the_sandbox(tmp_path: Path) -> None:
 
 
 def test_two_sandboxes_do_not_meet() -> None:
-    """Each says who it is, leaves a file, and looks for the other's."""
+    """Each prints its user, leaves a file, and looks for the other's."""
     code = """
 import os, socket, sys
 s = socket.socket(fileno=int(sys.argv[1]))
@@ -649,7 +649,7 @@ def test_without_bubblewrap_there_is_a_way_out_and_no_run(
 @pytest.mark.timeout(120)
 @pytest.mark.large  # who runs them as one sees it anyway
 def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
-    """Run these tests again as another user, for whom the paths above this Python are opened."""
+    """Run these tests again as another user, who may enter the paths above this Python."""
     needed = {ROOT, *(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))}
     closed = {
         parent

@@ -1,4 +1,4 @@
-"""Process 1 of a sandbox is held by a descriptor, and never somebody else by the same number."""
+"""A descriptor holds process 1 of a sandbox, so it cannot be confused with a later process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def reported(text: bytes, parent: int, timeout: float = 5.0) -> int | None:
-    """Return what is held after a report of `text`, whose writer has then hung up."""
+    """Return the descriptor after a report of `text`, whose writer has then hung up."""
     reads, writes = os.pipe()
     with open(reads, "rb", buffering=0) as info:
         os.write(writes, text)

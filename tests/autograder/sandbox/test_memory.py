@@ -1,4 +1,4 @@
-"""The sum over a submission's processes: a control group where there can be one, else counted."""
+"""The memory of all processes of a submission: limited by a control group, else counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What looks like a cgroup v2 whose group ``/mine`` this user may divide."""
+    """Make files like those of a cgroup v2 whose group ``/mine`` this user may divide."""
     (tmp_path / "cgroup.controllers").write_text("memory pids")
     (tmp_path / "mine").mkdir()
     make = Path.mkdir
@@ -97,7 +97,7 @@ def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
 
 
 def test_both_ways_of_finding_descendants_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the kernel was built without the lists of children."""
+    """This also works if the kernel was built without the lists of children."""
     code = (
         "import os, sys\nfor _ in range(2):\n    if os.fork() == 0: os.fork(); break\n"
         "print(flush=True)\nsys.stdin.read()"

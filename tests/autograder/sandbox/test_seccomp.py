@@ -1,4 +1,4 @@
-"""The filter refuses what it should, and nothing that honest code does."""
+"""The filter refuses what it should, and no call of honest code."""
 
 from __future__ import annotations
 

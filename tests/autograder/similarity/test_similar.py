@@ -1,4 +1,4 @@
-"""Copies are found whatever was renamed; what all wrote, and what was released, is not."""
+"""Copies are found under any names; released code, and code that all wrote, is not reported."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ words = st.lists(st.sampled_from("abcdefgh"), max_size=30)
 
 @given(words, words, words, words, st.lists(st.sampled_from("ABCDEFGH"), min_size=K + W - 1))
 def test_a_long_passage_is_always_found(a: list, b: list, c: list, d: list, same: list) -> None:
-    """Schleimer's guarantee, and that no hash is shared without a passage of K symbols."""
+    """Schleimer's guarantee holds, and no hash is shared without a common passage of K symbols."""
 
     def prints(parts: list[str]) -> set[int]:
         found = passages([Symbol(text, 1) for text in parts])
@@ -160,7 +160,7 @@ def test_the_command(
         return main()
 
     assert autograder("similar", NAME) == 2
-    assert "nobody has handed in" in capsys.readouterr().err
+    assert "nobody has submitted" in capsys.readouterr().err
     hand_in(course, "ada", AVERAGE + HELPER)
     hand_in(course, "bob", COPIED + HELPER.replace("peers", "them") + "# <script>alert(1)</script>")
     hand_in(course, "eve", OTHER)
@@ -185,7 +185,7 @@ def test_the_command(
 
 @pytest.mark.large
 def test_a_class_of_300(course: Path) -> None:
-    """All that is measured here is that it ends within pytest's limit; see --durations."""
+    """This only tests that it ends within pytest's limit; see --durations."""
     rng = random.Random(0)
     for number in range(300):
         extra = "\n".join(

@@ -185,7 +185,7 @@ def test_the_draw_that_is_scored_is_not_the_one_that_is_seen() -> None:
 
 
 def test_work_that_nobody_did_gives_nothing() -> None:
-    """Whatever a function returns, sleeps or declares is not on the tape."""
+    """Values that a function returns, its sleeps and its declarations are not on the tape."""
 
     def idle(job: Job) -> int:
         from course_lib.ranks import compute

@@ -1,7 +1,7 @@
 """A tape that is played on the draw it was written on gives the same weights, to the last bit.
 
-Whatever a rank does with PyTorch and the course's own modules: what is missing on the tape would
-show there.
+The ranks use PyTorch and the course's own modules in many ways. An operation that is missing on the
+tape would change the weights.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def test_what_people_train_with_names_few_numbers(train: Callable[[Job], Any]) -
 
 
 def test_another_draw_is_trained_on_its_own_rows() -> None:
-    """What comes of it is what the same function gives there, and not what it gave here."""
+    """The result is that of the same function there, and not the result from here."""
     ranks = written(plain)
     (rank, *_) = played([tape for tape, _ in ranks], seed="b")
     drawn = draw(RACE, "b")
@@ -400,7 +400,7 @@ def test_a_forged_line_has_no_more_of_them(args: list[Any]) -> None:
         Constants().take_line("aten::any", args, {})
 
 
-# What a kernel of PyTorch leaves to its caller: these would read or write beyond their tensors.
+# PyTorch's kernels leave these checks to their callers: they would read or write beyond tensors.
 
 X, Y, WIDE = torch.rand(6, 4), torch.tensor([0, 1, 2, 3, 0, 1]), torch.rand(6, 8)
 LOSS = torch.ones(6), X, Y, None, 0, -100, torch.tensor(1.0)

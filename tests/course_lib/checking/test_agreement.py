@@ -1,4 +1,4 @@
-"""What is said of wrong mixing weights."""
+"""The reports on wrong mixing weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from course_lib.checking.agreement import weighs_each_link
 from tests.helpers.findings import expect_said, said
 
 PATH = {"world_size": 3, "links": [(0, 1), (1, 2)]}
-"""Of three ranks; the middle one has two neighbours, so that every link weighs a third."""
+"""Three ranks; the middle one has two neighbours, so every link weighs a third."""
 THIRD = 1 / 3
 METROPOLIS = [[2 * THIRD, THIRD, 0.0], [THIRD, THIRD, THIRD], [0.0, THIRD, 2 * THIRD]]
 

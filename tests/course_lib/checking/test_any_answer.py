@@ -1,4 +1,4 @@
-"""Whatever a rank answers, in any check of any assignment: no judge breaks, no other case is lost.
+"""No answer of a rank, in any check of any assignment, breaks a judge or loses another case.
 
 A right answer is taken, and something in it is replaced, left out, added or put elsewhere; or the
 answer is something else altogether. Only the case that it was given in may fail.
@@ -19,9 +19,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from course_lib.checking import Case, Check, Observed, run_check
+from course_lib.checking.on_ranks.wire import Plain, decode, encode
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner
-from course_lib.checking.wire import Plain, decode, encode
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable, solution_of
 from tests.helpers.tiers import in_full, tier
@@ -32,7 +32,7 @@ TASKS = [
     pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(in_full(folder)))
     for folder in readable(assignments(SOURCES))
     for task, check in checks_of(folder).items()
-    # Of the others, a judge does not say yet which answers it sees.
+    # The judges of the others do not declare yet which answers they see.
     if all(hasattr(judge, "sees") for judge in getattr(check.judge, "judges", ()))
 ]
 

@@ -1,4 +1,4 @@
-"""What is said of a wrong staleness."""
+"""The reports on a wrong staleness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of buckets: one mistake of each kind, beside the right ones."""
+"""The reports on buckets: one mistake of each kind, beside the right ones."""
 
 from __future__ import annotations
 

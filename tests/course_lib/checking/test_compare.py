@@ -1,4 +1,4 @@
-"""What the judges say, and that they say it only when something is wrong."""
+"""The judges say the right words, and only when something is wrong."""
 
 from __future__ import annotations
 

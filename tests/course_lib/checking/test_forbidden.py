@@ -1,4 +1,4 @@
-"""What a task asks for is refused under every name, and is there again afterwards."""
+"""The classes that a task asks for are refused under every name, and come back afterwards."""
 
 from __future__ import annotations
 

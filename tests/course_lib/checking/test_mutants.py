@@ -1,4 +1,4 @@
-"""What stands in a `mutants.py` is handed in as a student would have written it."""
+"""A solution in a `mutants.py` is submitted as a student would have written it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is said of a wrong schedule of a pipeline, as data."""
+"""The reports on a wrong schedule of a pipeline, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program says, on the ranks, of a function that is not of the kind that the task asks for.
+"""The message of a program, on the ranks, about a function of another kind than the task asks for.
 
 Each mistake is made in one case of the assignment's own check. Where it is made around the right
 solution, nothing else is wrong with it.

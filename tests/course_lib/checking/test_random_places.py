@@ -1,4 +1,4 @@
-"""What is said of a random-k mean: how many places, which, and how often each is drawn."""
+"""The reports on a random-k mean: how many places, which, and how often each is drawn."""
 
 from __future__ import annotations
 

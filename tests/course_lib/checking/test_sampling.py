@@ -1,4 +1,4 @@
-"""Who gets which rows, judged by PyTorch's sampler with one setting changed."""
+"""The rows of each rank, judged by PyTorch's sampler with one setting changed."""
 
 from __future__ import annotations
 

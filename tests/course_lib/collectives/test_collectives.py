@@ -1,4 +1,4 @@
-"""What holds for every collective by hand: groups, two levels, and mistakes that are named."""
+"""Common rules of all collectives by hand: groups, two levels, and mistakes that are named."""
 
 from typing import Any
 

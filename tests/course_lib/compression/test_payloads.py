@@ -1,4 +1,4 @@
-"""What is sent: as many bytes as the formula says, and the tensor's shape and dtype afterwards."""
+"""A payload has as many bytes as the formula says, and keeps the tensor's shape and dtype."""
 
 import math
 from collections.abc import Callable

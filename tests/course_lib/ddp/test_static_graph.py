@@ -163,7 +163,7 @@ def test_a_graph_that_changes_is_an_error(ranks_of, more, message):
 
 @dataclass
 class Output:
-    """What a model may return."""
+    """The values that a model may return."""
 
     logits: Tensor
     parts: dict[str, list[Tensor]]

@@ -1,4 +1,4 @@
-"""What a wrapped model meets in real programs: checkpointing, odd orders, changes on the way.
+"""A wrapped model in real programs: checkpointing, odd orders, changes on the way.
 
 As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """

@@ -100,7 +100,7 @@ DIFFERENT = {
     "test_ddp_broadcast_buffers_deprecation_warning": "broadcast_buffers is not deprecated here",
     "test_ddp_sink_noclone": "no copy of the outputs that could be left out",
 }
-"""What passes on a CPU with PyTorch's class and not with ours, and why.
+"""Tests that pass on a CPU with PyTorch's class but not with ours, and why.
 
 Where it is the error that comes in backward: with PyTorch it comes in the next forward.
 """

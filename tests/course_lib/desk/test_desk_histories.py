@@ -1,4 +1,4 @@
-"""Whatever happens to a desk, in whatever order: no word and no output of the student's is lost."""
+"""No history of a desk, in any order, loses a word or an output of the student's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Desk:
         self.count += 1
         return f"mine-{self.count}"
 
-    # What the course's authors do ----------------------------------------------------------
+    # Actions of the course's authors -------------------------------------------------------
 
     def edit_course(self, name: str, text: str | None, tag: bool) -> None:
         path = self.course / name
@@ -63,7 +63,7 @@ class Desk:
         else:
             path.write_text(text)
 
-    # What the student does -----------------------------------------------------------------
+    # Actions of the student ----------------------------------------------------------------
 
     def act(self, action: str, number: int) -> None:
         """Do something to one of the desk's files: the first ones are likely to be ours."""

@@ -1,4 +1,4 @@
-"""Whatever a student and the course did to a file, a refresh loses nothing of the student's."""
+"""A refresh loses nothing of the student's, whatever student and course did to a file."""
 
 from __future__ import annotations
 

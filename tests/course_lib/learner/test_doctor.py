@@ -1,4 +1,4 @@
-"""What the doctor says of machines that lack something."""
+"""The doctor's messages on machines that lack something."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
         ("import time; time.sleep(600)", "took more than"),
         (
             "from autograder.passes import canary as c; c.Canary.wrong = lambda *_: 'x got 3 of 4';"
-            "c.Canaries.sing = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
+            "c.Canaries.check = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
             " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
             "x got 3 of 4. This machine, or the check, is broken",
         ),
@@ -159,7 +159,7 @@ def test_gpus_are_named_with_whether_ranks_may_share_them(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda each: "NVIDIA Fast")
-    monkeypatch.setattr("course_lib.ranks.placement.nccl_version", lambda: (2, 27))
+    monkeypatch.setattr("course_lib.ranks.for_graders.nccl_version", lambda: (2, 27))
     told = machine.gpus().told
     assert told == f"1: NVIDIA Fast; {share(2, 1, (2, 27)).why}"
 

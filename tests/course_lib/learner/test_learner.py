@@ -1,4 +1,4 @@
-"""What a learner types, and what comes of it."""
+"""The commands that a learner types, and their results."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def all_kinds(device: str) -> Reduced:
 
 
 class OverSharedPages:
-    """What PyTorch's symmetric memory offers, made of the CPU's pages."""
+    """The interface of PyTorch's symmetric memory, made of the CPU's pages."""
 
     def __init__(self) -> None:
         self.spin = SpinBarrier()

@@ -1,4 +1,4 @@
-"""What ranks do and take when they run a schedule is what its simulation says."""
+"""Ranks that run a schedule do what its simulation says, and take as long."""
 
 import pytest
 import torch

@@ -183,7 +183,7 @@ def twice(name, k, m):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_two_activations_pass_each_boundary_for_each_micro_batch(ranks_of, name):
-    """Of n bytes each; and once for a boundary a header of ten integers."""
+    """Each has n bytes; each boundary also sends one header of ten integers, once."""
     k, m, steps = 3, 6, 2
     ranks = ranks_of("simulated", k)
     ranks.run(twice, name, k, m)

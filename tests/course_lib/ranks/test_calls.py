@@ -1,4 +1,4 @@
-"""What a call on the ranks does when all goes well."""
+"""Calls on the ranks when all goes well."""
 
 import inspect
 import linecache

@@ -13,8 +13,8 @@ from course_lib.ranks import Ranks
 CALLS = 5_000
 WARM_UP = 500
 ALLOWED = 1 << 20
-"""Bytes per rank, over all the calls. Of every thread that has had a process group, PyTorch keeps
-150 bytes (its table of groups by name, of that thread); that is most of what simulated ranks leave.
+"""Bytes per rank, over all the calls. PyTorch keeps 150 bytes of every thread that has had a
+process group (its table of groups by name). That is most of what simulated ranks leave.
 """
 
 

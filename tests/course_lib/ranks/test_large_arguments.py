@@ -12,7 +12,7 @@ from course_lib.ranks import Ranks
 
 WORLD_SIZE = 2
 SPARE = 0.2
-"""Of the argument: what else a process may take meanwhile."""
+"""Share of the argument's size that a process may take in addition."""
 
 
 def memory(what: str) -> int:

@@ -23,7 +23,7 @@ from tests.helpers.train_runs import (
 
 
 @pytest.mark.parametrize(
-    # Of K = 2 numbers the sum is the same in any order. Of more it depends on the buckets.
+    # The sum of K = 2 numbers is the same in any order. With more it depends on the buckets.
     ("on", "world_size", "ddp"),
     [("simulated", 2, "ours"), ("cpu", 3, "torch"), ("cpu", 4, "ours")],
 )

@@ -1,4 +1,4 @@
-"""What cannot be is refused before it begins, with advice."""
+"""Impossible settings are refused before the run begins, with advice."""
 
 import re
 from dataclasses import replace

@@ -78,7 +78,7 @@ def test_when_all_have_died_it_says_so() -> None:
 def test_parts_of_a_batch_add_up_to_its_gradient(
     parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What all ranks compute of one batch is the gradient of one process."""
+    """The gradients of the parts add up to the gradient of one process."""
     monkeypatch.setattr("course_lib.train.shrink.dist.all_reduce", lambda _: None)
     whole = Training(3)
     whole.step()

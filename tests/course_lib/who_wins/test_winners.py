@@ -1,4 +1,4 @@
-"""Who wins a cell, whether that is clear, and where the map differs from what is published."""
+"""The winner of a cell, whether it is clear, and where the map differs from published results."""
 
 import math
 

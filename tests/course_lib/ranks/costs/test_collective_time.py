@@ -1,4 +1,4 @@
-"""What a collective costs is told once: the emulated link, the fabric and the formulas agree."""
+"""The cost of a collective is the same in the emulated link, the fabric and the formulas."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from course_lib import cost_model
 from course_lib.ranks import Network, Ranks
+from course_lib.ranks._torch.collective_table import COLLECTIVES, KINDS
 from course_lib.ranks.costs.collective_time import (
     collective_bytes,
     collective_time,
     split_bytes,
 )
-from course_lib.ranks.fabric.values import apply_collective
-from course_lib.ranks.metered.collective_table import COLLECTIVES, KINDS
+from course_lib.ranks.simulated.collectives import apply_collective
 
 ALGORITHMS = ("ring", "tree", "central", "halving-doubling")
 NUMEL = 84_000  # divides by 1 … 8
@@ -109,7 +109,7 @@ def test_every_kind_is_known_where_it_must_be() -> None:
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("numel", [0, 1, 10, 840])
 def test_bytes_sent_are_those_that_arrive(kind: str, k: int, numel: int) -> None:
-    """Whatever the algorithm: a gather brings K-1 tensors to the root, and so on."""
+    """With any algorithm, a gather brings K-1 tensors to the root, and so on."""
     n = 4 * numel
     own_piece = sum(split_bytes(n, k, 4))  # of all_to_all: rank r keeps piece r
     needed = {

@@ -43,7 +43,7 @@ def test_many_ranks_are_told_of_in_short() -> None:
 
 
 def test_calls_inside_libraries_are_told_in_short() -> None:
-    """Of those after the innermost line of the user's own, the last says what was wrong."""
+    """The last line after the innermost line of the user's own says what was wrong."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

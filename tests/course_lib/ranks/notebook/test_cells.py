@@ -1,4 +1,4 @@
-"""What a ``%%ranks`` cell can do, in a real Jupyter kernel, on both kinds of ranks."""
+"""The abilities of a ``%%ranks`` cell, in a real Jupyter kernel, on both kinds of ranks."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a notebook defines and edits, as its ranks see it."""
+"""The definitions and edits of a notebook, as its ranks see them."""
 
 import importlib
 import os

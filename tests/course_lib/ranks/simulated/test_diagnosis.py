@@ -1,4 +1,4 @@
-"""What goes wrong on simulated ranks is found exactly, at once, and explained by rank and line."""
+"""Errors on simulated ranks are found exactly, at once, and explained by rank and line."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def differ_on(rank: int) -> None:
 
 
 class Model:
-    """What the ranks should know."""
+    """The values that the ranks should have."""
 
     def __init__(self, k: int) -> None:
         self.k = k

@@ -1,4 +1,4 @@
-"""What a call leaves behind to be counted and drawn."""
+"""The records of a call, to be counted and drawn."""
 
 import json
 import time
