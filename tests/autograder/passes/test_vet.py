@@ -118,7 +118,7 @@ class Course:
         self.api = NbGraderAPI(config=load_config(root, data=self.data))
         assert self.api.generate_assignment(ASSIGNMENT)["success"]
         released = self.data / "release" / ASSIGNMENT
-        notebook = make_submissions(SOURCES / ASSIGNMENT, released)["right"]
+        notebook = make_submissions(SOURCES / ASSIGNMENT, released)["right"].notebook
         for name, (change, _, _) in BESIDE.items():
             folder = self.data / "submitted" / name / ASSIGNMENT
             folder.mkdir(parents=True)
