@@ -37,7 +37,7 @@ coverage: .venv/ready  ## which lines the tests run, of what decides grades and 
 	@$(COVERAGE) erase
 	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES)); tests=$$?; \
 	  $(COVERAGE) combine --quiet && .venv/bin/python .ci/lines_run.py && exit $$tests
-FABRIC = $(addprefix tests/course_lib/ranks/,fabric fabric_socket simulated)
+FABRIC = $(addprefix tests/course_lib/ranks/,_torch simulated test_isolated.py)
 DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/autograder tests/test_assignments.py
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.

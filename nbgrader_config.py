@@ -3,7 +3,7 @@
 Plain nbgrader commands use it when they run in this folder: ``nbgrader generate_assignment``,
 ``nbgrader autograde``, ``nbgrader generate_feedback``. So does the formgrader that
 ``make formgrader`` opens. ``assignments/`` is none of nbgrader's folders: ``autograder release``
-makes it, and students clone it.
+makes its notebooks, the checks beside them are read from there, and students clone it.
 """
 
 import contextlib

@@ -70,6 +70,16 @@ def find_sources(root: Path) -> Path:
     return folder
 
 
+def handed_out(source: Path) -> Path:
+    """Return what students get of an assignment, its checks among it: ``assignments/NN_name``.
+
+    Args:
+        source: its folder under ``instructor/``, which has the rest.
+
+    """
+    return source.parents[1] / "assignments" / source.name
+
+
 @dataclass(frozen=True)
 class Folders:
     """The folders of the course by its configuration; all paths are absolute.

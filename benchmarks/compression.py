@@ -243,7 +243,7 @@ def main() -> None:
     print(f"training: others used {100 * exchanging:.0f} %", file=sys.stderr)
     text = "\n".join(
         [
-            "# What compression costs, and what it saves",
+            "# The cost of compression, and its gain",
             "",
             f"A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds} "
             f"rounds, while others used {100 * coding:.0f} % of the machine.",

@@ -85,7 +85,7 @@ def late() -> None:
 
 
 class Case(NamedTuple):
-    """What a program takes on so many ranks, in seconds."""
+    """A program, its number of ranks, and the model's seconds for it."""
 
     program: Callable[[], None]
     world_size: int

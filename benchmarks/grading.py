@@ -29,7 +29,7 @@ from machine import BusyElsewhere, arguments, publish, sentence
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
-from autograder.course import Folders, load_config
+from autograder.course import Folders, handed_out, load_config
 from autograder.examination.verdict import Verdict
 from autograder.passes.examine import masked_from
 from autograder.passes.settings import Settings
@@ -38,7 +38,7 @@ from autograder.pool.class_list import Books, standing, students
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
-from course_lib.ranks.processes.fork_client import ForkServer
+from course_lib.ranks.for_graders import ForkServer
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "instructor" / ASSIGNMENT
@@ -76,7 +76,9 @@ def solutions(released: Path, count: int) -> list[Any]:
 def make_course(root: Path, stock: bool, count: int) -> None:
     """Make a course folder with `count` submissions."""
     source = root / "instructor" / ASSIGNMENT
-    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (SOURCE, handed_out(SOURCE)):
+        to = root / folder.relative_to(ROOT)
+        shutil.copytree(folder, to, ignore=shutil.ignore_patterns("__pycache__"))
     config = (ROOT / "nbgrader_config.py").read_text()
     if stock:
         before, _, _ = config.partition("# Before anything of a submission is copied")
@@ -178,7 +180,7 @@ def process_seconds() -> tuple[Lives, Lives]:
 
 def cells_of_a_submission() -> int:
     """Return how many processes run code of one submission: its notebook, and each case's ranks."""
-    checks = load_module(SOURCE / "checks.py").CHECKS
+    checks = load_module(handed_out(SOURCE) / "checks.py").CHECKS
     hidden = load_module(SOURCE / "hidden.py").HIDDEN
     cases = [c for name, check in checks.items() for c in (*check.cases, *hidden.get(name, ()))]
     return 1 + sum(case.world_size for case in cases)
@@ -186,7 +188,7 @@ def cells_of_a_submission() -> int:
 
 @dataclass(frozen=True)
 class Told:
-    """What the table says besides the series: of both classes, the examination, the machine."""
+    """Further facts for the table: both classes, the examination, and the machine."""
 
     count: int
     size: int

@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--write]
 
-What is compared is the most that a rank's tensors take, from before the wrapper is made to the end
-of five steps, the model itself not counted: the sum of what PyTorch's allocator gives out and takes
-back, as its profiler records it. It has no noise, and does not see gloo's own buffers.
+It compares the most memory that a rank's tensors take, from before the wrapper is made to the end
+of five steps, without the model itself. PyTorch's profiler records what the allocator gives out and
+takes back. This has no noise, and does not see gloo's own buffers.
 """
 
 from __future__ import annotations

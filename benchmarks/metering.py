@@ -1,4 +1,4 @@
-"""What it costs that every operation is recorded: metered ranks beside plain ones.
+"""The cost of recording every operation: metered ranks compared with plain ones.
 
     python benchmarks/metering.py [--rounds 9] [--write]
 

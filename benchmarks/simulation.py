@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Callable[[], int], str, float]] = {
     "a step of 100,000 ranks, by formula": (lambda: by_formula(*STEP), "lines", 1.0),
     "the layouts of 512 ranks searched": (lambda: by_formula(*SEARCH), "lines", 30.0),
 }
-"""What → (function, what it counts, target in seconds)."""
+"""Name → (function, the unit that it counts, target in seconds)."""
 
 
 def main() -> None:

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from autograder.course import handed_out
 from course_lib.checking import Case, Check, run_check
 from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.wire import Plain
+from course_lib.checking.on_ranks.wire import Plain
 
 
 def _rank(rank: int, world_size: int, folder: str) -> None:
@@ -41,7 +42,7 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
     """Return whether a function passes the check `name` of the assignment in `source`."""
     # An editable installation does not reach a spawned rank by itself.
     sys.path[:0] = [path for path in ("", str(Path(__file__).parent)) if path not in sys.path]
-    check = load_checks(Path(source, "checks.py"))[name]
+    check = load_checks(handed_out(Path(source)) / "checks.py")[name]
     hidden = load_module(Path(source, "hidden.py")).HIDDEN.get(name, ())
     alone = all(case.world_size == 1 for case in (*check.cases, *hidden))
 
@@ -55,5 +56,5 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
             ranks = range(case.world_size)
             return [cloudpickle.loads(Path(folder, str(rank)).read_bytes()) for rank in ranks]
 
-    # What was sent cannot be seen from here.
+    # The messages cannot be seen from here, so expectations are left out.
     return run_check(name, replace(check, expects=()), run, seed="seed", hidden=hidden).passed

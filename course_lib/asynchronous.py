@@ -20,15 +20,15 @@ Nobody waits, so a slow worker slows down itself only: with t_i seconds per grad
 Σ_i 1/t_i updates per second. A synchronous step takes max_i t_i, and uses K gradients at once: K /
 max_i t_i. The price is τ, on average K - 1 with K equal workers. Three ways to limit it:
 
-- *bounded staleness* (`bound` = s): who is more than s gradients ahead of the slowest waits. No
-  gradient is then staler than (K - 1)(2s + 1): while a worker is at its gradient c, each other goes
-  at most from c - s to c + s + 1.
+- *bounded staleness* (`bound` = s): a worker that is more than s gradients ahead of the slowest
+  waits. No gradient is then staler than (K - 1)(2s + 1): while a worker is at its gradient c, each
+  other goes at most from c - s to c + s + 1.
 - *synchronous with backup workers* (`wait_for` = N < K): each step takes the mean of the first N
   gradients. Those that come later are stale, and dropped. N = K is synchronous SGD.
 - *a staleness-aware step* (`staleness_aware`): the gradient is divided by 1 + τ.
 
-The history says in which order what was applied. With it a run can be replayed in one process; on
-simulated ranks it is the same in every run.
+The history records the updates in the order in which they were applied. With it a run can be
+replayed in one process. On simulated ranks it is the same in every run.
 
 M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; Q. Ho et
 al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS
@@ -168,11 +168,13 @@ def serve(
     rank, world_size = place_in(None)
     workers = [each for each in range(world_size) if each != rank]
     if updates < 0 or not workers:
-        raise ValueError(f"{updates} updates from {len(workers)} workers: no such training")
+        raise ValueError(
+            f"updates={updates} with {len(workers)} workers: give 0 or more, 1 or more"
+        )
     if bound is not None and (bound < 0 or wait_for is not None):
-        raise ValueError(f"bound={bound} is 0 or more, and not for synchronous steps (wait_for)")
+        raise ValueError(f"bound={bound} must be 0 or more, and cannot be used with wait_for")
     if wait_for is not None and not 1 <= wait_for <= len(workers):
-        raise ValueError(f"wait_for={wait_for} of {len(workers)} workers")
+        raise ValueError(f"wait_for={wait_for} must be 1 to {len(workers)}, the number of workers")
     server = _Server(optimizer, updates, workers)
     server.bound, server.wait_for = bound, wait_for
     server.staleness_aware, server.after_update = staleness_aware, after_update

@@ -1,15 +1,15 @@
-"""Which rank holds which chunk, drawn: what a collective does, and each of its steps.
+"""Draw which rank holds which chunk before and after a collective, and in each of its steps.
 
     >>> from course_lib.chunk_figures import chunk_names, marked_chunks
     >>> chunk_names(marked_chunks(rank=1, world_size=3))
     ['a1', 'b1', 'c1']
 
 A tensor is cut into K chunks, named by letters; "b2" is chunk b of rank 2. To see where chunks go
-and which have been added up, put numbers in that say where they are from, and run the real
-algorithm on them: `marked_chunks` gives every chunk of every rank a one of its own among zeros, so
-a sum shows all its parts. "b02" is then the sum of ranks 0's and 2's chunk b, "Σb" that of all.
+and which have been added up, run the real algorithm on numbers that say where they come from:
+`marked_chunks` gives every chunk of every rank a one at its own place among zeros, so a sum shows
+all its parts. "b02" is then the sum of ranks 0's and 2's chunk b, "Σb" that of all.
 
-Nothing in these pictures is told by colour: what is new is bold, on grey.
+These pictures do not use colour: new content is bold, on grey.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def chunk_names(held: Tensor) -> list[str]:
         chunks, ranks = {chunk for _, chunk in parts}, [rank for rank, _ in parts]
         if len(chunks) > 1 or not ((row == 0) | (row == 1)).all():
             wrong = ", ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
-            raise ValueError(f"chunks were added up that do not belong together: {wrong}")
+            raise ValueError(f"different chunks were added to one another: {wrong}")
         letter = "".join(map(_letter, chunks))
         names.append("Σ" + letter if len(ranks) == k > 1 else letter + "".join(map(str, ranks)))
     return names
@@ -167,7 +167,7 @@ def _draw_messages(
 
 
 def steps_in_words(history: Sequence[Sequence[Tensor]]) -> str:
-    """Return what `draw_steps` draws, for those who cannot see it."""
+    """Return the content of `draw_steps` in words, for people who cannot see it."""
     moments = [[chunk_names(held) for held in moment] for moment in zip(*history, strict=True)]
     told = [
         f"After step {number}: "

@@ -6,8 +6,8 @@
 
 A message of n bytes takes α + n/β seconds: the `latency` α (s) until its first byte arrives, and
 the time for n bytes to pass at the `bandwidth` β (bytes/s). A rank sends and receives at the same
-time, one message each; ranks do not hinder one another. Of an algorithm it counts how many messages
-follow one another, and how many bytes pass the busiest link one after the other.
+time, one message each; ranks do not slow one another down. For an algorithm, the model counts how
+many messages follow one another, and how many bytes pass the busiest link one after the other.
 
 `network` is anything with the attributes `latency` and `bandwidth`, such as `Link` below. Times are
 in seconds, sizes in bytes, K = `world_size`, log is to base 2. K and the number of segments are at
@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 
 
 class Network(Protocol):
-    """What the model needs to know of a network."""
+    """The properties of a network that the model needs."""
 
     @property
     def latency(self) -> float:
@@ -108,7 +108,7 @@ def pipelined_ring_all_reduce_time(
 ) -> float:
     """Return (R-1) max(wb, α+b) + wb + α seconds, b = n/(sKβ) being a segment's; 0 for K = 1.
 
-    Of s = `segments` per chunk, w = min(s, `window`) are on their way at once, so there are
+    A chunk has s = `segments`, of which w = min(s, `window`) are on their way at once, so there are
     R = 2(K-1) s/w rounds of w messages. Either the link never rests, and that is 2(K-1) n/(Kβ) + α;
     or it waits for a message to arrive. With one segment it is the plain ring. Where w does not
     divide 2(K-1)s, an incomplete round counts in part: it is then up to half a round too short.
@@ -175,7 +175,7 @@ def fastest_all_reduce(nbytes: float, world_size: int, network: Network) -> str:
 
 
 def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
-    """Return n/t in bytes per second: how fast the tensor was dealt with."""
+    """Return n/t in bytes per second: how fast the tensor was reduced."""
     return nbytes / seconds
 
 

@@ -9,7 +9,7 @@
 enough to train on a laptop in seconds and real enough that a wrong training loop shows.
 
 *Linear regression* has a loss that is quadratic in w, so gradient, minimum and curvature are known
-in closed form. Use it where a statement is to be checked to the last digit rather than believed.
+in closed form. Use it to check a statement to the last digit.
 
 Training and test sets are split once, from a seed. Every rank calls the same function with the same
 seed, gets the same split, and only then takes its own shard (see `sharding`): nothing has to be

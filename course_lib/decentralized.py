@@ -61,10 +61,10 @@ def ring_mixing(world_size: int) -> Tensor:
 def torus_mixing(rows: int, columns: int) -> Tensor:
     """Return the matrix of rows × columns ranks, each with four neighbours: a fifth each.
 
-    Rank r sits in row r // columns. What leaves the grid at one side enters it at the other.
+    Rank r is in row r // columns. The grid wraps around at its edges.
     """
     if rows < 1 or columns < 1:
-        raise ValueError(f"a torus has at least one row and one column, not {rows} × {columns}")
+        raise ValueError(f"a torus needs at least one row and one column, not {rows} × {columns}")
     world_size = rows * columns
     matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
     for rank in range(world_size):
@@ -76,9 +76,9 @@ def torus_mixing(rows: int, columns: int) -> Tensor:
 
 
 def exponential_mixing(world_size: int) -> Tensor:
-    """Return the matrix in which rank i hears i + 1, i + 2, i + 4, …: log₂ K others, equally.
+    """Return the matrix in which rank i receives from i + 1, i + 2, i + 4, …: log₂ K others.
 
-    It is directed: who is heard need not hear back.
+    Their weights are equal. It is directed: if i receives from j, j need not receive from i.
     """
     hops = [0]
     while (hop := 1 << (len(hops) - 1)) < world_size:
@@ -87,14 +87,15 @@ def exponential_mixing(world_size: int) -> Tensor:
 
 
 def complete_mixing(world_size: int) -> Tensor:
-    """Return the matrix in which all hear all: one step makes everyone equal."""
+    """Return the matrix in which all receive from all: one step makes all ranks equal."""
     return _circulant(world_size, list(range(world_size)))
 
 
 def random_pairs(world_size: int, seed: int = 0) -> Callable[[int], Tensor]:
-    """Return what gives each step its matrix: ranks in pairs drawn by lot, half and half.
+    """Return a function from a step to its matrix: random pairs of ranks, half and half.
 
-    Of an odd number of ranks one stays alone. The same on all ranks, which need the same seed.
+    If the number of ranks is odd, one stays alone. All ranks need the same seed, and then get the
+    same pairs.
     """
 
     def matrix_of(step: int) -> Tensor:
@@ -246,7 +247,7 @@ class Gossip:
 def _circulant(world_size: int, hops: list[int]) -> Tensor:
     """Return the matrix in which everyone hears those `hops` ahead, equally."""
     if world_size < 1:
-        raise ValueError(f"world_size is at least 1, not {world_size}")
+        raise ValueError(f"world_size must be at least 1, not {world_size}")
     matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
     for rank in range(world_size):
         for hop in hops:

@@ -22,8 +22,8 @@ spread evenly, a rank sends about kTn (K-1)/K bytes in each of four all-to-alls 
 before them the E numbers of how many tokens go where, because routers do not spread evenly.
 
 **Capacity.** A popular expert makes all ranks wait. With a capacity factor c, an expert takes at
-most C = ceil(c k T / E) tokens *of each rank*: the first ones. What is left out adds nothing to
-y. Without a capacity nothing is dropped, and the result is that of one process.
+most C = ceil(c k T / E) tokens *of each rank*: the first ones. Dropped tokens add nothing to y.
+Without a capacity nothing is dropped, and the result is that of one process.
 
 N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer", ICLR 2017; D. Lepikhin et al., "GShard", ICLR 2021; W. Fedus et al., "Switch Transformers",
@@ -42,7 +42,7 @@ from course_lib.sharding import shard_bounds
 
 
 class Routes(NamedTuple):
-    """Which token goes to which expert, sorted by expert, then by token; a row per route kept."""
+    """The routes of tokens to experts, sorted by expert, then by token; one row per kept route."""
 
     tokens: Tensor
     """Positions in x, (R,)."""

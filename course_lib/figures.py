@@ -4,9 +4,9 @@
     >>> show(figure, alt="The loss falls from 2.3 to 0.2 within 30 steps.")
     The loss falls from 2.3 to 0.2 within 30 steps.
 
-A figure carries its claim to somebody who cannot see it only through its *alternative text*, which
-a screen reader speaks. Notebook front ends drop the description of a plain image, so `show` writes
-the figure as HTML, `<img alt="…">`, which JupyterLab, GitHub-like viewers and exported pages keep.
+People who cannot see a figure get its message only through its *alternative text*, which a screen
+reader speaks. Notebook front ends drop the description of a plain image, so `show` writes the
+figure as HTML, `<img alt="…">`, which JupyterLab, GitHub-like viewers and exported pages keep.
 
 A good alternative text states what the figure shows, not that it is a figure: "The variance falls
 from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
@@ -115,10 +115,9 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
     """Draw what each rank did when: time to the right, a row for each rank, rank 0 on top.
 
     `spans` are tuples `(rank, lane, start, stop, label)`, with times in `unit`. Within a row every
-    lane has a strip of its own, so that work which overlaps in time (computation and communication)
-    does not hide each other; spans of one lane that overlap share it out among several strips. A
-    lane has one colour and one hatch, named in the legend above. The label is written into its span
-    if it fits.
+    lane has a strip of its own, so that computation and communication that overlap in time do not
+    hide each other. Spans of one lane that overlap are spread over several strips. A lane has one
+    colour and one hatch, named in the legend above. The label is written into its span if it fits.
 
     Raises ValueError if there are no spans, or one stops before it starts.
     """
@@ -132,9 +131,8 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
 def timelines(panels: Mapping[str, Iterable[Span]], *, unit: str = "s") -> Figure:
     """Draw timelines, by title, one above the other on one axis of time; return the figure.
 
-    Each as `timeline` draws it. All have the same lanes, in the order in which they first appear in
-    any of them, so that a lane is in the same place, colour and hatch everywhere: panels are
-    compared by looking up and down.
+    Each as `timeline` draws it. All have the same lanes, in the order of their first appearance. So
+    a lane has the same place, colour and hatch in all panels, which makes them easy to compare.
 
     Raises ValueError if there are no panels, and as `timeline` for each of them.
     """

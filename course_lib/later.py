@@ -1,7 +1,7 @@
-"""Names of a package that are imported when somebody first asks for them, and some that never are.
+"""Lazy imports: import a package's names on first use, and block imports that nobody needs.
 
-What computes with schedules and formulas alone, as ``python -m course_lib.simulate`` does, would
-else wait for PyTorch longer than for its answer.
+Programs that only compute with schedules and formulas, such as ``python -m course_lib.simulate``,
+would otherwise wait longer for PyTorch than for their answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
+    """Return the ``__getattr__`` of a package, or of a module in one.
 
     Args:
         package: its name.
@@ -26,7 +26,8 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{where[name]}"), name)
+        there = sys.modules[package].__package__  # of a module: where its neighbours are
+        value = getattr(importlib.import_module(f".{where[name]}", there), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -34,7 +35,7 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def without(*modules: str) -> None:
-    """Let imports of these modules fail in this process: who only offers to use them goes on.
+    """Let imports of these modules fail in this process; code with an optional use continues.
 
     Reading notebooks imports jsonschema, and this, where it is installed, ``rfc3987_syntax``, which
     computes a grammar of addresses for a second. The schema of notebooks has no such addresses.

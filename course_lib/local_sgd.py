@@ -19,9 +19,9 @@ With outer learning rate 1 and no momentum this is `LocalSGD`.
 
 *Streaming* (`fragments` > 1): the weights are cut into fragments, which take turns, so that no more
 than one fragment is on its way at a time: as many bytes in all, but a peak of 1/F. With `overlap` =
-τ the fragment is given τ more inner steps for its way; the ranks train on, and when the mean
-arrives, they move to it: what those τ steps did to this fragment is given up. (The paper can also
-go only part of the way, α.) `finish` waits for the last fragment.
+τ the fragment may travel for τ more inner steps. The ranks train on, and when the mean arrives,
+they move to it: the changes of this fragment in those τ steps are lost. (The paper can also go only
+part of the way, α.) `finish` waits for the last fragment.
 
 `OneStepDelay` keeps everyone in step, but one step late: the gradients of step t travel during step
 t + 1, and everyone applies their mean at its end. w_{t+1} = w_t - γ ḡ(w_{t-1}).
@@ -56,7 +56,7 @@ class LocalSGD:
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, group: Group = None) -> None:
         if every < 1:
-            raise ValueError(f"every is the number of steps between two averages, not {every}")
+            raise ValueError(f"every={every} must be at least 1 step between two averages")
         _, self.world_size = place_in(group)
         self.optimizer = optimizer
         self.every = every
@@ -110,10 +110,10 @@ class DiLoCo:
         group: Group = None,
     ) -> None:
         if every < 1 or fragments < 1 or every % fragments:
-            raise ValueError(f"every={every} is to be a multiple of fragments={fragments}")
+            raise ValueError(f"every={every} must be a multiple of fragments={fragments}")
         if not 0 <= overlap < every // fragments:
             raise ValueError(
-                f"overlap={overlap}: a fragment has to arrive before the next one leaves, "
+                f"overlap={overlap}: a fragment must arrive before the next one leaves, "
                 f"{every // fragments} steps later"
             )
         if overlap and compressor is not None:

@@ -28,10 +28,10 @@ from torch import Tensor
 def rematerialize(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """Return `function(*inputs)`, a tensor, without keeping what it computes on the way.
 
-    `function` is a module or a function of tensors and others; backward calls it again with the
-    same inputs and the same random numbers (dropout), so it must not depend on what changes
-    meanwhile, and what it changes (BatchNorm's statistics) it changes twice. `backward()` only:
-    `torch.autograd.grad` does not reach its parameters.
+    `function` is a module or a function of tensors and other values. Backward calls it again with
+    the same inputs and the same random numbers (dropout). So it must not depend on anything that
+    changes in between, and its side effects (BatchNorm's statistics) happen twice. `backward()`
+    only: `torch.autograd.grad` does not reach its parameters.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)

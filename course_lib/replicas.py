@@ -17,9 +17,10 @@ The weights matter. Where K divides B they are all 1/K, and averaging plainly is
 does not, the plain average gives the examples of a smaller shard more say than the others; for
 B = 5 on K = 2 the shards hold 3 and 2 examples, counted with 1/6 and 1/4 instead of 1/5.
 
-What is *not* a sum over examples does not split. Batch normalization uses the mean and variance of
-the batch, and a replica only sees those of its shard: the result is a different (not necessarily
-worse) algorithm, and the running statistics of the replicas drift apart. Dropout draws other masks.
+A quantity that is *not* a sum over examples cannot be split like this. Batch normalization uses the
+mean and variance of the batch, and a replica only sees those of its shard: the result is a
+different (not necessarily worse) algorithm, and the running statistics of the replicas drift apart.
+Dropout draws other masks.
 
 Here the average is taken *centrally*: the CPU fetches K gradients and sends K copies back, so it
 moves 2KD numbers for D parameters and is the bottleneck as K grows. Removing it is the story of

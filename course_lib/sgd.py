@@ -100,7 +100,7 @@ def train_epoch(
     """Pass once over the N examples `x`, `y` (both N long), a step per batch; return the losses.
 
     `losses[i]` is batch i's mean loss *before* its step. The last batch may be shorter; its step is
-    as large as any other, because the gradient is a mean. What `.grad` held before is cleared.
+    as large as any other, because the gradient is a mean. Earlier gradients in `.grad` are cleared.
 
     Raises ValueError if batch_size < 1.
     """

@@ -4,9 +4,9 @@
     >>> [shard_bounds(10, world_size=4, rank=rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
 
-K ranks share N examples. Whatever the rule, two things must hold, or the ranks together do not
-compute what one machine would: the shards are *disjoint*, and together they *cover* everything.
-They should also be of nearly the same size, because a step takes as long as its slowest rank.
+K ranks share N examples. With every rule two things must hold, or the ranks together do not compute
+the result of one machine: the shards are *disjoint*, and together they *cover* everything. They
+should also be of nearly the same size, because a step takes as long as its slowest rank.
 
 Two rules are in use, and they treat the remainder r = N mod K differently:
 
@@ -57,7 +57,7 @@ def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
             f"rank is {rank}, but with world_size={world_size} it is in 0 … {world_size - 1}"
         )
     quotient, remainder = divmod(length, world_size)
-    # Of the ranks before this one, min(rank, remainder) hold one more.
+    # min(rank, remainder) of the ranks before this one hold one more.
     start = rank * quotient + min(rank, remainder)
     return start, start + quotient + (rank < remainder)
 
@@ -83,16 +83,16 @@ def shard(data: Tensor | Sequence[T], world_size: int, rank: int) -> Tensor | Se
 class ShardedSampler(Sampler[int]):
     """Yield rank's share of the indices of `dataset`, anew for every epoch.
 
-    Has the arguments of `torch.utils.data.distributed.DistributedSampler` and yields exactly its
-    indices in its order, so it can take its place in a `DataLoader`; it is faster, because it turns
-    only its own share into Python numbers, not all N, and these as they are asked for.
+    It has the arguments of `torch.utils.data.distributed.DistributedSampler` and yields exactly the
+    same indices in the same order, so it can replace it in a `DataLoader`. It is faster, because it
+    turns only its own share into Python numbers, one by one, and not all N.
 
     `num_replicas` and `rank` default to those of the initialised process group. `len(sampler)` is
     the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
 
-    Raises ValueError if rank is not in 0 … num_replicas - 1, and if there is no process group to
-    ask for an argument that was left out (RuntimeError if this PyTorch has none at all). Iterating
-    raises RuntimeError if the dataset's length has changed meanwhile.
+    Raises ValueError if rank is not in 0 … num_replicas - 1, or if an argument is missing and there
+    is no process group (RuntimeError if this PyTorch has no torch.distributed). Iterating raises
+    RuntimeError if the dataset's length has changed meanwhile.
     """
 
     def __init__(

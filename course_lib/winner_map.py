@@ -1,4 +1,4 @@
-"""A map of who wins where: which algorithm is the fastest, over size and number of ranks.
+"""A map of the fastest algorithm for each size and number of ranks.
 
     >>> from matplotlib.figure import Figure
     >>> from course_lib.winner_map import winner_map

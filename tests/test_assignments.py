@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autograder.course import handed_out
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Mutant
 from course_lib.checking.report import CaseResult
@@ -142,16 +143,15 @@ def test_a_mistake_in_one_is_named_and_stops_no_other(
         "NameError": "\nHIDDEN = nothing\n",
         "SystemExit": "\nraise SystemExit(3)\n",
     }
-    good, bad = tmp_path / "01_good", tmp_path / "02_bad"
+    good, bad = (tmp_path / "instructor" / name for name in ("01_good", "02_bad"))
     for folder in (good, bad):
-        folder.mkdir()
-        for name, content in (
-            ("checks", "CHECKS = {}"),
-            ("hidden", "HIDDEN = {}"),
-            ("mutants", ""),
-        ):
-            (folder / f"{name}.py").write_text(content)
-    (bad / broken).write_text(next(each for key, each in text.items() if key in words))
+        folder.mkdir(parents=True)
+        handed_out(folder).mkdir(parents=True)
+        (handed_out(folder) / "checks.py").write_text("CHECKS = {}")
+        (folder / "hidden.py").write_text("HIDDEN = {}")
+        (folder / "mutants.py").write_text("")
+    where = handed_out(bad) if broken == "checks.py" else bad
+    (where / broken).write_text(next(each for key, each in text.items() if key in words))
     assert readable([bad, good]) == [good]
     trouble = trouble_in(bad)
     assert words in trouble

@@ -24,7 +24,7 @@ from course_lib.desk.lab import environment
 from course_lib.desk.refresh import refresh
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
-from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.course_folders import copy_assignment, needs_sources
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
 SHOTS = os.environ.get("SCREENSHOTS")
@@ -228,7 +228,7 @@ def test_a_check_is_red_and_then_green(page: Browser, lab: str) -> None:
 def graded_class(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a course folder in which `make` has graded its class of six."""
     folder = tmp_path_factory.mktemp("a course")
-    shutil.copytree(SOURCES / ASSIGNMENT, folder / SOURCES.name / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, folder)
     for name in ("nbgrader_config.py", "Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     (folder / ".venv").symlink_to(sys.prefix)

@@ -193,5 +193,5 @@ def test_what_is_not_there_is_found() -> None:
     assert unknown(["shard_bounds", "cost_model.Link", "torch.gone", "2 x", "wait_graph"]) == [
         "wait_graph"
     ]
-    drawing = "`ranks/gone.py`, `ranks/ranks.py`\n```text\nranks/lost.py → ranks/board/\n```\n"
+    drawing = "`ranks/gone.py`, `ranks/ranks.py`\n```text\nranks/lost.py → ranks/explain/\n```\n"
     assert missing_paths(drawing, here) == ["ranks/lost.py", "ranks/gone.py"]

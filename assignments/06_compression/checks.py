@@ -34,7 +34,7 @@ from course_lib.checking.payloads import (
     uniform,
 )
 from course_lib.checking.random_places import draws_places, has_values, inputs_above_zero
-from course_lib.checking.sums import (
+from course_lib.checking.shared.sums import (
     EXACT,
     called,
     calls_of,

@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.course import find_sources, load_config
+from autograder.course import find_sources, handed_out, load_config
 from autograder.examination.gpus import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.canary import solved
@@ -142,7 +142,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
             + "\n".join(unexpected)
             + "\n\nDo not grade here before this is mended. Test the machine with: course "
             "doctor --grading. If you changed the solution, mutants.py or checks.py in "
-            f"{source}, look there too."
+            f"{source} or {handed_out(source)}, look there too."
         )
     return results
 

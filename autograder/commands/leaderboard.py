@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.course import find_sources, load_config
+from autograder.course import find_sources, handed_out, load_config
 from autograder.examination.budget import Limits
 from autograder.files import write_whole
 from autograder.foreign_text import printable
@@ -37,7 +37,7 @@ from autograder.pool.progress import in_words
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.local import load_module
 
 ASSIGNMENT = "10_capstone"
 DESCRIPTION = (
@@ -80,10 +80,10 @@ def leaderboard(
         BoardError: there is nothing to time, or the file of known times cannot be read.
 
     """
-    folder = find_sources(root) / ASSIGNMENT
-    hidden = load_module(folder / "hidden.py")
-    check = load_checks(folder / "checks.py")["train"]
-    case = hidden.FINAL if final else load_module(folder / "checks.py").RACE
+    source = find_sources(root) / ASSIGNMENT
+    hidden = load_module(source / "hidden.py")
+    checks = load_module(handed_out(source) / "checks.py")
+    check, case = checks.CHECKS["train"], hidden.FINAL if final else checks.RACE
     if submitted is None:
         submitted = root / load_config(root).CourseDirectory.submitted_directory
     target, stem = to or root / "grading" / "leaderboard", "final" if final else "leaderboard"

@@ -1,6 +1,8 @@
-"""``autograder new``: write a folder in ``instructor/`` with one whole task, for you to change.
+"""``autograder new``: write an assignment with one whole task, for you to change.
 
-The folder passes its tests and can be released as it is. So any later failure comes from a change.
+It is two folders: ``assignments/NN_name/`` has the check, ``instructor/NN_name/`` the rest.
+
+It passes its tests and can be released as it is. So any later failure comes from a change.
 Its check is the one that ``instructor/README.md`` explains, read from there.
 """
 
@@ -14,12 +16,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode, v4
 
-from autograder.course import find_sources
+from autograder.course import find_sources, handed_out
 
 DESCRIPTION = (
-    "Write instructor/NN_name: a notebook with one task and its solution, the check that "
-    "instructor/README.md explains, hidden cases, and wrong solutions. It passes its tests and can "
-    "be released; change it into your assignment."
+    "Write assignments/NN_name with the check that instructor/README.md explains, and "
+    "instructor/NN_name with a notebook of one task and its solution, hidden cases, and wrong "
+    "solutions. It passes its tests and can be released; change it into your assignment."
 )
 NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 
@@ -131,28 +133,29 @@ class NewError(RuntimeError):
 
 
 def new(root: Path, name: str) -> Path:
-    """Write ``instructor/NN_name/`` and return it.
+    """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        NewError: the name is not usable, the folder exists already, or the README has no check.
+        NewError: the name is not usable, a folder exists already, or the README has no check.
 
     """
     sources = find_sources(root)
     if not NAME.fullmatch(name):
         raise NewError(f"{name!r}: use a name like 12_my_topic: a number and small letters")
     folder = sources / name
-    if folder.exists():
-        raise NewError(f"{folder} exists already: choose another name, or remove it first")
+    for each in (folder, handed_out(folder)):
+        if each.exists():
+            raise NewError(f"{each} exists already: choose another name, or remove it first")
     made = {
-        f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
-        "checks.py": HANDED_OUT + check(sources),
-        "hidden.py": HIDDEN,
-        "mutants.py": MUTANTS,
+        handed_out(folder) / "checks.py": HANDED_OUT + check(sources),
+        folder / f"{name}.ipynb": nbformat.writes(notebook(name), version=4) + "\n",
+        folder / "hidden.py": HIDDEN,
+        folder / "mutants.py": MUTANTS,
     }
-    folder.mkdir()
     for path, text in made.items():
-        (folder / path).write_text(text, encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -212,7 +215,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     name = folder.name
     print(f"Written: {folder}\n")
-    print("  make formgrader                   edit the notebook; the three files lie beside it")
+    print("  make formgrader                   edit the notebook; two of the files lie beside it")
+    print(f"  assignments/{name}/checks.py      the check, which students get")
     print(f'  make test-all ARGS="tests/test_assignments.py -k {name}"')
     print("  autograder release                make the students' version, and the kill matrix")
     return 0

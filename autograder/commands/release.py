@@ -1,10 +1,11 @@
 """``autograder release``: make the students' assignments from what instructors write.
 
-``assignments/NN_name/`` is nbgrader's release of ``instructor/NN_name/``, byte for byte: the
-notebook without solutions and mark schemes, and the files beside it, except those that
-nbgrader_config.py ignores, such as ``hidden.py``. It is committed, so a student needs only a clone.
-Never edit it: this command makes it anew. The same holds for the kill matrix in
-``instructor/README.md`` and for the overview in ``assignments/README.md``, which has its sums only.
+The notebook in ``assignments/NN_name/`` is nbgrader's release of that in ``instructor/NN_name/``,
+byte for byte: without solutions and mark schemes. So are other files beside it, such as figures. It
+is committed, so that a clone is all that a student needs, and made anew by this command, never
+edited. ``checks.py`` and other Python of ``assignments/NN_name/`` is written there, and no other
+copy of it is kept: this command leaves it as it is. Made anew is also the kill matrix in
+``instructor/README.md``, and the overview in ``assignments/README.md``, which has its sums only.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from autograder.commands.overview import overview
 from autograder.course import find_sources, load_config
 
 DESCRIPTION = (
-    "Make assignments/NN_name from instructor/NN_name: the notebook without solutions and mark "
-    "schemes, and the files beside it without hidden.py and mutants.py. It refuses to release if "
-    "a line of a solution would be visible. The same source gives the same bytes."
+    "Make the notebook in assignments/NN_name from the one in instructor/NN_name, without "
+    "solutions and mark schemes. Refuses if a line of a solution would be seen. The same source "
+    "gives the same bytes. checks.py lies in assignments/ only, and stays as it is."
 )
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched within other lines
@@ -46,11 +47,11 @@ def release(
     write: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make ``assignments/`` from ``instructor/``; return the paths that differed, sorted.
+    """Make the notebooks in ``assignments/`` anew; return the paths that differed, sorted.
 
     Args:
         root: the course folder.
-        names: the assignments; by default all, and then those without a source are removed.
+        names: the assignments; by default all, and then a notebook without a source is removed.
         write: False to change nothing and only say what differs.
         say: takes one line for each assignment.
 
@@ -60,17 +61,20 @@ def release(
 
     """
     sources, target = find_sources(root), root / "assignments"
-    there = sorted(path.parent.name for path in sources.glob("*/checks.py"))
+    there = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
     if unknown := sorted(set(names) - set(there)):
         raise ReleaseError(
-            f"no {unknown[0]}/checks.py in {sources}; there are: {', '.join(there) or 'none'}"
+            f"no {unknown[0]}/{unknown[0]}.ipynb in {sources}; "
+            f"there are: {', '.join(there) or 'none'}"
         )
-    everything = sorted({*there, *(path.parent.name for path in target.glob("*/checks.py"))})
+    everything = sorted({*there, *(path.parent.name for path in target.glob("*/*.ipynb"))})
     differing = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in names or everything:
             made = generate(root, name, Path(scratch)) if name in there else {}
-            changed = _differing(made, files(target / name))
+            there_now = files(target / name).items()
+            before = {path: text for path, text in there_now if not path.endswith(".py")}
+            changed = _differing(made, before)
             say(f"{name}: {_describe(made, changed, write)}")
             if write:
                 _write(target / name, {path: made.get(path) for path in changed})
@@ -102,7 +106,7 @@ def _renew(path: Path, text: str, write: bool) -> bool:
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
-    """Return the files that students get of one assignment, by their relative paths.
+    """Return the files that are made for students of one assignment, by their relative paths.
 
     Args:
         root: the course folder.
@@ -110,7 +114,7 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
         scratch: a folder to make them in.
 
     Raises:
-        ReleaseError: nbgrader refused it, or a solution would leak.
+        ReleaseError: nbgrader refused it, a solution would leak, or there is Python to hand out.
 
     """
     config = load_config(root, data=scratch)
@@ -119,8 +123,12 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     outcome = NbGraderAPI(config=config).generate_assignment(name)
     if not outcome["success"]:
         raise ReleaseError(f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip())
-    made = files(scratch / "release" / name)
-    folder = find_sources(root) / name
+    made, folder = files(scratch / "release" / name), find_sources(root) / name
+    if python := [path for path in made if path.endswith(".py")]:
+        raise ReleaseError(
+            f"{folder / python[0]}: students get no Python from here. Move what is for them to "
+            f"assignments/{name}/, where it is the only copy."
+        )
     for path in (path for path in made if path.endswith(".ipynb")):
         source = nbformat.read(folder / path, as_version=4)
         if found := leaks(source, nbformat.reads(made[path].decode(), as_version=4)):
@@ -190,7 +198,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="change nothing; exit status 1 if assignments/ differs from what instructor/ makes",
+        help="change nothing; exit status 1 if a notebook differs from what instructor/ makes",
     )
 
 

@@ -23,8 +23,8 @@ from autograder.pool.one import rebuilt
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, Observed
+from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner
-from course_lib.checking.wire import Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RanksError
 

@@ -16,8 +16,8 @@ from autograder.examination.channel import Channel
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone.referee import SECONDS, played_by
 from course_lib.capstone.tape import TapeError
-from course_lib.checking.frames import Frame
-from course_lib.checking.wire import WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import WireError, decode, encode
 
 _NUMBERS = {"seconds": float, "computed": float, "light": float, "flops": int, "gradients": int}
 _LISTS = {"losses": float, "sent": int, "received": int, "claimed": int}

@@ -19,9 +19,9 @@ from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case
-from course_lib.checking.frames import Frame
 from course_lib.checking.limits import CARRIED, MAX_ANSWERS, MAX_TEXT
-from course_lib.checking.wire import Plain, WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import (
     MismatchError,
@@ -31,9 +31,7 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
 )
 from course_lib.ranks.explain.failure import Failure, rank_error, timed_out
-from course_lib.ranks.fabric.diagnosis import explain_misuse
-from course_lib.ranks.fabric.handles import MAX_MISUSES, Misuse
-from course_lib.ranks.fabric_socket.server import FabricServer
+from course_lib.ranks.for_graders import MAX_MISUSES, FabricServer, Misuse, explain_misuse
 from course_lib.ranks.trace.trace import Trace
 
 GRACE = 0.5

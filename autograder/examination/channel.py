@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
-from course_lib.checking.frames import Frame, FrameReader, header
+from course_lib.checking.on_ranks.frames import Frame, FrameReader, header
 
 MAX_ANSWER = 64 * 2**20
 START_SECONDS = 60.0

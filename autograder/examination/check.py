@@ -19,8 +19,8 @@ from autograder.sandbox.place import OVER_MEMORY, MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
+from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner
-from course_lib.checking.wire import Plain
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,

@@ -18,11 +18,11 @@ from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.case import GRACE, failure_told
 from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.frames import Frame
-from course_lib.checking.wire import Plain, WireError, decode, encode
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.ranks.explain.errors import RankError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error, timed_out
-from course_lib.ranks.placement import place as placement
+from course_lib.ranks.for_graders import place as placement
 
 On = Literal["cpu", "gpu"]
 

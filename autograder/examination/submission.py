@@ -19,11 +19,11 @@ from autograder.examination.channel import Channel
 from autograder.examination.node import NodeRanks, On
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed
-from course_lib.checking.frames import Frame
 from course_lib.checking.limits import MAX_TEXT, seconds_of
+from course_lib.checking.on_ranks.frames import Frame
+from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
-from course_lib.checking.wire import Plain, WireError, decode, encode
 from course_lib.ranks.explain.errors import RanksError
 
 

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autograder.course import handed_out
+
 if TYPE_CHECKING:  # they import torch, which reading a verdict does not need
     from course_lib.checking import CheckReport
     from course_lib.ranks import Trace
@@ -185,10 +187,10 @@ def checks_digest(source: Path, released: Path) -> str:
     judges = Path(__file__).parents[2] / "course_lib" / "checking"
     content = hashlib.sha256(version("sgd-to-ddp").encode())
     for path in (
-        source / "checks.py",
+        *sorted(handed_out(source).glob("*.py")),
         source / "hidden.py",
         released,
-        *sorted(judges.glob("*.py")),
+        *sorted(judges.rglob("*.py")),
     ):
         content.update(f"{path.name} {path.stat().st_size}\0".encode() + path.read_bytes())
     return content.hexdigest()

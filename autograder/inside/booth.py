@@ -11,8 +11,8 @@ from typing import Any
 
 from autograder.inside.examinee import silence
 from course_lib.capstone.referee import play
-from course_lib.checking.frames import Frame, recv_frame, send_frame
-from course_lib.checking.wire import decode, encode
+from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
+from course_lib.checking.on_ranks.wire import decode, encode
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:

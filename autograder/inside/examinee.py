@@ -32,14 +32,20 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from autograder.inside import cell, handover, scratch
-from course_lib.checking.frames import Frame, recv_frame, send_frame
-from course_lib.checking.wire import decode, encode
-from course_lib.ranks.calls import cell_sources, install_sources
+from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
+from course_lib.checking.on_ranks.wire import decode, encode
 from course_lib.ranks.explain.failure import Failure, describe
-from course_lib.ranks.fabric_socket.client import FabricClient, FabricStopped, fabric_rank
-from course_lib.ranks.processes import fork_server, huge_pages
-from course_lib.ranks.processes.launch import WIDE
-from course_lib.ranks.processes.worker import redirect_output
+from course_lib.ranks.for_graders import (
+    WIDE,
+    FabricClient,
+    FabricStopped,
+    cell_sources,
+    collapse,
+    fabric_rank,
+    install_sources,
+    redirect_output,
+    serve,
+)
 
 MAX_TEXT = 64 * 1024
 
@@ -287,14 +293,14 @@ def main() -> None:
     # Children find this file's functions under its own name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
-    for name in (*WIDE, "course_lib.checking.given", "autograder.inside.node"):
+    for name in (*WIDE, "course_lib.checking.on_ranks.given", "autograder.inside.node"):
         importlib.import_module(name)
     warm_up()
     gc.collect()
     gc.freeze()
-    huge_pages.collapse()
+    collapse()
     gc.enable()
-    fork_server.serve(control, fork_process=forker)
+    serve(control, fork_process=forker)
 
 
 if __name__ == "__main__":

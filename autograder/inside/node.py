@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from autograder.inside.examinee import do_work, receive_work, silence
-from course_lib.checking.frames import Frame, send_frame
-from course_lib.checking.wire import encode
+from course_lib.checking.on_ranks.frames import Frame, send_frame
+from course_lib.checking.on_ranks.wire import encode
 
 _STORE = "/tmp/.ranks"
 _NO_LIMIT = timedelta(days=1)  # the examiner decides when a case has taken too long

@@ -73,7 +73,8 @@ class Examine(NbGraderPreprocessor):
         assignment, student, notebook = (
             names[key] for key in ("assignment", "student", "notebook")
         )
-        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).resolve()
+        # No link is followed: instructor/ may be one, and assignments/ lies beside the link.
+        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).absolute()
         released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})

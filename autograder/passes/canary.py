@@ -34,6 +34,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.course import handed_out
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, all_filled_in, examine_notebook
@@ -280,14 +281,13 @@ def try_out(root: Path) -> str:
         LookupError: there is no assignment with its solution.
 
     """
-    for source in sorted((root / "instructor").glob("*/checks.py")):
-        released = root / "assignments" / source.parent.name
-        canary = Canary.of(Exam.of(source.parent), source.parent, released)
+    for source in sorted(path.parent for path in (root / "instructor").glob("*/hidden.py")):
+        canary = Canary.of(Exam.of(source), source, handed_out(source))
         if canary is not None and canary.ranks > 1:
-            canaries = Canaries(source.parent, released, Settings())
+            canaries = Canaries(source, handed_out(source), Settings())
             canaries.check()
             return (
-                f"{source.parent.name}: a right, a wrong and a crashing solution "
+                f"{source.name}: a right, a wrong and a crashing solution "
                 f"got the points that they must, in {canaries.seconds:.1f} s"
             )
     raise LookupError("no assignment has its solution in this copy of the course")

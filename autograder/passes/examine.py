@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.course import handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import MEMORY, TIME, Examined, examine
 from autograder.examination.gpus import gpu_mounts
@@ -118,7 +119,8 @@ class Exam:
     @classmethod
     def of(cls, source: Path) -> Exam:
         """Return the exam of the assignment in the folder `source`, under ``instructor/``."""
-        checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+        checks = load_checks(handed_out(source) / "checks.py")
+        hidden = load_module(source / "hidden.py")
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
     def place(self, settings: Settings) -> SandboxedPlace:

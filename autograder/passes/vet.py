@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ _MAX_NOTES = 20
 _NOTEBOOK = "the notebook"
 _ENCODED = "is in "
 """A note that begins so is on the encoding only: nothing else of the notebook is lost."""
+_MENDED = "mended"
+"""Under this key a mended notebook's metadata says what was done."""
 
 notes: dict[tuple[str, str], list[str]] = {}
 """(Student, assignment) → sentences on what was set aside or repaired."""
@@ -55,10 +58,14 @@ def damage(told: Sequence[str]) -> list[str]:
     return [note for note in told if note.startswith(_NOTEBOOK)]
 
 
+def _place_aside(path: Path, folder: Path) -> Path:
+    student, assignment = folder.parent.name, folder.name
+    return folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
+
+
 def set_aside(path: Path, folder: Path) -> None:
     """Move `path` out of the submission's `folder`."""
-    student, assignment = folder.parent.name, folder.name
-    target = folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
+    target = _place_aside(path, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink() or target.exists():
         target = target.with_name(f"{target.name}.{os.urandom(3).hex()}")
@@ -122,12 +129,22 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
     else:
         problem, content = _read(path.read_bytes())
     if not problem:
+        told += _told_before(path, content)
         return
     done = "an empty one" if content is None else "what can be read of it"
-    told.append(f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place")
+    note = f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place"
+    told.append(note)
     set_aside(path, path.parent)
-    whole = problem.startswith(_ENCODED)
-    path.write_text(json.dumps(content if whole else _repaired(content)), encoding="utf-8")
+    mended: Any = content if problem.startswith(_ENCODED) else _repaired(content)
+    mended["metadata"][_MENDED] = note
+    path.write_text(json.dumps(mended), encoding="utf-8")
+
+
+def _told_before(path: Path, content: Any) -> list[str]:
+    """Return the note on a notebook that this pass mended earlier: grading may have been killed."""
+    note = content["metadata"].get(_MENDED)
+    ours = isinstance(note, str) and re.fullmatch(rf"{_NOTEBOOK}[\w ,:.-]{{,200}}", note)
+    return [str(note)] if ours and _place_aside(path, path.parent).exists() else []
 
 
 def text_of(data: bytes) -> str:

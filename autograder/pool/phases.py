@@ -187,7 +187,10 @@ def report(outcomes: Sequence[Outcome]) -> int:
     if any(outcome.fault == MACHINE for outcome in failed):
         print(TO_DO)
     if any(outcome.fault != MACHINE for outcome in failed):
-        print("A check is broken: mend it under instructor/, then give the same command again.")
+        print(
+            "A check is broken: mend checks.py under assignments/, or hidden.py under instructor/, "
+            "then give the same command again."
+        )
     return 1 if failed else 0
 
 

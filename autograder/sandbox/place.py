@@ -39,7 +39,7 @@ from autograder.sandbox.mounts import Mount, beside_packages, course_package, py
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import is_root, own_uid
 from course_lib.ranks.explain.failure import exit_reason
-from course_lib.ranks.processes.fork_client import ForkServer, ForkServerError
+from course_lib.ranks.for_graders import ForkServer, ForkServerError
 
 _EXAM = "/exam"
 _ENVIRONMENT = {
@@ -356,8 +356,7 @@ def _checking() -> Iterator[Mount]:
     folder = course_package() / "checking"
     yield Mount(folder)
     yield Mount(folder / "__init__.py", _INSIDE / "no_checking.py")
-    for name in ("wire.py", "frames.py", "effects.py", "held.py", "given.py"):
-        yield Mount(folder / name, folder / name)
+    yield Mount(folder / "on_ranks", folder / "on_ranks")
 
 
 class _SandboxProcess:

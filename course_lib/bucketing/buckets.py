@@ -1,4 +1,4 @@
-"""Buckets: which gradients travel together, and in which order.
+"""Buckets: the gradients that are sent together, and their order.
 
     >>> from course_lib.bucketing import assign_buckets
     >>> assign_buckets([torch.empty(1 << 18)] * 4, bucket_cap_mb=2, first_bucket_mb=1)  # 1 MiB each
@@ -6,16 +6,15 @@
 
 One all-reduce per parameter pays the latency once per parameter: a deep network of small layers
 spends most of a step on it. One all-reduce for all of them pays it once, but cannot begin before
-the last gradient is there. Buckets lie between: gradients are put one behind the other into flat
-buffers of at most `bucket_cap_mb`, and a buffer leaves as soon as it is complete, while backward
-goes on.
+the last gradient is there. Buckets lie between: gradients are put one after the other into flat
+buffers of at most `bucket_cap_mb`. A buffer is sent as soon as it is complete, while backward
+continues.
 
 Backward computes gradients from the last layer to the first, so buckets are filled in the *reverse*
-order of the parameters. The first one is small (`first_bucket_mb`): it is what the network waits
-for before there is anything to do. A buffer holds one dtype, on one device, because a collective
-sums numbers of one kind.
+order of the parameters. The first one is small (`first_bucket_mb`): the network is idle until it is
+complete. A buffer holds one dtype, on one device, because a collective sums numbers of one kind.
 
-`size.best_bucket_bytes` says which size is best where; PyTorch's 25 MiB suits many networks.
+`size.best_bucket_bytes` computes the best size for a network; PyTorch's 25 MiB suits many.
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
@@ -26,10 +25,10 @@ import torch
 from torch import Tensor
 
 MEGABYTE = 1 << 20
-"""Bytes of what PyTorch's arguments call a megabyte: 2²⁰."""
+"""Bytes of a megabyte in PyTorch's arguments: 2²⁰."""
 
 Kind = tuple[torch.dtype, torch.device]
-"""What one flat buffer can hold one of."""
+"""The kind of a tensor; one flat buffer holds tensors of one kind only."""
 
 
 def assign_buckets(
@@ -58,8 +57,8 @@ def assign_buckets(
     caps = list(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else [bucket_cap_mb]
     if not caps or min(*caps, first_bucket_mb) < 0:
         raise ValueError(
-            f"bucket_cap_mb={bucket_cap_mb} and first_bucket_mb={first_bucket_mb} are sizes in "
-            "MiB, 0 or more"
+            f"bucket_cap_mb={bucket_cap_mb} and first_bucket_mb={first_bucket_mb} must be sizes "
+            "in MiB, 0 or more"
         )
     if order is None:
         order = range(len(tensors) - 1, -1, -1)

@@ -1,12 +1,12 @@
-"""The capstone: train to a target loss, fast, and be timed by a clock that nobody can bend.
+"""The capstone: train to a target loss as fast as possible, on a clock that nobody can cheat.
 
-A student's function runs as it is; what it computes and sends is written on a *tape*
+A student's function runs unchanged; its computations and messages are written on a *tape*
 (`recorder`). The referee plays the tapes of all ranks again, on another draw of the problem, on a
-network with a virtual clock (`player`, `referee`). The score is that run's: its time, from a price
-list (`operators`), its bytes, its loss. Nothing else a student's process does can count: it is not
-on the tape. As with a CUDA graph, what is on it no longer depends on the numbers.
+network with a virtual clock (`player`, `referee`). The score is that of the second run: its time,
+from a price list (`operators`), its bytes, its loss. Nothing else in a student's process can count,
+because it is not on the tape. As with a CUDA graph, the tape does not depend on the numbers.
 
-In which order to read: `race`, `tape`, `constants`, `operators`, `handle`, `recorder`, `player`,
+Read in this order: `race`, `tape`, `constants`, `operators`, `handle`, `recorder`, `player`,
 `referee`, `rehearsal`.
 """
 

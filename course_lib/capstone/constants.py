@@ -1,8 +1,8 @@
-"""Numbers that a rank brings along: no operator made them, and few of them are allowed.
+"""Constants of a rank: numbers that no operator made. Only a few are allowed.
 
-There are two ways for them on a tape, and both are counted here: memory with numbers in it, as of
-``torch.tensor([…])``, and the line of an operator. The latter may name numbers (arguments, lists of
-scalars, sizes) and tensors, which may be views of one table in an order of somebody's choice.
+They come onto a tape in two ways, and both are counted here: as memory with numbers in it, such as
+``torch.tensor([…])``, and in the line of an operator. Such a line may name numbers (arguments,
+lists of scalars, sizes) and tensors, which may be views of one table in a chosen order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from course_lib.capstone.tape import TapeError
 MAX_CONSTANT = 8_192
 """Bytes of all constants of one rank: indices and masks, not weights."""
 FREE_NAMES = 32
-"""So many numbers and tensors an operator may name for nothing: it pays for them with its launch.
-Each one more is eight bytes. A fused Adam of four parameters names 30."""
+"""An operator may name so many numbers and tensors for free: its launch pays for them.
+Each further one counts as eight bytes. A fused Adam of four parameters names 30."""
 _FREE_SIZES = 4
-"""Of a tensor; each one more, with its stride, is a number."""
+"""Free dimensions of a tensor; each further one, with its stride, counts as a number."""
 
 
 class Constants:
-    """What one rank has brought along so far.
+    """The constants of one rank so far.
 
     Attributes:
-        nbytes: bytes of it.
+        nbytes: their size in bytes.
 
     """
 
@@ -33,7 +33,7 @@ class Constants:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> bool:
-        """Count memory; return whether there may be so much."""
+        """Count memory; return whether that much is allowed."""
         self.nbytes += nbytes
         return self.nbytes <= MAX_CONSTANT
 
@@ -41,7 +41,7 @@ class Constants:
         """Count memory.
 
         Raises:
-            TapeError: there may not be so much.
+            TapeError: that much is not allowed.
 
         """
         before = self._before()
@@ -49,21 +49,21 @@ class Constants:
             at = f" ({where[:80]})" if where else ""
             raise TapeError(
                 f"{nbytes:,} bytes come from nowhere{at}{before}: no operator on the tape made "
-                f"them, and there may be {MAX_CONSTANT:,} such bytes in all. NumPy, files, other "
-                "threads and numbers from home are not on the tape; torch.randperm and "
+                f"them, and only {MAX_CONSTANT:,} such bytes are allowed in all. NumPy, files, "
+                "other threads and precomputed numbers are not on the tape; torch.randperm and "
                 "torch.randint are"
             )
 
     def take_line(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Count what an operator's line names.
+        """Count the numbers and tensors in an operator's line.
 
         Args:
-            name: of the operator.
-            args: as the tape tells them.
-            kwargs: likewise.
+            name: the operator's name.
+            args: its arguments, as on the tape.
+            kwargs: its keyword arguments, as on the tape.
 
         Raises:
-            TapeError: there may not be so much.
+            TapeError: that many are not allowed.
 
         """
         names = sum(map(_names, args)) + sum(map(_names, kwargs.values()))
@@ -73,9 +73,9 @@ class Constants:
         if not self.take(nbytes):
             raise TapeError(
                 f"{name[:60]} names {names:,} numbers and tensors. All above {FREE_NAMES} count as "
-                f"numbers that come from nowhere, {nbytes:,} bytes{before}, and there may be "
-                f"{MAX_CONSTANT:,} such bytes in all: have many numbers made by operators, and "
-                "keep them in one tensor"
+                f"numbers that come from nowhere, {nbytes:,} bytes{before}, and only "
+                f"{MAX_CONSTANT:,} such bytes are allowed in all: make many numbers with "
+                "operators, and keep them in one tensor"
             )
 
     def _before(self) -> str:

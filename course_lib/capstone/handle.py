@@ -13,9 +13,9 @@ class TapedWork(dist.Work):
     """A handle, whose wait is on the tape.
 
     Args:
-        inner: the handle of what runs.
-        unseen: while it is open, nothing comes on the tape.
-        waited: notes that its operations were waited for.
+        inner: the handle of the running operation.
+        unseen: while it is open, nothing is written on the tape.
+        waited: writes on the tape that its operations were waited for.
 
     """
 

@@ -1,8 +1,8 @@
-"""The operators that a tape may hold, and what each costs.
+"""The operators that a tape may hold, and their prices.
 
-A list of what is allowed, and not of what is forbidden: an operator that nobody has priced would be
-free. What is here either moves memory and does a few operations per element, so that its traffic
-is its price, or multiplies matrices, and then its floating-point operations are counted.
+The list says what is allowed, not what is forbidden: an operator without a price would be free.
+Most operators here move memory and do a few operations per element, so their memory traffic is
+their price. Those that multiply matrices are priced by their floating-point operations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from course_lib.ranks import Device
 
 LAUNCH = 5e-6
-"""Seconds that every operator takes beside its work: a kernel's launch."""
+"""Seconds that every operator takes in addition to its work: a kernel's launch."""
 
 _ALLOCATE = "empty empty_like empty_strided new_empty new_empty_strided"
 _FILL = """zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_
@@ -44,11 +44,11 @@ _REDUCE = """sum mean amax amin max min argmax argmin prod var std var_mean norm
 _LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
  nll_loss_forward nll_loss_backward mse_loss mse_loss_backward"""
 _OPTIMIZERS = {"_fused_sgd_": 3, "_fused_adam_": 6, "_fused_adamw_": 6}
-"""Name → how many lists of tensors it takes."""
+"""Name → the number of lists of tensors that it takes."""
 _UNSAFE = {"embedding_dense_backward", "_foreach_copy"}
-"""These go beyond their memory if an index or a length is wrong, as those of the norms do."""
+"""These access memory out of bounds if an index or a length is wrong; so do the norms."""
 _COUNTED = """mm addmm addmm_ bmm baddbmm baddbmm_ convolution convolution_backward linalg_qr"""
-"""Those whose floating-point operations are counted: of matrices, in place as well."""
+"""Matrix operators, also in place: their floating-point operations are counted."""
 
 _ELEMENTWISE = {*_BY_ELEMENT.split(), *_FILL.split(), *_MOVE.split(), *_REDUCE.split()}
 FREE = frozenset(_ALLOCATE.split())
@@ -64,13 +64,13 @@ KNOWN = frozenset(
     }
     - _UNSAFE
 )
-"""Names of operators, without their overloads; views are not on a tape at all."""
+"""Names of operators without their overloads; views never appear on a tape."""
 GRADIENT = "_log_softmax_backward_data"
-"""The operator that stands once in every gradient of a cross-entropy: so gradients are counted."""
+"""An operator that appears once in every gradient of a cross-entropy; it counts gradients."""
 
 
 def _qr_flops(matrices: Tensor, *_: Any, **__: Any) -> int:
-    """Householder's QR of m × n, with Q written out: 4 (m n² - n³/3); of each of a batch."""
+    """Householder's QR of m × n, with Q computed: 4 (m n² - n³/3), for each of a batch."""
     *batch, rows, columns = matrices.shape
     n = min(rows, columns)
     return math.prod(batch) * int(4 * (rows * n * n - n**3 / 3))
@@ -91,12 +91,12 @@ def operator_called(name: str) -> Callable[..., Any]:
     """Return the operator ``aten::add_.Tensor``.
 
     Raises:
-        LookupError: it is not one that a tape may hold.
+        LookupError: a tape may not hold it.
 
     """
     base, _, overload = name.removeprefix("aten::").partition(".")
     if not name.startswith("aten::") or base not in KNOWN:
-        raise LookupError(f"{name[:60]} is no operator whose price is known")
+        raise LookupError(f"{name[:60]} is not an operator on the price list")
     packet = getattr(torch.ops.aten, base, None)
     operator = getattr(packet, overload or "default", None)
     if not isinstance(operator, torch._ops.OpOverload):  # a packet has other attributes, too
@@ -105,7 +105,7 @@ def operator_called(name: str) -> Callable[..., Any]:
 
 
 def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check what some of PyTorch's kernels leave to their caller: that they stay in their memory.
+    """Check for some of PyTorch's kernels that they stay in bounds; they do not check it.
 
     Raises:
         ValueError: the operator would read or write beyond its tensors.
@@ -115,7 +115,7 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         _, scores, labels, _, _, ignored, _ = args
         here = labels[labels != ignored]
         if bool(((here < 0) | (here >= scores.shape[-1])).any()):
-            raise ValueError("a label is none of the classes")
+            raise ValueError("a label is not one of the classes")
     elif name.endswith("softmax_backward_data"):
         grad, result, *_ = args
         if grad.shape != result.shape:
@@ -125,12 +125,12 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that all tensors of a fused optimizer are of the size of their parameter."""
+    """Check that all tensors of a fused optimizer have the size of their parameter."""
     if len(args) != _OPTIMIZERS[name]:
-        raise ValueError("a fused optimizer takes its lists of tensors in their order")
+        raise ValueError("a fused optimizer must get its lists of tensors in order")
     params, *others = args
     steps = [] if name == "_fused_sgd_" else others.pop()
-    # The last one is the momentum, or the largest squares: there is none if it is not used.
+    # The last list is the momentum, or the largest squares; it is empty if it is not used.
     if not others[-1] and not kwargs.get("amsgrad") and not kwargs.get("momentum"):
         others.pop()
     lengths = {len(each) for each in (params, *others, *([steps] if steps else []))}
@@ -148,10 +148,10 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tuple[float, int]:
-    """Return seconds and floating-point operations of one operator that has run.
+    """Return the seconds and floating-point operations of one operator that has run.
 
-    t = launch + max(F/φ, M/μ): F its floating-point operations, M the bytes of all its tensors, in
-    and out. F is counted for matrix products; of the others M is the longer part by far.
+    t = launch + max(F/φ, M/μ): F is its floating-point operations, M the bytes of all its tensors,
+    in and out. F is counted for matrix products only; for other operators M takes far longer.
     """
     packet = operator._overloadpacket
     if packet.__name__ in FREE:

@@ -1,7 +1,7 @@
-"""Plays a tape on a simulated rank: the referee's run, without the student's code.
+"""Play a tape on a simulated rank: the referee's run, without the student's code.
 
-Every line is looked at as what a stranger sent: names are looked up in the price list, memory is
-named within its bounds. What a line costs is counted here, from what really ran.
+No line is trusted: names must be on the price list, and memory must be within its bounds. The cost
+of a line is counted here, from the operator that really ran.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from course_lib.capstone.operators import (
 )
 from course_lib.capstone.tape import DTYPES, Tape, TapeError
 from course_lib.ranks import Device, compute
-from course_lib.ranks.fabric.operation import Operation, check_tensors
-from course_lib.ranks.fabric.torch_hooks import here
-from course_lib.ranks.fabric.values import why_not
-from course_lib.ranks.metered.collective_table import KINDS
+from course_lib.ranks.for_graders import KINDS, Operation, check_tensors, here, why_not
 
 _MAX_BYTES = 1 << 30
 _NONSENSE = "a line of the tape makes no sense"
@@ -40,13 +37,13 @@ _NONSENSE = "a line of the tape makes no sense"
 
 @dataclass
 class Played:
-    """What playing a rank's tape gave.
+    """The result of playing a rank's tape.
 
     Attributes:
-        weights: what the tape calls the trained weights.
+        weights: the tensors that the tape names as the trained weights.
         flops: floating-point operations.
         gradients: how often the gradient of a cross-entropy was computed.
-        operators: how many ran.
+        operators: the number of operators that ran.
         computed: seconds of computation.
 
     """
@@ -63,8 +60,8 @@ class Player:
 
     Args:
         tape: the tape.
-        given: the buffers 0, 1, …: other numbers than when it was written, in the same shapes.
-        device: what computation costs.
+        given: the buffers 0, 1, …: the shapes are those of the recording, the numbers are not.
+        device: the device, which sets the cost of computation.
 
     """
 
@@ -89,10 +86,10 @@ class Player:
         }
 
     def play(self) -> Played:
-        """Do what the tape says.
+        """Execute the tape.
 
         Raises:
-            TapeError: it cannot be done, or is not allowed.
+            TapeError: a line cannot be executed, or is not allowed.
 
         """
         for number, line in enumerate(self._tape.lines, 1):
@@ -104,7 +101,7 @@ class Player:
             except Exception as error:
                 words = str(error).partition("\n")[0][:200]
                 raise TapeError(
-                    f"{_called(line)}, line {number} of the tape, cannot be done again on another "
+                    f"{_called(line)}, line {number} of the tape, cannot be repeated on another "
                     f"draw: {words}"
                 ) from None
         self._spend()
@@ -112,7 +109,7 @@ class Player:
             if targets:
                 raise TapeError(
                     f"rank {operation.rank} never waits for the handle of {operation.kind} "
-                    f"({operation.where}), so what it brings never arrives: keep the handle, and "
+                    f"({operation.where}), so its data never arrive. Keep the handle, and "
                     "call .wait() before you use the tensors"
                 )
         try:
@@ -155,7 +152,7 @@ class Player:
             raise TapeError(_NONSENSE)
         last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         if math.prod(size) and (last + 1) * dtype.itemsize > storage.nbytes():
-            raise TapeError("the tape names memory that is not there: do not resize a tensor")
+            raise TapeError("the tape names memory that does not exist: do not resize a tensor")
         tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
         self._views[key] = tensor
         return tensor
@@ -185,7 +182,7 @@ class Player:
         got = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         for tensor, told in zip(got, outs, strict=True):
             if base in FREE and base not in RANDOM:
-                tensor.zero_()  # what memory holds before it is written is no one's number
+                tensor.zero_()  # memory that was never written must not carry numbers
             self._bind(tensor, told, name)
 
     def _bind(self, tensor: Tensor, told: Any, name: str) -> None:
@@ -195,11 +192,11 @@ class Player:
         found = tensor.storage_offset(), list(tensor.shape), list(tensor.stride())
         if found != (offset, size, stride) or tensor.dtype is not DTYPES[which]:
             raise TapeError(
-                f"{name} gives another shape on another draw: what depends on the numbers, as "
-                "x[mask] does, cannot be on a tape; weights of 0 and 1 can"
+                f"{name} gives another shape on another draw. A shape that depends on the numbers, "
+                "as in x[mask], cannot be on a tape; multiply by weights of 0 and 1 instead"
             )
         if sum(each.nbytes() for each in (tensor.untyped_storage(),)) > _MAX_BYTES:
-            raise TapeError("a tensor of more than a gigabyte")
+            raise TapeError("a tensor is larger than a gigabyte")
         self._memory[buffer] = tensor.untyped_storage()
 
     def _constant(self, buffer: int, nbytes: int, data: str | None, where: str) -> None:
@@ -240,8 +237,8 @@ class Player:
         context = here()
         if context.rank not in members or not set(members) <= set(range(context.world_size)):
             raise TapeError(_NONSENSE)
-        # What is sent is what the tensors hold now; what is got lies elsewhere until the wait. Who
-        # uses a tensor in between is not ahead of the clock.
+        # The message carries what the tensors hold now. Received data lie elsewhere until the wait:
+        # using a tensor before that gains no time.
         inputs = [self._tensor(each).clone() for each in puts]
         targets = [self._tensor(each) for each in gets]
         outputs = inputs if gets == puts else [torch.empty_like(each) for each in targets]
@@ -272,7 +269,7 @@ class Player:
             target.copy_(got)
 
     def _spend(self) -> None:
-        """Let the clock run for what was computed since the last message."""
+        """Advance the clock by the computation since the last message."""
         if self._unspent:
             compute(self._unspent)
             self._played.computed += self._unspent
@@ -280,13 +277,13 @@ class Player:
 
 
 def _gets(operation: Operation) -> bool:
-    """Return whether it writes this rank's tensors: not a broadcast's at the root, for example."""
+    """Return whether it writes this rank's tensors; a broadcast at its root does not."""
     here = operation.peer == operation.rank
     return not {"broadcast": here, "reduce": not here}.get(operation.kind, False)
 
 
 def _called(line: Any) -> str:
-    """Return what a line of a tape, which may be anything, asks for."""
+    """Return the name of the operation in a line of a tape; the line may be anything."""
     match line:
         case ["o", str(name), *_]:
             return name[:60]

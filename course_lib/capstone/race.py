@@ -1,8 +1,8 @@
-"""The race: what is to be trained, on which network, and how good it must be.
+"""The race: the problem, the network, and the target.
 
-The problem is made anew from every seed: clusters of points with a label each, and fresh noise. So
-nobody can know the weights in advance, and one draw tells nothing about the next, but how hard it
-is: that is the same in all.
+Every seed gives a new problem: clusters of points with a label each, and fresh noise. So nobody can
+know the weights in advance. One draw tells nothing about the next, except how hard it is, which is
+the same for all.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from torch.nn import functional as F
 
 from course_lib.capstone.recorder import Recorder
 from course_lib.ranks import Device, Network
-from course_lib.ranks.metered.python_group import watched_by
+from course_lib.ranks.for_graders import watched_by
 
 DEVICE = Device(flops=50e9, memory_bandwidth=20e9)
-"""Of every rank: 50 GFLOP/s and 20 GB/s."""
+"""The device of every rank: 50 GFLOP/s and 20 GB/s."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """What a case is about.
+    """The parameters of a case.
 
     Args:
         target: the loss to reach, in nats, on rows that no rank has.
         limit: virtual seconds that count as fast.
-        latency: of the network, in seconds.
-        bandwidth: of the network, in bytes per second.
+        latency: the network's latency in seconds.
+        bandwidth: the network's bandwidth in bytes per second.
         world_size: number of ranks K.
-        rows: of each rank.
+        rows: rows of each rank.
         features: numbers in a row.
         hidden: width of the network's hidden layer.
         classes: number of labels.
-        clusters: of points of one label, an even number: half of them opposite the others.
+        clusters: clusters per label, an even number: half of them lie opposite the others.
         noise: standard deviation of a point around its centre, in every feature.
-        skew: share of a rank's rows that are from clusters of its own, cluster number modulo K; the
-            others, and the rows that no rank has, are from all alike.
+        skew: share of a rank's rows from its own clusters (cluster number modulo K). Its other
+            rows, and the held-out rows, come from all clusters equally.
 
     """
 
@@ -62,13 +62,13 @@ class Race:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Race:
-        """Return the race of a case's parameters, of which it may have more."""
+        """Return the race of a case's parameters; further parameters are ignored."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in parameters.items() if name in names})
 
     @property
     def network(self) -> Network:
-        """What messages cost."""
+        """The network, which sets the cost of messages."""
         return Network(self.latency, self.bandwidth)
 
 
@@ -77,10 +77,10 @@ class Draw:
     """One draw of the problem.
 
     Attributes:
-        weights: of the model before training; the same on all ranks.
-        x: per rank, its rows, (rows, features), float32.
-        y: per rank, their labels, (rows,), int64.
-        held: rows and labels that no rank has.
+        weights: the model's weights before training; the same on all ranks.
+        x: for each rank, its rows, (rows, features), float32.
+        y: for each rank, its labels, (rows,), int64.
+        held: held-out rows and labels, which no rank has.
 
     """
 
@@ -90,7 +90,7 @@ class Draw:
     held: tuple[Tensor, Tensor]
 
     def inputs(self, **shared: Any) -> list[dict[str, Any]]:
-        """Return what each rank is given to train on, for `write_tape`, and what all share."""
+        """Return the inputs of each rank for `write_tape`; `shared` is added to all of them."""
         rows = zip(self.x, self.y, strict=True)
         return [{**shared, "weights": self.weights, "x": x, "y": y} for x, y in rows]
 
@@ -103,9 +103,9 @@ def draw(race: Race, seed: str) -> Draw:
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    # Centres at right angles or opposite: a draw is another one turned around. Every label has two
-    # opposite ones, so the mean of its rows says nothing, and what has no hidden layer learns
-    # nothing: who computes class means in one all-reduce has not won yet.
+    # Centres are orthogonal or opposite, so every draw is a rotation of every other. Each label has
+    # opposite centres, so the mean of its rows says nothing, and a model without a hidden layer
+    # learns nothing: computing class means in one all-reduce does not win.
     count = race.classes * race.clusters
     centres = torch.linalg.qr(randn(race.features, count // 2)).Q.T * math.sqrt(race.features)
     centres = torch.cat([centres, -centres])
@@ -150,15 +150,15 @@ def loss_of(race: Race, weights: list[Tensor], held: tuple[Tensor, Tensor]) -> f
 
 @dataclass
 class Job:
-    """What a rank is given to train with.
+    """The inputs of a rank's training.
 
     Attributes:
         model: the network, the same on all ranks.
         x: this rank's rows, (rows, features), float32.
         y: their labels, (rows,), int64.
         target: the loss to reach, in nats.
-        network: what messages cost: `.latency` in seconds, `.bandwidth` in bytes per second.
-        device: what computation costs: `.flops`, and `.memory_bandwidth` in bytes per second.
+        network: the cost of messages: `.latency` in seconds, `.bandwidth` in bytes per second.
+        device: the cost of computation: `.flops`, and `.memory_bandwidth` in bytes per second.
 
     """
 
@@ -171,15 +171,15 @@ class Job:
 
 
 def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any]) -> Tensor:
-    """Call ``train(job)`` on this rank and return the tape of what it did, as bytes.
+    """Call ``train(job)`` on this rank and return its tape as bytes.
 
     Args:
-        train: the student's.
-        race: what the ranks train.
+        train: the student's function.
+        race: the race.
         mine: this rank's ``x``, ``y`` and ``weights``.
 
     Raises:
-        TapeError: it did something that cannot be on a tape.
+        TapeError: it did something that a tape cannot hold.
 
     """
     x, y = mine["x"].clone(), mine["y"].clone()

@@ -1,4 +1,4 @@
-"""Writes a rank's tape while its function runs: every operator, every message, every wait."""
+"""Write a rank's tape while its function runs: every operator, message and wait."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ from course_lib.capstone.handle import TapedWork
 from course_lib.capstone.operators import KNOWN, base_name
 from course_lib.capstone.tape import DTYPES, Tape, TapeError
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.fabric.torch_hooks import current
-from course_lib.ranks.metered.collective_table import KINDS, Collective, reduction_of
-from course_lib.ranks.metered.python_group import PythonGroup
+from course_lib.ranks.for_graders import KINDS, Collective, PythonGroup, current, reduction_of
 
 weak_reference: Callable[[Any], Any] = _WeakRef
-"""Of a storage: says whether it has `expired()`."""
+"""A weak reference to a storage; `expired()` tells whether the storage is gone."""
 _NOT_COMPUTING = ("profiler", "prim")
-"""Namespaces of what asks, as for a device; C++ asks where an exception would end the process."""
+"""Namespaces of queries, as for a device; in C++, an exception there would end the process."""
 _SWEEP = 512
-"""Lines between two looks for memory that is free again."""
+"""Lines between two searches for memory that is free again."""
 
 
 class Recorder(TorchDispatchMode):
-    """While active on this thread, writes what the rank does on a tape.
+    """While active on this thread, write the rank's work on a tape.
 
     Args:
         given: the buffers 0, 1, … of the tape, each a tensor with memory of its own.
 
     Attributes:
-        tape: what has been written.
+        tape: the tape so far.
 
     """
 
@@ -60,7 +58,7 @@ class Recorder(TorchDispatchMode):
             self._new_buffer(tensor)
 
     def tensors(self, tensors: Sequence[Tensor]) -> list[list[Any]]:
-        """Return how the tape names these tensors."""
+        """Return the names of these tensors on the tape."""
         return [self._tensor(each) for each in tensors]
 
     # Operators ---------------------------------------------------------------------------------
@@ -69,7 +67,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused or func.namespace in _NOT_COMPUTING:
             return func(*args, **kwargs)
-        if _is_composite(func):  # in inference mode it comes whole: what it is made of has a price
+        if _is_composite(func):  # in inference mode it comes whole; its parts have prices
             with self:
                 return func.decompose(*args, **kwargs)
         if func.is_view or func._overloadpacket is torch.ops.aten.set_:
@@ -92,13 +90,13 @@ class Recorder(TorchDispatchMode):
             return  # a view under another name
         if base_name(func.name()) == "resize_":
             raise TapeError(
-                "resize_ is not on the price list; all_gather_object, broadcast_object_list and "
-                "their like need it, too: send tensors, of a size that all ranks know"
+                "resize_ is not on the price list. all_gather_object, broadcast_object_list and "
+                "similar functions need it too. Send tensors of a size that all ranks know"
             )
         if base_name(func.name()) not in KNOWN:
             raise TapeError(
-                f"{func.name()} is not on the price list, so nobody may use it here: build what "
-                "you need from matrix products and operations on elements"
+                f"{func.name()} is not on the price list, so you cannot use it here. Use matrix "
+                "products and element-wise operations instead"
             )
         self._constants.take_line(func.name(), args, kwargs)
         for each in made:
@@ -135,8 +133,8 @@ class Recorder(TorchDispatchMode):
             raise TapeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot be on a tape")
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise TapeError(
-                f"a {type(tensor).__name__} has no memory of its own: what traces or rewrites code "
-                "(torch.export, make_fx, and the like) is not on the tape; call the module itself"
+                f"a {type(tensor).__name__} has no memory of its own: tools that trace or rewrite "
+                "code (torch.export, make_fx, …) cannot be on a tape; call the module itself"
             )
         buffer = self._buffer_of(tensor)
         if buffer is None:
@@ -149,14 +147,14 @@ class Recorder(TorchDispatchMode):
         return None if known is None else known[1]
 
     def _new_buffer(self, tensor: Tensor) -> int:
-        # The reference keeps the address from being taken by other memory, and not the memory.
+        # The reference keeps the address from being reused; it does not keep the memory.
         storage = tensor.untyped_storage()
         self._known[storage._cdata] = weak_reference(storage), self._buffers
         self._buffers += 1
         return self._buffers - 1
 
     def _constant(self, tensor: Tensor) -> int:
-        """Note memory that no operator made: a number of Python's, or NumPy's work."""
+        """Write memory that no operator made: a Python number, or NumPy's result."""
         storage = tensor.untyped_storage()
         data = None
         if self._constants.take(storage.nbytes()):
@@ -180,7 +178,7 @@ class Recorder(TorchDispatchMode):
     # Random numbers ----------------------------------------------------------------------------
 
     def _before_random(self, func: Any, kwargs: dict[str, Any]) -> torch.Generator | None:
-        """Note that the generator was seeded since it was last used, if it was."""
+        """If the generator was seeded since its last use, write that on the tape."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return None
         generator = kwargs.get("generator") or torch.default_generator
@@ -205,7 +203,7 @@ class Recorder(TorchDispatchMode):
         options: Any,
         launch: Callable[[], dist.Work],
     ) -> dist.Work:
-        """Note a collective, and launch it."""
+        """Write a collective on the tape, and launch it."""
         if self._paused:
             return launch()
         kind = KINDS[collective.kind]
@@ -226,7 +224,7 @@ class Recorder(TorchDispatchMode):
         tag: int,
         launch: Callable[[], dist.Work],
     ) -> dist.Work:
-        """Note a send or a recv, and launch it."""
+        """Write a send or a recv on the tape, and launch it."""
         if self._paused:
             return launch()
         puts, gets = (tensors, []) if kind == "send" else ([], tensors)
@@ -255,7 +253,7 @@ class Recorder(TorchDispatchMode):
         return TapedWork(work, self.unseen, lambda: self.waited(numbers))
 
     def waited(self, numbers: list[int]) -> None:
-        """Note that operations were waited for."""
+        """Write on the tape that operations were waited for."""
         for number in numbers:
             self._line("w", number)
         numbers.clear()

@@ -1,7 +1,7 @@
-"""The referee: plays the ranks' tapes on a draw that no student's code has seen: the clock is its.
+"""The referee: play the ranks' tapes on a draw that no student's code has seen.
 
-A run is written on one draw and scored on others. So what a rank learned of its draw by any other
-way than the tape is worth nothing: it is about other numbers.
+A run is recorded on one draw and scored on others. So anything that a rank learned about its draw
+outside the tape is useless: the numbers are now different.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from course_lib.capstone.tape import Tape, TapeError
 from course_lib.ranks import Ranks, RanksError, RankTimeout, Trace, per_rank
 
 _MEMORY = 8 << 30
-"""Bytes of addresses that the referee's process may use beyond those it has."""
+"""Bytes of address space that the referee's process may use in addition to its present ones."""
 SECONDS = 300.0
-"""For all draws together, on the wall clock."""
+"""Limit for all draws together, on the wall clock."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What the referee found.
+    """The referee's result.
 
     Attributes:
-        seconds: until the last rank is done, on the virtual clock: the score.
-        losses: of rank 0's weights, a number per draw, on rows that no rank had.
-        equal: whether all ranks hold the same bits in the end.
+        seconds: the score: virtual seconds until the last rank is done.
+        losses: the loss of rank 0's weights on held-out rows, one number per draw.
+        equal: whether all ranks have the same bits at the end.
         flops: floating-point operations of the rank with most.
         sent: bytes that each rank sends.
         received: bytes that each rank receives.
         gradients: gradients that rank 0 computed.
-        computed: seconds that the busiest rank computes.
+        computed: seconds of computation on the busiest rank.
         claimed: bytes that each rank says it has sent; -1 if it gives no such number.
         light: the speed of light, in seconds; see `speed_of_light`.
 
@@ -69,9 +69,9 @@ def speed_of_light(
 ) -> float:
     """Return the seconds that no schedule of the same arithmetic and the same bytes can beat.
 
-    max over ranks k of max(F_k/φ, S_k/β, R_k/β): F its floating-point operations, S and R the bytes
-    that it sends and receives; φ the device's FLOP/s, β the network's bytes per second. Latency,
-    launches, memory traffic and waiting are what a run loses beside it.
+    It is the maximum over ranks k of max(F_k/φ, S_k/β, R_k/β): F is its floating-point operations,
+    S and R are the bytes that it sends and receives; φ is the device's FLOP/s, β the network's
+    bytes per second. A real run also loses time to latency, launches, memory traffic and waiting.
     """
     return max(
         max(f / DEVICE.flops, s / race.bandwidth, r / race.bandwidth)
@@ -83,7 +83,7 @@ def referee(race: Race, tapes: Sequence[Tensor], seeds: Sequence[str]) -> tuple[
     """Play the tapes of all ranks once for each seed; return the score and the last trace.
 
     Raises:
-        TapeError: a rank did what is not allowed, or what cannot be done again.
+        TapeError: a rank did something that is not allowed, or that cannot be repeated.
 
     """
     for tape in tapes:
@@ -95,25 +95,25 @@ def referee(race: Race, tapes: Sequence[Tensor], seeds: Sequence[str]) -> tuple[
 
 
 Plays = Callable[[dict[str, Any], list[Tensor], list[str]], dict[str, Any]]
-"""What plays tapes, as `play` does, somewhere."""
+"""A function that plays tapes like `play`, perhaps in another process."""
 
 
 def in_a_process(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> Any:
-    """Call `play` in a process of its own, which may die of what is on a tape."""
+    """Call `play` in a process of its own: a tape may crash it."""
     with Ranks(1, on="cpu", timeout=SECONDS) as host:
         try:
             host.start()
         except RanksError as error:
             raise TapeError(
-                f"the process that does it again does not start: {error.summary} That is not the "
-                "tape's fault: try again when the machine has less to do"
+                f"the process that plays the tapes did not start: {error.summary} This is not the "
+                "tape's fault: try again when the machine is less busy"
             ) from error
         try:
             (told,) = host.run(play, parameters, tapes, seeds)
-        except RankTimeout as error:  # it says where the process was: a tape may be in a loop of C
-            raise TapeError(f"to do it again takes more than {SECONDS:g} s") from error
+        except RankTimeout as error:  # it names where the process was: perhaps in a loop in C
+            raise TapeError(f"playing the tapes takes more than {SECONDS:g} s") from error
         except RanksError as error:
-            raise TapeError(f"it cannot be done again: {error.summary}") from None
+            raise TapeError(f"the tapes cannot be played: {error.summary}") from None
     return told
 
 
@@ -122,10 +122,9 @@ _player: ContextVar[Plays] = ContextVar("_player", default=in_a_process)
 
 @contextlib.contextmanager
 def played_by(plays: Plays) -> Iterator[None]:
-    """Have `referee` play tapes with `plays`: a grader does it where strangers' code may run.
+    """Let `referee` play tapes with `plays`; a grader plays them where untrusted code may run.
 
-    A tape calls PyTorch's operators with numbers of a stranger's choice, and not every one of
-    those refuses what it cannot do.
+    A tape calls PyTorch's operators with untrusted numbers, and not every operator checks them.
     """
     before = _player.set(plays)
     try:
@@ -138,12 +137,12 @@ def play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> d
     """Play tapes on simulated ranks of this process, once for each seed.
 
     Args:
-        parameters: of the `Race`.
-        tapes: of all ranks.
-        seeds: of the draws.
+        parameters: the parameters of the `Race`.
+        tapes: the tapes of all ranks.
+        seeds: the seeds of the draws.
 
-    Returns plain values: either the ``error``, or the ``score``, with what `Score` is made of, and
-    the last run's ``events``.
+    Returns plain values: either the ``error``, or the ``score`` (the fields of `Score`) and the
+    last run's ``events``.
 
     """
     used = resource.getrlimit(resource.RLIMIT_AS)
@@ -207,7 +206,7 @@ def _score(
 
 
 def _received(trace: Trace, rank: int) -> int:
-    """Return the bytes of messages that come in; of a collective, as many as go out."""
+    """Return the bytes that a rank receives; for a collective, as many as it sends."""
     come = sum(e.bytes for e in trace.operations if e.rank == rank and e.kind == "recv")
     return (
         come
@@ -231,6 +230,6 @@ def _addresses() -> int:
 
 
 def _told(error: RanksError) -> str:
-    """Return what kept a tape from being played, in a sentence."""
+    """Return in a sentence why a tape could not be played."""
     cause = error.__cause__ or error.__context__
     return str(cause) if isinstance(cause, TapeError) else error.summary

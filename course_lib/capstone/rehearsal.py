@@ -1,4 +1,4 @@
-"""A race at home: as the leaderboard runs it, on simulated ranks of this process."""
+"""Run a race at home as the leaderboard does, on simulated ranks of this process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def rehearse(
     """Write the tapes of ``train(job)``, play them on other draws, return score and last trace.
 
     Args:
-        train: what is raced.
+        train: the function that races.
         race: the problem and the network.
-        seed: of the draws.
-        plays: on how many draws.
+        seed: the seed of the draws.
+        plays: the number of draws.
 
     Raises:
         RanksError: a rank failed.
-        TapeError: what it did is not allowed, or cannot be done again.
+        TapeError: it did something that is not allowed, or that cannot be repeated.
 
     """
     mine = draw(race, f"{seed} written").inputs()

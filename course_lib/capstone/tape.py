@@ -1,4 +1,4 @@
-"""The tape of one rank: what it computed and sent, as data that anybody can do again.
+"""The tape of one rank: its computations and messages, as data that anybody can replay.
 
 A tape is a list of lines about *buffers*, pieces of memory with a number each:
 
@@ -10,9 +10,8 @@ A tape is a list of lines about *buffers*, pieces of memory with a number each:
     ["s", generator, seed]            a generator of random numbers is seeded
     ["f", buffer, …]                  memory that is free again
 
-A tensor stands in it as ``["t", buffer, offset, size, stride, dtype]``. So a view is no line: it
-is another way to name the same memory. Buffers 0, 1, … are given:
-the rows, the labels, the weights.
+A tensor is written as ``["t", buffer, offset, size, stride, dtype]``. So a view needs no line: it
+is another name for the same memory. Buffers 0, 1, … are given: the rows, the labels, the weights.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 MAX_LINES = 400_000
-"""Of one rank's tape."""
+"""The most lines of one rank's tape."""
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8),
     *(torch.int16, torch.int32, torch.int64, torch.bool),
@@ -33,12 +32,12 @@ DTYPES = (
 
 
 class TapeError(Exception):
-    """What a rank did cannot be on a tape, or a tape cannot be played; says what."""
+    """A tape cannot hold what a rank did, or cannot be played; the message says why."""
 
 
 @dataclass
 class Tape:
-    """What one rank did.
+    """The work of one rank.
 
     Attributes:
         lines: as above.
@@ -55,22 +54,22 @@ class Tape:
         """Return it as bytes, uint8.
 
         Raises:
-            TapeError: it is too long.
+            TapeError: the tape is too long.
 
         """
         if len(self.lines) > MAX_LINES:
             raise TapeError(
-                f"{len(self.lines):,} operators and messages: a tape holds {MAX_LINES:,}"
+                f"{len(self.lines):,} operators and messages; a tape holds at most {MAX_LINES:,}"
             )
         text = json.dumps([self.lines, self.weights, self.claimed], separators=(",", ":"))
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     @classmethod
     def decode(cls, data: Any) -> Tape:
-        """Return the tape of what `encode` gave.
+        """Return the tape from the bytes that `encode` returned.
 
         Raises:
-            TapeError: it is none.
+            TapeError: the data are not a tape.
 
         """
         try:
@@ -79,5 +78,5 @@ class Tape:
             assert isinstance(lines, list) and len(lines) <= MAX_LINES
             assert isinstance(weights, list) and type(claimed) is int and abs(claimed) < 2**63
         except (AssertionError, ValueError, TypeError, RecursionError):
-            raise TapeError("a rank handed in something that is no tape") from None
+            raise TapeError("a rank returned something that is not a tape") from None
         return cls(lines, weights, claimed)

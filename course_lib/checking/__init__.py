@@ -6,19 +6,18 @@ order:
 - `cases`: a check is data
 - `compare`: what a judge judges with
 - `answers`: the form of an answer, without which no judge sees it
-- `given`, `effects`, `held`: the rank's side: forms of arguments, what is left behind, and how
-  much memory is held
+- `on_ranks`: what runs beside the student's code: forms of arguments, what is left behind, how much
+  memory is held, and the bytes in which plain values cross
 - `side_effects`: what a function must leave as it was, compared where the verdict is made
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
-- `averaging`, `training`, `shards`, `sums`, `batches`, `accumulation`, `gradient_noise`: inputs,
-  programs and judges that several assignments need
-- `rings`: what collectives made of messages may send
+- `shared`: inputs, programs and judges that several assignments need
+- `batches`, `accumulation`, `gradient_noise`: inputs, programs and judges of one rank alone
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
 - `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
 - `evaluation`, `checkpoints`, `letters`: what else stands around a training loop, and questions
-- `chain`, `chain_programs`: a chain of layers whose backward takes time, and what is called on it
+- `chain_programs`: what is called on a chain of layers whose backward takes time
 - `buckets`: judges of how parameters are cut into buckets
 - `payloads`, `codecs`, `feedback`, `random_places`: compressed tensors, byte for byte; what adds
   them up; what is kept for the next; places drawn by lot
@@ -34,7 +33,6 @@ order:
 - `runners`, `local`: `check`, on ranks of this machine
 - `predictions`: a guess, locked before a run shows the number
 - `program`: what of a check goes to the ranks
-- `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
 - `mutants`, `variation`: wrong solutions, which must fail, and arguments, which must vary
 """
 
@@ -67,9 +65,9 @@ from course_lib.checking.expectations import (
     sends_at_most,
     time_within,
 )
-from course_lib.checking.given import Given
 from course_lib.checking.judges import equals, equals_library, same_on_all_ranks
 from course_lib.checking.local import check
+from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.predictions import Prediction, predict
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check

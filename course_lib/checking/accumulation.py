@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
-from course_lib.checking.training import (
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
     SHAPES,

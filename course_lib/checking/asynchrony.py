@@ -16,8 +16,8 @@ from torch import Tensor
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 
 Events = Sequence[Sequence[Any]]

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.checking.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
-from course_lib.checking.training import (
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
+from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
     SHAPES,

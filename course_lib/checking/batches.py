@@ -15,7 +15,7 @@ from torch import Tensor
 from course_lib.checking.answers import Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.forbidden import refusing
-from course_lib.checking.given import Given
+from course_lib.checking.on_ranks.given import Given
 
 EPOCHS = 400
 FIRST, AGAIN = "epoch {}, batch {}", "epoch {}, batch {}, with the same seed"

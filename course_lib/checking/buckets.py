@@ -13,7 +13,7 @@ from torch import nn
 
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.given import Given
+from course_lib.checking.on_ranks.given import Given
 
 
 def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checking.wire import Plain
+from course_lib.checking.on_ranks.wire import Plain
 from course_lib.ranks import Network, Trace
 
 NETWORK = Network(latency=20e-6, bandwidth=10e9)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
-from course_lib.checking.chain import (
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.chain import (
     GRADIENTS,
     backward_time,
     bucket_bytes,
@@ -23,7 +24,6 @@ from course_lib.checking.chain import (
     chain_params,
     cleared_gradients,
 )
-from course_lib.checking.given import Given
 from course_lib.checking.traffic import operations, told
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lib.checking.answers import NAMED, Kind, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.epoch_runs import scaled_model
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
-from course_lib.checking.training import SHAPES
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.training import SHAPES
 
 KEYS = {"model", "optimizer", "epoch"}
 

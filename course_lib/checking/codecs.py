@@ -15,7 +15,7 @@ from torch import Tensor
 
 from course_lib.checking.cases import Case
 from course_lib.checking.judges import Oracle, equals
-from course_lib.checking.sums import EXACT, in_calls
+from course_lib.checking.shared.sums import EXACT, in_calls
 
 Rounding = Callable[[Tensor], Tensor]
 

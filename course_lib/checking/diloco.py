@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 
 INNER_STEP = 10e-6

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from course_lib.checking.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.sampling import ROWS, Batch, windows_of
-from course_lib.checking.training import (
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
+from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
     SHAPES,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from course_lib.checking.answers import NUMBER, WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals, same_on_all_ranks
-from course_lib.checking.training import CLASSES, FEATURES, SHAPES, loss_of, make_model
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.training import CLASSES, FEATURES, SHAPES, loss_of, make_model
 
 NUMBERS = ("mean loss", "accuracy")
 

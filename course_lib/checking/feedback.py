@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Case
-from course_lib.checking.chain import called
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
-from course_lib.checking.sums import EXACT
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.chain import called
+from course_lib.checking.shared.sums import EXACT
 
 
 def only_largest(p: Tensor) -> Tensor:

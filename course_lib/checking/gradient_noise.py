@@ -18,9 +18,9 @@ from course_lib.checking.accumulation import draw_model, draw_rows, model_of
 from course_lib.checking.answers import NUMBER, sees
 from course_lib.checking.batches import FROM_GENERATOR, seed_of
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.given import Given
 from course_lib.checking.judges import equals
-from course_lib.checking.training import loss_of, make_model, mean_loss
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.shared.training import loss_of, make_model, mean_loss
 
 DRAWS = 400
 

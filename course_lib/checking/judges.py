@@ -15,9 +15,9 @@ import torch
 from course_lib.checking.answers import ANYTHING, expect_containers, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import expect_equal
-from course_lib.checking.given import Program, RankProgram
+from course_lib.checking.on_ranks.given import Program, RankProgram
+from course_lib.checking.on_ranks.wire import leaves
 from course_lib.checking.side_effects import same
-from course_lib.checking.wire import leaves
 from course_lib.ranks import Ranks, per_rank
 
 Judge = Callable[[Case, Sequence[Any], Sequence[Any]], None]

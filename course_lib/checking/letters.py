@@ -8,8 +8,8 @@ from typing import Any
 
 from course_lib.checking.answers import Kind, sees
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import Trace
 
 

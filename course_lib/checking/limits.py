@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from course_lib.ranks.fabric_socket.bounds import Bounds
+from course_lib.ranks.for_graders import Bounds
 
 if TYPE_CHECKING:  # it imports torch, which is not needed to know the limits
     from course_lib.checking.cases import Check

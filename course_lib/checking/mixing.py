@@ -21,8 +21,8 @@ from course_lib.checking.expectations import (
     sends_at_most,
     time_within,
 )
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks.costs.network import Network
 
 HOPS = {"one way": (0, 1), "hops 0, 1, 3": (0, 1, 3), "swap": (1, -1), "turn": (1,)}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle, equals
 from course_lib.checking.mixing import matrices, watched_weights, weights_of
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 
 

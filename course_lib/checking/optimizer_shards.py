@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from course_lib.checking.answers import ANYTHING, WHOLE, ListOf, sees
 from course_lib.checking.cases import Case
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, Oracle, equals, same_on_all_ranks
+from course_lib.checking.on_ranks.given import Given
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, 1),

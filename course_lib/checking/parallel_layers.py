@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checking.cases import Case
-from course_lib.checking.effects import aspects, tensors_in
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Oracle
+from course_lib.checking.on_ranks.effects import aspects, tensors_in
+from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.task import Inputs
 
 Side = Literal["out", "in"]

@@ -16,7 +16,7 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle, equals
-from course_lib.checking.sums import EXACT, numel
+from course_lib.checking.shared.sums import EXACT, numel
 
 
 def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping[int, str]) -> None:

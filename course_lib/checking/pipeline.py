@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from course_lib.checking.answers import ANYTHING, Kind, sees
 from course_lib.checking.cases import Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import describe
-from course_lib.checking.given import Given
 from course_lib.checking.judges import Judge, equals
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import Network, Trace, compute
 
 FORWARD, BACKWARD = 1e-3, 2e-3

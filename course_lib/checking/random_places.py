@@ -13,7 +13,7 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import expect_close, expect_tensor
 from course_lib.checking.judges import TOLERANCE
-from course_lib.checking.sums import exact_numbers, numel
+from course_lib.checking.shared.sums import exact_numbers, numel
 from course_lib.ranks.explain.words import counted
 
 ENOUGH = 100

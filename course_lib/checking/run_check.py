@@ -21,9 +21,9 @@ from course_lib.checking.cases import (
     case_generator,
 )
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
+from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.checking.traffic import after_the_barrier, told
-from course_lib.checking.wire import NotPlainError, Plain
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
 from course_lib.ranks.trace.timeline import unit_of

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.limits import seconds_of
-from course_lib.checking.wire import Plain, decode, encode
+from course_lib.checking.on_ranks.wire import Plain, decode, encode
 from course_lib.ranks import (
     Event,
     MisuseWarning,
@@ -30,10 +30,9 @@ from course_lib.ranks import (
     Trace,
     per_rank,
 )
-from course_lib.ranks.calls import cell_labels, pack_call
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
-from course_lib.ranks.processes.fork_client import end_soon, preload
+from course_lib.ranks.for_graders import cell_labels, end_soon, pack_call, preload
 
 Place = Literal["simulated", "cpu", "gpu"]
 _GRACE = 5.0

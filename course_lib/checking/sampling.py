@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking.answers import VECTOR, WHOLE, Kind, ListOf, sees
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.given import Given
+from course_lib.checking.on_ranks.given import Given
 
 Batch = list[int]
 ROWS = "rows that the model was given"

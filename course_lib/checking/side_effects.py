@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
-from course_lib.checking.effects import GENERATORS, tensors_in
+from course_lib.checking.on_ranks.effects import GENERATORS, tensors_in
 
 SENTENCES = {
     "changed": (

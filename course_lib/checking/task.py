@@ -24,8 +24,8 @@ import torch
 
 from course_lib.checking.answers import expect_form, form_seen_by
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
-from course_lib.checking.given import Program, RankProgram
 from course_lib.checking.judges import Judge, form_of
+from course_lib.checking.on_ranks.given import Program, RankProgram
 from course_lib.checking.side_effects import expect_no_effects
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]

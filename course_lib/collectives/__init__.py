@@ -9,7 +9,7 @@ Read in this order:
 - `rooted`: broadcast, reduce, scatter, gather
 - `ring`: reduce-scatter, all-gather, and the ring made of them
 - `pipelined_ring`: the same in segments
-- `all_to_all`: something else for everybody
+- `all_to_all`: a different chunk for every rank
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
 - `tuned`: the fastest of them for each size
 """

@@ -1,4 +1,4 @@
-"""All-to-all: every rank has something else for every rank.
+"""All-to-all: every rank has a different chunk for every rank.
 
     >>> from course_lib.collectives import all_to_all
     >>> received = all_to_all(gradient)  # row s: what rank s had for this rank
@@ -10,12 +10,12 @@ the K - 1 others, n/K bytes each:
     time  (K-1) (α + n/(Kβ))         bytes sent by one rank  (K-1)/K n
 
 with n the bytes of the tensor, latency α (s), bandwidth β (bytes/s). That is half a ring
-all-reduce, and nothing is added on the way: a compressed piece arrives as it was sent, whoever
-passes by. So reductions of compressed gradients are made of it, and mixtures of experts, where
-every rank has tokens for every expert.
+all-reduce, and nothing is added on the way: a compressed piece arrives as it was sent. So it is
+used to reduce compressed gradients, and in mixtures of experts, where every rank has tokens for
+every expert.
 
 In step s rank r sends to rank r + s and receives from rank r - s: everybody's link is then busy
-with one message in and one out. If all began with rank 0, they would queue before its door.
+with one message in and one out. If all began with rank 0, they would queue for its link.
 
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005.

@@ -86,9 +86,9 @@ def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Gr
     """Send `outgoing` to rank `to` and receive `incoming` from rank `source`, at the same time.
 
     Both are contiguous, of any shape; `incoming` is overwritten, and has the length and dtype of
-    what `source` sends. Ranks count inside `group`. Takes α + n/β seconds, with latency α (s),
-    bandwidth β (bytes/s) and n the bytes of the larger message, where sending and receiving do not
-    hinder each other; one after the other they would take twice that.
+    what `source` sends. Ranks count inside `group`. If sending and receiving do not slow each other
+    down, this takes α + n/β seconds, with latency α (s), bandwidth β (bytes/s) and n the bytes of
+    the larger message. One after the other they would take twice that.
 
     Raises ValueError if this rank is not in `group`.
     """

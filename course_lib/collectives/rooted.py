@@ -139,7 +139,7 @@ def scatter(
 
     Only the root gives `pieces`, one per member of `group`, all of the shape and dtype of `tensor`.
     It sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError on the root if they are
-    missing, not K or not alike (the others then wait in vain), and as `naive_broadcast`.
+    missing, not K or not alike (the others then wait forever), and as `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)

@@ -3,10 +3,10 @@
     >>> from course_lib.compression import ErrorFeedback, OneBit, compressed_all_reduce
     >>> compressed_all_reduce(gradient, ErrorFeedback(OneBit()), key="bucket 0")  # in place
 
-What is compressed can, as a rule, not be added: the sum of two lists of top-k is a longer list, the
-sum of two bytes no byte. If every rank sends all of its payload to all others, as PyTorch's
-quantization hooks do, K - 1 payloads arrive: the bytes grow with K, and soon exceed the ring's. So
-it is done as the ring does it, in two phases, each with one K-th of the tensor per message:
+Compressed tensors can usually not be added: the sum of two lists of top-k is a longer list, and the
+sum of two bytes may not fit a byte. If every rank sends all of its payload to all others, as
+PyTorch's quantization hooks do, K - 1 payloads arrive: the bytes grow with K, and soon exceed the
+ring's. So this works in two phases, like the ring, with one K-th of the tensor per message:
 
     each rank cuts g into K shards, and compresses each                         C(g)
     all-to-all: shard r of everyone goes to rank r                  (K-1) · ⌈C/K⌉ bytes sent
@@ -128,7 +128,7 @@ def _start(messages: Sequence[tuple[int, Tensor, int, Tensor]], group: Group) ->
     """Start all of the messages (to, outgoing, source, incoming); return what to wait for.
 
     As messages, which wait for one latency together: an ``all_to_all_single`` goes through its
-    K-1 rounds one after the other, each with a latency. What is empty is not sent.
+    K-1 rounds one after the other, each with a latency. Empty messages are not sent.
     """
     operations = []
     for to, outgoing, source, incoming in messages:

@@ -49,14 +49,14 @@ from course_lib.compression.payload import (
 BLOCK = 1 << 16
 """Elements with one scale: 256 KiB of float32, so that a block and its work space fit the cache."""
 SMALLEST = torch.finfo(torch.float32).tiny
-"""Scales below, 1.2e-38, count as zero: their block is sent as zeros, all of it stays behind."""
+"""Smaller scales (1.2e-38) count as zero: the block is sent as zeros, and all of it remains."""
 
 
 _FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).numpy()
 
 
 class BlockScaled(CompressorInPlace):
-    """What `Uniform8Bit` and `Float8` have in common: blocks, and the bytes on the wire."""
+    """The common part of `Uniform8Bit` and `Float8`: blocks, and the bytes on the wire."""
 
     largest: float
     """The largest number that a byte stands for."""
@@ -65,7 +65,7 @@ class BlockScaled(CompressorInPlace):
 
     def __init__(self, block: int = BLOCK) -> None:
         if block < 1:
-            raise ValueError(f"a block has at least one element, not {block}")
+            raise ValueError(f"a block must have at least one element, not {block}")
         self.block = block
 
     @abstractmethod
@@ -150,7 +150,7 @@ class BlockScaled(CompressorInPlace):
             # By a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
             most = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
             scale.copy_(most.div_(torch.full_like(most, self.largest)))
-            # Of a block of zeros, or next to it, 1 / s is infinite. (Not-a-number goes on.)
+            # For a block of zeros or of tiny numbers, 1 / s is infinite. (Not-a-number is kept.)
             inverse = torch.where(scale < SMALLEST, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))
             self.round_to_codes(work, codes[at].view(rows, -1))

@@ -1,4 +1,4 @@
-"""Error feedback: what a compressor left out of this step is added to the next.
+"""Error feedback: the part that a compressor left out of this step is added to the next.
 
     >>> from course_lib.compression import ErrorFeedback, TopK
     >>> compressor = ErrorFeedback(TopK(0.01))
@@ -10,8 +10,8 @@
 
 So Σ C(p_t) = Σ x_t - e_{T+1}: everything is sent in the end, only later, and the error of the sum
 is the error of *one* step, however many there were. With a contraction, ‖C(x) - x‖² ≤ (1 - δ)‖x‖²
-with δ > 0, the residual e stays bounded and SGD converges as fast as without compression, once
-there are enough steps; biased compressors (top-k, one bit) need not converge at all without it.
+with δ > 0, the residual e stays bounded, and after enough steps SGD converges as fast as without
+compression. Without error feedback, biased compressors (top-k, one bit) may not converge at all.
 
 An unbiased compressor that enlarges x, such as random-k scaled by n/k, is *no* contraction: its
 residual grows without bound. Use it without scaling here.

@@ -10,10 +10,10 @@ buckets anew after the first step, in the order in which gradients came; then th
 old ones, one step's worth, are dropped.
 
 The exchange has two rounds, the second of which depends on the first. Both are issued here, one
-bucket after the other and in the same order on every rank, and not from the future of the first:
-futures complete in another order on another rank, and ranks whose collectives are in different
-order wait for one another for ever. On a GPU nothing waits for the host; on a CPU backward goes on
-when the bucket has been exchanged.
+bucket after the other and in the same order on every rank. They are not issued from the future of
+the first: futures complete in different orders on different ranks, and ranks that issue collectives
+in different orders deadlock. On a GPU nothing waits for the host; on a CPU backward goes on when
+the bucket has been exchanged.
 """
 
 from collections.abc import Hashable

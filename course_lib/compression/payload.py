@@ -1,4 +1,4 @@
-"""Payloads: what a compressed tensor is on the wire, byte for byte.
+"""Payloads: the bytes of a compressed tensor on the wire.
 
     >>> from course_lib.compression import OneBit
     >>> payload = OneBit().encode(gradient)  # payload.nbytes are sent, not gradient.nbytes
@@ -104,7 +104,7 @@ class Compressor(ABC):
 
         Only if `linear`: then C(Σ x) = Σ C(x). `all_reduce` sums a tensor over the ranks, in place.
         """
-        raise NotImplementedError(f"what {type(self).__name__} sends cannot be summed on the way")
+        raise NotImplementedError(f"payloads of {type(self).__name__} cannot be summed on the way")
 
     def forget(self, key: Hashable) -> None:  # noqa: B027  # most remember nothing
         """Drop what is remembered for `key`, and for tuples that begin with it."""

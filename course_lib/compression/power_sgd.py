@@ -10,9 +10,9 @@ comes near it, because gradients change slowly:
     P = M Q        sum over the ranks,   make its columns orthonormal
     Q = Mᵀ P       sum over the ranks                                      C(M) = P Qᵀ
 
-Both products are *linear* in M, so the sum over the ranks can be taken of P and of Q, by two
-ordinary all-reduces: what arrives is exactly what the sum of the matrices would have given. Nothing
-is decompressed on the way, and bytes do not grow with K. C(M) = P Pᵀ M is the projection of M to
+Both products are *linear* in M, so two ordinary all-reduces can sum P and Q over the ranks: the
+result is exactly that of the summed matrices. Nothing is decompressed on the way, and bytes do not
+grow with K. C(M) = P Pᵀ M is the projection of M to
 the span of P: it is biased, never longer than M, and needs `ErrorFeedback`.
 
     4 r (m + n) bytes for a matrix; vectors (biases, norms) are sent as they are
@@ -57,7 +57,7 @@ class PowerSGD(Compressor):
 
     def __init__(self, rank: int = 1, seed: int = 0) -> None:
         if rank < 1:
-            raise ValueError(f"rank is at least 1, not {rank}")
+            raise ValueError(f"rank must be at least 1, not {rank}")
         self.rank = rank
         self.seed = seed
         self.start: dict[Hashable, Tensor] = {}

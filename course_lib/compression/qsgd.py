@@ -9,10 +9,10 @@ For a block v of d elements and s levels:
 
     E C(v) = v,      E‖C(v) - v‖² ≤ min(d/s², √d/s) ‖v‖²
 
-Unlike `Uniform8Bit` it divides by the *norm* of a block, not by its largest element: of a long
-block most elements then lie below the first level, and are sent as 0 or, rarely, as ‖v‖/s. With one
-level that is one element in √d or so: sparse by itself, which the paper's variable-length code
-makes use of. Here every element takes the same number of bits, 1, 2, 4 or 8, whichever hold 2s + 1
+Unlike `Uniform8Bit` it divides by the *norm* of a block, not by its largest element. Then most
+elements of a long block lie below the first level, and are sent as 0 or, rarely, as ‖v‖/s. With one
+level about one element in √d is not 0; the paper's variable-length code makes use of this. Here
+every element takes the same number of bits: the smallest of 1, 2, 4 and 8 that can hold 2s + 1
 values.
 
 D. Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
@@ -57,9 +57,9 @@ class QSGD(CompressorInPlace):
 
     def __init__(self, levels: int = 7, block: int = 512, seed: int | None = None) -> None:
         if not 1 <= levels <= 127:
-            raise ValueError(f"levels is 1 to 127: signed, they must fit a byte; not {levels}")
+            raise ValueError(f"levels must be 1 to 127 to fit a byte with a sign, not {levels}")
         if block < 1:
-            raise ValueError(f"a block has at least one element, not {block}")
+            raise ValueError(f"a block must have at least one element, not {block}")
         self.levels = levels
         self.block = block
         self.width = width_for(2 * levels + 1)

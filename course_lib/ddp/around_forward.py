@@ -21,7 +21,7 @@ from course_lib.ddp.uneven_inputs import Activity
 
 
 class AroundForward:
-    """What belongs to `module`, but for what is named in `ignored`, among the ranks of `group`.
+    """The synchronisation of `module` among the ranks of `group`, without the names in `ignored`.
 
     `options` and `allocate` are those of `Reducer`.
 
@@ -85,7 +85,7 @@ class AroundForward:
         for name, param in self._frozen:
             if param.requires_grad:
                 raise RuntimeError(
-                    f"'{name}' was frozen when it was wrapped and is not any more, so its gradient "
+                    f"'{name}' was frozen when it was wrapped, but now needs a gradient, which "
                     "would stay different on every rank: wrap the model again"
                 )
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Owner(Protocol):
-    """Who wants to hear of gradients."""
+    """An object that wants to be told of gradients."""
 
     hooked: "weakref.finalize[Any, Any]"
 

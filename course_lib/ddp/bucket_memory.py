@@ -2,8 +2,8 @@
 
 All buckets of a dtype and device lie one behind the other in one vector. It is made once: which
 order the gradients become ready in is known only after a backward, and making the buckets anew for
-it must not take the memory a second time. Whoever needs gradients in a special place, such as
-memory that other ranks can see (`peer_memory`), says how that vector is allocated.
+it must not take the memory a second time. To put gradients in a special place, such as memory that
+other ranks can see (`peer_memory`), pass the function that allocates that vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,7 @@ class GradientBuckets:
     def use(self, order: Sequence[int]) -> None:
         """Make the buckets anew, for gradients that become ready in this order.
 
-        What was in the old ones is lost.
+        The content of the old ones is lost.
         """
         self.order = list(order)
         assignment = assign_buckets(self._params, *self._caps, self.order)

@@ -1,8 +1,8 @@
-"""Buffers: BatchNorm's statistics and the like, which no gradient keeps equal.
+"""Buffers, such as BatchNorm's statistics, which no gradient keeps equal.
 
 Every rank computes them from its own batches. So they are made equal again before the forward that
-follows: the first rank's are broadcast. What else may be right (a sum of counters, a mean of
-statistics) says a *buffer hook*:
+follows: the first rank's are broadcast. For another rule (a sum of counters, a mean of statistics)
+register a *buffer hook*:
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> def largest(group, named_buffers):

@@ -23,7 +23,7 @@ from course_lib.bucketing import Bucket, lay_out_like
 
 
 class GradBucket:
-    """What a hook sees of a bucket: the interface of `torch.distributed.GradBucket`."""
+    """A hook's view of a bucket: the interface of `torch.distributed.GradBucket`."""
 
     def __init__(self, index: int, bucket: Bucket, params: list[Tensor], is_last: bool) -> None:
         self._index = index
@@ -77,8 +77,8 @@ def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]
         reduced = first_tensor(future.wait()).detach()
         if reduced.numel() != gradients.numel():
             raise ValueError(
-                f"a comm hook's future holds {reduced.numel()} numbers, for a bucket with "
-                f"{gradients.numel()} gradients: it has to return the reduced bucket"
+                f"a comm hook's future holds {reduced.numel()} numbers, but the bucket has "
+                f"{gradients.numel()} gradients: the hook must return the reduced bucket"
             )
         if reduced.data_ptr() != gradients.data_ptr():
             gradients.copy_(reduced.reshape(-1))

@@ -1,9 +1,9 @@
 """A stream for communication: the GPU's way of doing two things at once.
 
 Work on a GPU is put into streams: in order within a stream, side by side across streams. Backward
-runs on the current stream. What a bucket needs (all-reduce, compression) goes to a stream of its
-own, which first waits for the gradients; and before the optimizer runs, the current stream waits
-for it. Both waits are events on the GPU: the host only notes them down and goes on, so it stays
+runs on the current stream. The work on a bucket (all-reduce, compression) goes to a second stream,
+which first waits for the gradients. Before the optimizer runs, the current stream waits for the
+second one. Both waits are events on the GPU: the host only records them and continues, so it stays
 ahead of the GPU. On a CPU there are no streams, and all of this does nothing.
 """
 

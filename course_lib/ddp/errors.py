@@ -1,8 +1,8 @@
-"""What the reducer says when backward did something that would leave the replicas different.
+"""The reducer's errors when backward did something that would make the replicas differ.
 
-Each function returns a RuntimeError, for the caller to raise. The message names the rank and, where
-it is about one, the parameter, and says what to do about it. It ends with what PyTorch's DDP says
-of the same mistake: that is the sentence others have asked about.
+Each function returns a RuntimeError, for the caller to raise. The message names the rank and, if
+there is one, the parameter, and says what to do. It ends with the message of PyTorch's DDP for the
+same mistake, so that a web search finds other people's questions.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ def unfinished_backward() -> RuntimeError:
     """Return the error for a forward after a backward that an exception ended half-way."""
     return _error(
         "the last backward() did not end, so some buckets were sent and others not",
-        "After an exception in backward, build the model and its wrapper anew.",
+        "After an exception in backward, build the model and its wrapper again.",
     )
 
 
 def second_backward(name: str) -> RuntimeError:
     """Return the error for a gradient of `name` that comes after it has been averaged."""
     return _error(
-        f"backward() reached '{name}' a second time after one forward, when its gradient had been "
-        "averaged already",
+        f"backward() reached '{name}' a second time after one forward; its gradient was already "
+        "averaged",
         "Call the wrapped model before each backward(), and not its .module. To add up gradients, "
         "put all but the last forward and backward in `with model.no_sync():`. Where reentrant "
         "checkpointing goes through shared weights several times, and alike in every step, wrap "
@@ -64,7 +64,7 @@ def changed_parameter(name: str, gradient: Tensor, view: Tensor) -> RuntimeError
 def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> RuntimeError:
     """Return the error for a parameter that lies in memory in another order than at first."""
     return _error(
-        f"'{name}' has the strides {tuple(now)}, and had {tuple(then)} when it was wrapped",
+        f"'{name}' has the strides {tuple(now)}, but had {tuple(then)} when it was wrapped",
         "Change the memory format first (model.to(memory_format=…)), and wrap the model then.",
     )
 
@@ -72,19 +72,19 @@ def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> Runtim
 def join_of_several() -> NotImplementedError:
     """Return the error for a wrapper that is handed to PyTorch's `Join`."""
     return NotImplementedError(
-        "Join([model, …]) is not there for the course's DistributedDataParallel: a rank that is "
-        "done shadows the others' forwards and backwards here, and nothing else that communicates "
-        "in a step. Use `with model.join():`, and an optimizer whose step() does not communicate; "
-        "or PyTorch's DistributedDataParallel."
+        "the course's DistributedDataParallel does not support Join([model, …]): a rank that has "
+        "finished shadows only the others' forwards and backwards, not other communication in a "
+        "step. Use `with model.join():` and an optimizer whose step() does not communicate, or "
+        "PyTorch's DistributedDataParallel."
     )
 
 
 def wrapped_anew() -> RuntimeError:
     """Return the error for a forward of a wrapper whose module has another one by now."""
     return _error(
-        "this module, or a part of it, has been wrapped again since, and gradients go to the newer "
+        "this module, or a part of it, has been wrapped again, and gradients now go to the newer "
         "wrapper",
-        "Call that one, or wrap this module anew.",
+        "Call that wrapper, or wrap this module again.",
     )
 
 
@@ -94,9 +94,9 @@ def unused_parameters(names: Sequence[str]) -> RuntimeError:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return _error(
         f"backward() gave no gradient to {shown}{more}",
-        "If the loss is not to depend on them, wrap the model with find_unused_parameters=True "
-        "(zeros are averaged in their place), or freeze them before wrapping it. If several "
-        "backward() follow one forward, add up the losses and call it once.",
+        "If the loss should not depend on them, wrap the model with find_unused_parameters=True "
+        "(zeros are averaged in their place), or freeze them before wrapping it. If you call "
+        "backward() several times after one forward, add up the losses and call it once.",
         "Expected to have finished reduction in the prior iteration before starting a new one.",
     )
 

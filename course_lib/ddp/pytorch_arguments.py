@@ -3,9 +3,9 @@
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model, process_group=dist.group.WORLD, init_sync=True)
 
-A script should run with either class. So what says the same under another name is taken over, what
-asks for something that ours does in any case is accepted, and what ours cannot do is refused by
-name, with the reason: ignored in silence, it would train something else.
+A script should run with either class. An argument that only has another name is translated. An
+argument that asks for something that ours always does is accepted. An argument that ours cannot
+support is refused by name, with the reason: ignoring it silently would change the training.
 
 docs/ddp_beside_pytorch.md has the table.
 """
@@ -46,7 +46,7 @@ REFUSED = {
 
 @dataclass
 class Translated:
-    """What was said by our names and PyTorch's together.
+    """The meaning of all arguments, in our names and PyTorch's.
 
     Attributes:
         group: the process group; None for all ranks.
@@ -113,7 +113,7 @@ def _cap(bucket_cap_mb: float | None) -> float:
 def _group(group: Group, process_group: Group, mesh: Any) -> Group:
     if sum(given is not None for given in (group, process_group, mesh)) > 1:
         raise RuntimeError(
-            "group, process_group and device_mesh say the same: give one of them. (PyTorch: "
+            "group, process_group and device_mesh mean the same: give only one of them. (PyTorch: "
             '"Cannot specify both process_group and device_mesh arguments.")'
         )
     if mesh is not None:

@@ -14,7 +14,7 @@ all are done. Its replica has stood still meanwhile, so at the end it gets the w
 was active to the last.
 
 Before every forward the ranks tell one another who is still active: one all-reduce of K numbers.
-Whoever would rather stop than go on with fewer says `join(throw_on_early_termination=True)`.
+To stop instead of continuing with fewer ranks, use `join(throw_on_early_termination=True)`.
 
 `torch.distributed.algorithms.join` is PyTorch's form of it.
 """
@@ -26,7 +26,7 @@ from course_lib.collectives import Group, place_in
 
 
 class Activity:
-    """Who still has inputs, as of the last forward.
+    """The ranks that still had inputs at the last forward.
 
     The ranks of `group` tell each other with tensors on `device`. With `throw_early` the first one
     that is done ends it for all. Raises ValueError if this rank is not one of them.

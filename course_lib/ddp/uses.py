@@ -4,7 +4,7 @@ Once, where one forward is followed by one backward: autograd adds up all that i
 before it calls the hook. More often, where several backwards run inside one (reentrant activation
 checkpointing of a block that shares weights), and never, where the loss does not depend on it.
 
-Who promises a *static graph*, the same in every step, lets the first backward count. Later ones
+With a *static graph*, the same in every step, the first backward counts the uses. Later ones
 then know which gradients are still to come, and which never will: nothing has to be exchanged, and
 buckets with unused parameters leave in time.
 """

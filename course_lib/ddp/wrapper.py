@@ -69,7 +69,7 @@ class DistributedDataParallel(nn.Module):
         init_sync: check at the start that the models are alike, and make them equal. Without it
             that is left to the caller.
         ignored: names of parameters and buffers that are left alone: not averaged, not broadcast.
-            What PyTorch's `_set_params_and_buffers_to_ignore_for_model` has noted counts as well.
+            Names set with PyTorch's `_set_params_and_buffers_to_ignore_for_model` count as well.
         allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
             dtype and device lie, for kinds that collectives work on directly: `empty` of a
             `peer_memory.SharedMemory`.

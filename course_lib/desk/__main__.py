@@ -18,24 +18,24 @@ def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and do it; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m course_lib.desk",
-        description="Bring your desk up to date: copies of lectures and assignments to work in. "
-        "What you changed stays, and new versions are laid beside it.",
+        description="Bring your desk up to date: your copies of lectures and assignments. "
+        "Your changes stay, and new versions are put beside them.",
     )
     parser.add_argument(
-        "--desk", type=Path, help="the folder (default: the one around here, or the course's work)"
+        "--desk", type=Path, help="the folder (default: the desk you are in, or the course's work)"
     )
     parser.add_argument(
         "--lab",
         nargs=argparse.REMAINDER,
         metavar="OPTION",
-        help="then open JupyterLab on it; all that follows are JupyterLab's options",
+        help="then open JupyterLab on it; all options after this one go to JupyterLab",
     )
     arguments = parser.parse_args(words)
     desk = (arguments.desk or default_desk(COURSE)).resolve()
     if not (COURSE / "lectures").is_dir():
         print(
-            f"desk: there are no lectures in {COURSE}; install the course from the folder that "
-            "you cloned, with pip install -e .",
+            f"desk: there are no lectures in {COURSE}. In the folder that you cloned, run: "
+            "pip install -e .",
             file=sys.stderr,
         )
         return 2
@@ -44,8 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"desk: {note}", flush=True)
     except OSError as error:
         print(
-            f"desk: {error.strerror}: {error.filename}; make {desk} writable, or give another "
-            "folder with --desk",
+            f"desk: {error.strerror}: {error.filename}. Make {desk} writable, or choose another "
+            "folder with --desk.",
             file=sys.stderr,
         )
         return 1

@@ -1,7 +1,7 @@
-"""What a student did on the desk, a line each: predictions, their scores, and checks.
+"""A record of the student's work on the desk: predictions, their scores, and checks.
 
-The files lie beside the desk's own records. Away from a desk nothing is kept, and a disk that is
-full or read-only is no reason to stop a lecture.
+The files have one line per entry, and lie beside the desk's own records. Away from a desk nothing
+is recorded. A disk that is full or read-only does not stop a lecture.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CHECKS = "checks.jsonl"
 
 
 def keep(file: str, entry: dict[str, Any]) -> None:
-    """Append `entry` to a file of the desk that the working directory lies on, if it lies on one.
+    """Append `entry` to a file of the desk; do nothing if the working directory is on no desk.
 
-    The line begins with the time, and with the notebook's name where JupyterLab tells it.
+    The line begins with the time, and with the notebook's name if JupyterLab gives it.
     """
     desk = find_desk(Path.cwd())
     if desk is None:
@@ -36,7 +36,7 @@ def keep(file: str, entry: dict[str, Any]) -> None:
 
 
 def kept(file: str, desk: Path) -> list[dict[str, Any]]:
-    """Return what a file of `desk` holds; lines that cannot be read are left out."""
+    """Return the entries in a file of `desk`; skip lines that cannot be read."""
     found = []
     try:
         text = (desk / DESK / file).read_text(encoding="utf-8", errors="replace")
@@ -53,5 +53,5 @@ def kept(file: str, desk: Path) -> list[dict[str, Any]]:
 
 
 def find_desk(start: Path) -> Path | None:
-    """Return the nearest folder, from `start` upwards, that is a desk; ``None``: none is."""
+    """Return the nearest desk from `start` upwards; ``None`` if there is none."""
     return next((folder for folder in (start, *start.parents) if (folder / DESK).is_dir()), None)

@@ -1,4 +1,4 @@
-"""What the desk gets of the course: lectures, assignments, and the files that these link to."""
+"""The files that the desk gets: lectures, assignments, and the files that these link to."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from course_lib.desk.places import PACKAGE
 
 WORKED_IN = ("lectures", "assignments")
 READ_ONLY = ("course_lib", "docs", "benchmarks")
-"""Folders of which the desk gets those files that a notebook links to, for reading."""
+"""From these folders the desk gets only the files that a notebook links to, for reading."""
 
 _LINK = re.compile(r"""\]\(<?([^)\s>]+)|(?:src|href)=["']([^"']+)""")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#|/", re.IGNORECASE)
 
 
 def handouts(course: Path) -> dict[str, bytes | None]:
-    """Return the content of the desk's files by their paths, which are those in the course.
+    """Return the content of the desk's files by path; the paths are the same in the course.
 
     Notebooks come without outputs: a lecture asks for a prediction before it shows a result. The
-    files that they link to come along at the same place, so that a relative link works on the desk
-    as it does in the repository. None stands for a notebook that cannot be read.
+    files that they link to keep their place, so that a relative link works on the desk as it does
+    in the repository. None means that a notebook cannot be read.
     """
     found: dict[str, bytes | None] = {}
     for folder in WORKED_IN:
@@ -43,13 +43,13 @@ def handouts(course: Path) -> dict[str, bytes | None]:
 
 
 def _place_of(course: Path, target: str) -> Path | None:
-    """Return the file that a link is to; the modules of an installed course are not beside it."""
+    """Return the file that a link points to; an installed course's modules lie elsewhere."""
     places = (course / target, PACKAGE.parent / target)
     return next((place for place in places if place.is_file()), None)
 
 
 def is_read_only(path: str) -> bool:
-    """Tell whether a file of the desk is there to be read, not to be worked in."""
+    """Tell whether a file of the desk is for reading only."""
     return not path.startswith(WORKED_IN)
 
 
@@ -64,7 +64,7 @@ def links(notebook: bytes) -> Iterator[str]:
 
 
 def _normal(path: PurePosixPath) -> str:
-    """Return a path without its ``..``, as a browser reads it: links are followed in no file."""
+    """Return a path without its ``..``, as a browser does; symbolic links are not followed."""
     parts: list[str] = []
     for part in path.parts:
         if part == ".." and parts and parts[-1] != "..":
@@ -79,5 +79,5 @@ def _content(path: Path) -> bytes | None:
         return path.read_bytes()
     try:
         return cleared(path.read_bytes())
-    except Exception:  # nbformat raises whatever a damaged file makes it stumble over
+    except Exception:  # nbformat raises errors of any type on a damaged file
         return None

@@ -1,4 +1,4 @@
-"""JupyterLab for students: opened on the desk, with the settings of this course."""
+"""Open JupyterLab on the student's desk, with the settings of this course."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import NoReturn
 from jupyter_core.paths import jupyter_runtime_dir
 
 SETTINGS = Path(__file__).resolve().parents[1] / "ranks" / "notebook" / "jupyterlab"
-"""A Jupyter configuration folder: closing a notebook ends its kernel, and with it the ranks; no
-panels for instructors; no news."""
+"""A Jupyter configuration folder. Closing a notebook ends its kernel, and with it the ranks.
+There are no panels for instructors and no news."""
 
 
 class NoHome(OSError):
-    """JupyterLab may not write where it must; the message says what to do."""
+    """JupyterLab cannot write its own files; the message says what to do."""
 
 
 def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
-    """Become JupyterLab, with `options` of its own command line.
+    """Replace this process by JupyterLab, with `options` for its command line.
 
     Raises:
-        NoHome: it could not keep its own files.
+        NoHome: it could not write its own files.
 
     """
     folder = Path(jupyter_runtime_dir())
@@ -32,8 +32,8 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(folder, os.W_OK):
         raise NoHome(
-            f"JupyterLab needs to write to {folder} and may not. Give it another home: "
-            "make lab HOME=/a/folder/of/yours; `course doctor` looks at the rest"
+            f"JupyterLab must write to {folder}, but has no permission. Give it another home "
+            "folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
         )
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
     command += ["--LabApp.default_url=/lab/tree/lectures", *options]
@@ -41,7 +41,7 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment with the course's settings in front of the user's."""
+    """Return this process's environment; the course's settings come before the user's."""
     before = os.environ.get("JUPYTER_CONFIG_PATH")
     paths = [str(SETTINGS), *([before] if before else [])]
     return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}

@@ -1,7 +1,7 @@
-"""What of a notebook is the student's: its words, that is, the cells they can write in.
+"""The student's part of a notebook, its *words*: the cells that students can write in.
 
-Outputs, execution counts and metadata are not: opening and running a notebook changes them. An
-empty cell is no word either, because running the last cell adds one.
+Outputs, execution counts and metadata do not count: opening and running a notebook changes them.
+Empty cells do not count either, because running the last cell adds one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import nbformat
 
 Cell = dict[str, Any]
 EXPLORE = "explore"
-"""Tag of cells that are there to play with: neither the grader nor ``course check`` runs them."""
+"""Tag of cells for free exploration: neither the grader nor ``course check`` runs them."""
 
 
 def digest(content: bytes) -> str:
@@ -23,10 +23,10 @@ def digest(content: bytes) -> str:
 
 
 def words(path: str, content: bytes) -> str | None:
-    """Return a digest of what is written in a file; None for a notebook that cannot be read.
+    """Return a digest of a file's words; None for a notebook that cannot be read.
 
     Args:
-        path: tells by its ending whether it is a notebook; in any other file all bytes count.
+        path: its ending says whether it is a notebook; in any other file all bytes count.
         content: the file's content.
 
     """
@@ -43,10 +43,10 @@ def words(path: str, content: bytes) -> str | None:
 
 
 def cleared(content: bytes) -> bytes:
-    """Return a notebook without outputs, with the very same bytes for the very same notebook.
+    """Return a notebook without outputs; the same notebook always gives the same bytes.
 
     Raises:
-        ValueError: this is no notebook; the message says why.
+        ValueError: this is not a notebook; the message says why.
 
     """
     notebook = nbformat.reads(content.decode(), as_version=4)
@@ -58,7 +58,7 @@ def cleared(content: bytes) -> bytes:
 
 
 def has_outputs(path: str, content: bytes) -> bool:
-    """Tell whether a notebook holds an output of any cell."""
+    """Tell whether any cell of a notebook has an output."""
     notebook = _parse(content) if path.endswith(".ipynb") else None
     return any(cell.get("outputs") for cell in notebook["cells"]) if notebook else False
 
@@ -76,7 +76,7 @@ def with_outputs_of(new: bytes, ran: bytes) -> bytes:
 
 
 def _parse(content: bytes) -> Cell | None:
-    """Return a notebook as JSON, or None if it has not the shape of one."""
+    """Return a notebook as JSON, or None if it is not a notebook."""
     try:
         notebook = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Where the course is, in a checkout or installed from a wheel, and where its desk belongs."""
+"""Find the course, in a checkout or installed from a wheel, and the place of its desk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FIRST = Path("lectures", "00_start_here.ipynb")
 def find_course() -> Path:
     """Return the folder that holds ``lectures`` and ``assignments``.
 
-    In a checkout it is the one that holds the package; a wheel brings the two folders along, and
-    pip knows where it put them. Where there are none, it is the one beside the package all the
-    same: its user is told.
+    In a checkout, this is the folder that holds the package. A wheel contains the two folders, and
+    pip knows where it put them. If they are nowhere, this returns the folder beside the package;
+    the caller then reports that lectures are missing.
     """
     checkout = PACKAGE.parent
     if not (checkout / _FIRST).is_file():
@@ -32,7 +32,7 @@ def find_course() -> Path:
 
 
 def default_desk(course: Path) -> Path:
-    """Return the desk to use: the one that we stand on, else ``work`` in the checkout or here."""
+    """Return the desk that we are in; else ``work`` in the checkout, or in this folder."""
     if (here := find_desk(Path.cwd())) is not None:
         return here
     return (Path.cwd() if course.parts[-2:] == _SHARED else course) / "work"

@@ -1,4 +1,4 @@
-"""What the desk has been given so far, kept on the desk."""
+"""Records of what the desk has been given so far, kept on the desk."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FOLDER = ".desk"
-"""Of the desk: holds the records, and a file while it is being written."""
+"""The folder on the desk for the records, and for a file while it is being written."""
 _VERSION = 1
 
 
 @dataclass
 class Record:
-    """What was handed out under one path.
+    """The record of one path.
 
     Attributes:
-        given: digest of the version that was handed out, or laid beside the student's, last;
-            empty while a refresh is under way, and after one that was interrupted.
+        given: digest of the last version that was handed out, or put beside the student's file;
+            empty during a refresh, and after a refresh that was interrupted.
         words: digests of the words of all versions so far: a file with such words is not edited.
 
     """
@@ -47,24 +47,24 @@ class Records:
                 self.damaged = True
 
     def of(self, path: str) -> Record:
-        """Return the record of a path, made if there is none yet."""
+        """Return the record of a path; create it if there is none yet."""
         return self.by_path.setdefault(path, Record())
 
     def save(self) -> None:
-        """Write the records, whole or not at all."""
+        """Write the records completely or not at all."""
         files = {path: asdict(record) for path, record in sorted(self.by_path.items())}
         told = {"version": _VERSION, "files": files}
         put(self._desk, self._path, f"{json.dumps(told, indent=1)}\n".encode())
 
 
 def put(desk: Path, path: Path, content: bytes, read_only: bool = False) -> None:
-    """Write a file of the desk, so that it holds either the old content or all of the new.
+    """Write a file of the desk, so that it holds either the old or the complete new content.
 
     Raises:
         OSError: the place cannot be written to.
 
     """
-    part = desk / FOLDER / "part"  # one name: what an interruption leaves, the next call takes
+    part = desk / FOLDER / "part"  # one name: the next call reuses what an interruption left
     part.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
     part.write_bytes(content)

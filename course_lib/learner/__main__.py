@@ -12,21 +12,21 @@ COMMANDS = {
     "start": "hand out an assignment: a copy of your own",
     "check": "run your copy's cells and checks from the top, and count the points",
     "progress": "points, predictions and time so far",
-    "solution": "show the solution of a task, after a question",
+    "solution": "show the solution of a task; asks first",
     "lab": "open JupyterLab on your copies",
-    "doctor": "look whether this machine has what the course needs",
+    "doctor": "check whether this machine has what the course needs",
 }
-"""What `course --help` says of each. The module of that name has DESCRIPTION,
+"""The line of `course --help` for each command. The module of that name has DESCRIPTION,
 `add_options(parser)` and `run(arguments) -> exit status`."""
 PASSES_ON = ("lab",)
-"""Commands with options that another program knows; they find them as ``arguments.more``."""
+"""Commands that pass options on to another program: these options are in ``arguments.more``."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command; return the exit status."""
     if sys.version_info < (3, 11):  # noqa: UP036 (a checkout needs no pip, which would refuse)
         found = ".".join(map(str, sys.version_info[:2]))
-        print(f"course: needs Python 3.11 or newer, and this is {found}", file=sys.stderr)
+        print(f"course: needs Python 3.11 or newer; this is {found}", file=sys.stderr)
         return 2
     words = sys.argv[1:] if words is None else list(words)
     parser = argparse.ArgumentParser(
@@ -53,11 +53,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            about += "; make room, or give another place: --desk, or TMPDIR for temporary files"
+            about += "; free some space, or use another place: --desk, or TMPDIR for scratch files"
         _say(about, words)
         return 2
     except KeyboardInterrupt:
-        print("\ncourse: interrupted; nothing is left running", file=sys.stderr)
+        print("\ncourse: interrupted; no process is left running", file=sys.stderr)
         return 130
 
 

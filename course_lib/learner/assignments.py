@@ -1,4 +1,4 @@
-"""The assignments there are, and what each asks for: read from the notebooks handed out."""
+"""The list of assignments and their tasks, read from the released notebooks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Cell = dict[str, Any]
 
 
 class Unknown(LookupError):
-    """There is no such assignment or task; the message lists those that there are."""
+    """There is no such assignment or task; the message lists the ones that exist."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What points are given for.
+    """A task or question with points.
 
     Attributes:
-        name: of its check, or of the question.
-        points: at most.
-        checked: by a check; else a person reads the answer.
+        name: the name of its check, or of the question.
+        points: the most that it can give.
+        checked: True if a check gives the points, False if a person reads the answer.
 
     """
 
@@ -37,10 +37,10 @@ def names(course: Path) -> list[str]:
 
 
 def find(course: Path, said: str) -> str:
-    """Return the assignment that `said` means: its name, number, topic, or part of it.
+    """Return the assignment that `said` means: `said` is its name, number, topic, or part of it.
 
     Raises:
-        Unknown: it means none, or more than one.
+        Unknown: it fits no assignment, or more than one.
 
     """
     there = names(course)
@@ -57,7 +57,7 @@ def find(course: Path, said: str) -> str:
 
 
 def notebook_of(folder: Path, name: str) -> Path:
-    """Return where an assignment's notebook lies, in the course or on a desk."""
+    """Return the path of an assignment's notebook, in the course or on a desk."""
     return folder / "assignments" / name / f"{name}.ipynb"
 
 
@@ -65,7 +65,7 @@ def cells(notebook: Path) -> list[Cell]:
     """Return a notebook's cells, each with its source as one text.
 
     Raises:
-        Unknown: this is no notebook; the message names it.
+        Unknown: the file is not a notebook; the message names it.
 
     """
     try:
@@ -73,13 +73,13 @@ def cells(notebook: Path) -> list[Cell]:
         return [{**cell, "source": "".join(cell["source"])} for cell in found]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise Unknown(
-            f"{notebook} is no notebook any more; put it aside, and `course start` hands out a "
-            "good one"
+            f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
+            "get a good one"
         ) from error
 
 
 def role(cell: Cell) -> dict[str, Any]:
-    """Return what a cell is for: nbgrader's words for it, or nothing."""
+    """Return nbgrader's metadata of a cell; empty if it has none."""
     metadata = cell.get("metadata")
     found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return found if isinstance(found, dict) else {}
@@ -91,7 +91,7 @@ def is_check(cell: Cell) -> bool:
 
 
 def tasks(course: Path, name: str) -> list[Task]:
-    """Return what an assignment gives points for, in order."""
+    """Return the tasks and questions of an assignment, in order."""
     return [
         Task(role(cell)["grade_id"], float(role(cell)["points"]), is_check(cell))
         for cell in cells(notebook_of(course, name))

@@ -1,7 +1,8 @@
-"""``course check 03_collectives``: one's own cells and all checks, from the top, in a new process.
+"""``course check 03_collectives``: run all cells and checks of a copy in a new process.
 
-What a notebook shows depends on which cells were run, and in which order. Here it is all of them
-once, in their order, as a grader would; only the cells that are there to play with are left out.
+The result of a notebook depends on which cells were run, and in which order. This command runs
+every cell once, from top to bottom, as a grader would. It skips only the cells for free
+exploration.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from course_lib.learner.assignments import Task, cells, is_check, role
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
-    "Run the cells and the checks of your copy of an assignment in a new process, from the top, "
-    "print the reports, and count the points. It exits with 0 if all checks pass, else with 1."
+    "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
+    "Print the reports and count the points. Exit status: 0 if all checks pass, else 1."
 )
 Step = dict[str, Any]
 NOT_WRITTEN: dict[str, Any] = {"fraction": 0.0, "reason": "not written yet"}
 GRACE_SECONDS = 10
-"""What an interrupted process may take to end its ranks."""
+"""How long an interrupted process may take to end its ranks."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", metavar="ASSIGNMENT", help="name, number or topic, or a notebook's path"
+        "assignment", metavar="ASSIGNMENT", help="its name, number or topic, or a notebook's path"
     )
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these (default: all)")
     add_desk(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check one's copy; return the exit status."""
+    """Check the copy; return the exit status."""
     course = find_course()
     try:
         name = assignments.find(course, arguments.assignment)
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         here = given.suffix == ".ipynb" and given.is_file()
         notebook = given if here else assignments.notebook_of(desk_of(arguments, course), name)
         if not notebook.is_file():
-            print(f"You have no copy of it yet: course start {name}", file=sys.stderr)
+            print(f"You have no copy of {name} yet. Make one: course start {name}", file=sys.stderr)
             return 2
         tasks = assignments.tasks(course, name)
         steps = plan(notebook, course, name, _chosen(tasks, arguments.tasks))
@@ -75,15 +76,16 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     wrong = set(said) - {task.name for task in checked}
     if wrong:
         there = ", ".join(task.name for task in checked)
-        raise assignments.Unknown(f"no task {', '.join(sorted(wrong))}: there are {there}")
+        raise assignments.Unknown(f"there is no task {', '.join(sorted(wrong))}; there are {there}")
     return [task for task in checked if not said or task.name in said]
 
 
 def plan(notebook: Path, course: Path, name: str, chosen: list[Task]) -> list[Step]:
-    """Return what is run: the student's code cells, and the released cell of each chosen check.
+    """Return the steps: the student's code cells, and the released cell of each chosen check.
 
-    A check stands where it stands in the student's copy, and at the end where it was deleted. One
-    before which nothing was written is not run: its ``check`` is told, its ``source`` is empty.
+    A check runs where it stands in the student's copy. If the student deleted it, it runs at the
+    end. If the student wrote nothing above a check, it does not run: its step has a ``check`` and
+    an empty ``source``.
     """
     released = cells(assignments.notebook_of(course, name))
     checks = {role(c)["grade_id"]: c["source"] for c in released if is_check(c)}
@@ -113,10 +115,10 @@ def _tags(cell: dict[str, Any]) -> list[str]:
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
-    """Run the steps in a new process; return its exit status, and by check what came of it.
+    """Run the steps in a new process; return its exit status, and the outcome of each check.
 
-    The process has a session of its own, so that an interrupt at the terminal is ours to pass on;
-    it ends when we do, whatever ends us.
+    The process has a session of its own, so that we decide how an interrupt at the terminal reaches
+    it. It ends when we end, for any reason.
     """
     read, write = os.pipe()
     process = subprocess.Popen(
@@ -153,8 +155,8 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
     if status:
         end = f"with status {status}" if status > 0 else f"by signal {-status}"
         print(
-            f"course check: the process that ran your cells ended {end}: does a cell call exit, or "
-            "was it short of memory? `course doctor` looks at this machine",
+            f"course check: the process that ran your cells ended {end}. Does a cell call exit, or "
+            "did memory run out? `course doctor` examines this machine.",
             file=sys.stderr,
         )
         status = 2

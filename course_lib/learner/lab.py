@@ -1,4 +1,4 @@
-"""``course lab``: JupyterLab on the desk, with the desk brought up to date."""
+"""``course lab``: bring the desk up to date and open JupyterLab on it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import argparse
 from course_lib.desk.__main__ import main
 
 DESCRIPTION = (
-    "Bring your copies up to date and open JupyterLab on them. All options but --desk are "
-    "JupyterLab's own, for example --no-browser or --port=9000."
+    "Bring your copies up to date and open JupyterLab on them. All options except --desk go to "
+    "JupyterLab, for example --no-browser or --port=9000."
 )
 
 

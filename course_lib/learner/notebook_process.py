@@ -1,8 +1,8 @@
 """A fresh process that runs a notebook's cells and checks: started by ``course check``.
 
-It reads one line of JSON, runs the cells in IPython, as a notebook would, and writes one line per
-check to a descriptor of its own: what a cell prints goes to the terminal. It ends with whoever
-started it: an end of its standard input is the sign.
+It reads one line of JSON and runs the cells in IPython, as a notebook would. It writes one line per
+check to a file descriptor of its own, and the cells print to the terminal. It ends when the process
+that started it ends: then its standard input closes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run what standard input asks for; return the exit status."""
+    """Run the steps that standard input names; return the exit status."""
     plan = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.chdir(plan["folder"])
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _run(shell: Any, step: dict[str, Any], results: IO[str]) -> int:
-    """Run one cell; of a check, tell the outcome."""
+    """Run one cell; if it is a check, write its outcome to `results`."""
     start = time.monotonic()
     shell.execution_count = step["number"]  # tracebacks say: Cell In[…]
     done = shell.run_cell(step["source"])
@@ -75,7 +75,7 @@ def _told(report: Any, error: BaseException | None) -> dict[str, Any]:
         return {"fraction": report.fraction, "reason": report.reason}
     if error is not None:
         return {"fraction": 0.0, "reason": f"{type(error).__name__}: {error}"}
-    return {"fraction": 0.0, "reason": "its cell does not call check any more"}
+    return {"fraction": 0.0, "reason": "the cell of this check does not call check any more"}
 
 
 def _since(start: float) -> float:

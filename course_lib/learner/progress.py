@@ -1,4 +1,4 @@
-"""``course progress``: points, predictions and time, as the desk has noted them."""
+"""``course progress``: points, predictions and time, from the desk's diary."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from course_lib.learner import assignments
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
-    "Show what you have reached: by assignment the points of the last run of each check, how many "
-    "predictions were right, and the time spent, as far as it was noted."
+    "Show how far you are in each assignment: the points of the last run of each check, how many "
+    "predictions were right, and the recorded time."
 )
 PAUSE = 30 * 60
-"""Seconds without a note that count as a pause."""
+"""A gap of this many seconds between two notes counts as a pause."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     desk = desk_of(arguments, course)
     checks, predictions = kept(CHECKS, desk), kept(PREDICTIONS, desk)
     if not checks and not predictions:
-        print("Nothing is noted yet: run a check or make a prediction, in a notebook of yours.")
-        print(f"Your notebooks: {desk}. `course start ASSIGNMENT` hands one out, of these:")
+        print("Nothing is recorded yet. Run a check or make a prediction in one of your notebooks.")
+        print(f"Your notebooks: {desk}. Get one with `course start ASSIGNMENT`. The assignments:")
         print("  " + "\n  ".join(assignments.names(course)))
         return 0
     print("\n".join(table(course, checks, predictions)))
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
-    """Return the lines to be shown, one for each assignment or lecture with something noted."""
+    """Return the lines to show, one for each assignment or lecture with a record."""
     last = {entry.get("checked"): entry for entry in checks}
     names = assignments.names(course)
     titles = {*names, *(str(entry.get("notebook")) for entry in predictions)}
@@ -67,17 +67,17 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     lines.append(f"{'together':{width}}  {sums:>7}  {_right(predictions):>15}  {seconds}")
     lines.append("")
     lines.append(
-        "Points are those of checks, by their last run. Hidden cases of a grader, and answers"
+        "Points are those of the last run of each check. They do not include a grader's hidden"
     )
     lines.append(
-        "that a person reads, are not among them. Time: between notes less than half an hour"
+        "cases, nor answers that a person reads. Time: between notes less than half an hour"
     )
     lines.append("apart.")
     return lines
 
 
 def _right(predictions: Iterable[dict[str, Any]]) -> str:
-    """Return how many predictions were right, of those scored; the first score of each counts."""
+    """Return how many scored predictions were right; only the first score of each counts."""
     scored: dict[str, bool] = {}
     for entry in predictions:
         if "scored" in entry:

@@ -1,4 +1,4 @@
-"""``course solution 03_collectives``: the solution, for those who learn on their own."""
+"""``course solution 03_collectives``: show the solution to people who learn on their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from course_lib.learner.assignments import Task, cells, is_check, role
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (
-    "Show the solution of an assignment, or of one of its tasks, after a question. It comes from "
-    "instructor/, which a student's copy of the course may leave out."
+    "Show the solution of an assignment, or of one of its tasks. It asks first. The solution is in "
+    "instructor/; a student's copy of the course may not have that folder."
 )
 _MARK = re.compile(r" *### (BEGIN|END) SOLUTION\n?")
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = assignments.tasks(course, name)
         if arguments.task and arguments.task not in [task.name for task in tasks]:
             there = ", ".join(task.name for task in tasks)
-            raise assignments.Unknown(f"no task {arguments.task}: there are {there}")
+            raise assignments.Unknown(f"there is no task {arguments.task}; there are {there}")
         source = course / "instructor" / name / f"{name}.ipynb"
         if not source.is_file():
             print(_without(name), file=sys.stderr)
@@ -54,34 +54,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _without(name: str) -> str:
-    """Return what is said where there are no solutions."""
+    """Return the message for a copy of the course without solutions."""
     module = name.partition("_")[2]
     reference = next((p for p in (PACKAGE / f"{module}.py", PACKAGE / module) if p.exists()), None)
-    also = f" What it builds towards can be read in {reference}." if reference else ""
+    also = f" You can read the reference implementation: {reference}." if reference else ""
     return (
-        "course solution: this copy of the course leaves out instructor/, where the solutions are; "
-        f"who teaches with it has them.{also}"
+        "course solution: this copy of the course has no instructor/, the folder with the "
+        f"solutions. Your teacher has them.{also}"
     )
 
 
 def standing(name: str, tasks: list[Task], desk: Path) -> str:
-    """Return what a learner should weigh: how far they are, and what a solution takes away."""
+    """Return what a learner should consider: how far they are, and the cost of reading."""
     passed = {e.get("checked") for e in kept(CHECKS, desk) if e.get("all")}
     tried = {e.get("checked") for e in kept(CHECKS, desk)}
     checked = [task for task in tasks if task.checked]
     solved = sum(f"{name}/{task.name}" in passed for task in checked)
     begun = sum(f"{name}/{task.name}" in tried for task in checked)
-    told = f"Of {len(checked)} tasks with a check you have tried {begun} and solved {solved}."
+    told = f"Tasks with a check: {len(checked)}. You have tried {begun} and solved {solved}."
     return (
-        f"{told}\nA solution that is read first cannot be found any more. Where the course is "
-        "graded, its rules may\nforbid reading it before you hand in."
+        f"{told}\nOnce you have read the solution, you can no longer find it yourself. In a graded "
+        "course,\nthe rules may forbid reading it before you hand in."
     )
 
 
 def solution(source: Path, chosen: list[str]) -> str:
     """Return the text of the solution cells of the chosen tasks.
 
-    The cells in front of a check belong to it; a question is its own.
+    The cells in front of a check are its solution; the cell of a question is its own solution.
     """
     shown: list[str] = []
     waiting: list[str] = []

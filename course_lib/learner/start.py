@@ -1,4 +1,4 @@
-"""``course start 03_collectives``: a copy of one's own, and what to do with it."""
+"""``course start 03_collectives``: make a copy for the learner, and say what to do next."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from course_lib.desk.refresh import put_aside, refresh
 from course_lib.learner import assignments
 
 DESCRIPTION = (
-    "Hand out an assignment: your own copy, in work/. What you wrote is never overwritten; where "
-    "the course has changed a file that you changed too, the new version is laid beside yours."
+    "Make your own copy of an assignment, in work/. Your work is never overwritten. If both you "
+    "and the course have changed a file, the new version is put beside yours."
 )
 
 
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "assignment", metavar="ASSIGNMENT", help="name, number or topic: 03_collectives, 3"
     )
     parser.add_argument(
-        "--over", action="store_true", help="begin anew; what you wrote is put aside, not deleted"
+        "--over", action="store_true", help="start over; your work is renamed, not deleted"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_desk(parser)
@@ -40,7 +40,7 @@ def add_desk(parser: argparse.ArgumentParser) -> None:
 
 
 def desk_of(arguments: argparse.Namespace, course: Path) -> Path:
-    """Return the desk that a command works on."""
+    """Return the desk that a command uses."""
     return Path(arguments.desk or default_desk(course)).resolve()
 
 
@@ -56,11 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
     notebook = assignments.notebook_of(desk, name)
     path = notebook.relative_to(desk).as_posix()
     if arguments.over and os.path.lexists(notebook):
-        question = f"Begin {name} anew? What you wrote stays beside it, under another name."
+        question = f"Start {name} over? Your work stays beside it, under another name."
         if not (arguments.yes or confirm(question)):
             print("Nothing was changed.")
             return 1
-        print(f"Put aside: {notebook.parent / put_aside(desk, path)}")
+        print(f"Your work is now in: {notebook.parent / put_aside(desk, path)}")
     fresh = not os.path.lexists(notebook)
     for note in refresh(course, desk):
         print(note)
@@ -73,14 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _begun(course: Path, notebook: Path, path: str) -> str:
-    """Return what is to be said of a copy that was there before."""
+    """Return the message about a copy that was there before."""
     if words(path, notebook.read_bytes()) == words(path, (course / path).read_bytes()):
         return "Handed out already"
-    return "You have begun on it, and it stays as it is (--over begins anew)"
+    return "You have started on it; it stays as it is (--over starts over)"
 
 
 def confirm(question: str) -> bool:
-    """Ask, and return whether the answer is yes; without anybody to ask it is no."""
+    """Ask, and return whether the answer is yes; it is no if there is nobody to ask."""
     try:
         answer = input(f"{question} [y/N] ")
     except EOFError:

@@ -15,7 +15,7 @@
     >>> loss = model.step(tokens[:, :-1], tokens[:, 1:])
     >>> average_gradients(model, mesh)
 
-Each kind of parallelism cuts something else, and sends something else:
+Each kind of parallelism cuts and sends something different:
 
                 cuts           a rank holds         a rank sends per step
     data        the batch      all weights          gradients, once
@@ -26,9 +26,9 @@ Each kind of parallelism cuts something else, and sends something else:
 With all of them the weights after a step are those of one process, whatever the layout. Read in
 this order:
 
-- `axes`: which rank is where, and who is in a group with whom
+- `axes`: the coordinates and groups of each rank
 - `transformer`: the model, in one process
-- `divide`: what each axis does to it, a line each
+- `divide`: the changes that each axis makes to it, one line per axis
 - `traffic`: the bytes of each axis, as formulas
 - `states`: a checkpoint that any other mesh can load
 

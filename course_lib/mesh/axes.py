@@ -62,12 +62,12 @@ def make_mesh(**sizes: int) -> Mesh:
     """
     unknown = sizes.keys() - set(AXES)
     if unknown or min(sizes.values(), default=1) < 1:
-        raise ValueError(f"axes are {', '.join(AXES)}, of size 1 or more; got {sizes}")
+        raise ValueError(f"axes must be among {', '.join(AXES)}, of size 1 or more; got {sizes}")
     sizes = {**{axis: 1 for axis in AXES if axis not in sizes}, **sizes}
     world_size = dist.get_world_size()
     if math.prod(sizes.values()) != world_size:
         shape = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ValueError(f"{shape} is no mesh of {world_size} ranks: the sizes multiply to that")
+        raise ValueError(f"{shape} does not multiply to the number of ranks, {world_size}")
     places = list(itertools.product(*(range(size) for size in sizes.values())))
     mine = dict(zip(sizes, places[dist.get_rank()], strict=True))
     together = [*((axis,) for axis in AXES), ("data", "expert")]

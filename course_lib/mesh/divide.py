@@ -1,4 +1,4 @@
-"""What each axis does to the model: a line for each.
+"""Divide the model along each axis: one line per axis.
 
     model = transformer(shape)                                            one process
     divide_tensors(model, mesh["tensor"])                                 every matrix in T parts

@@ -1,8 +1,8 @@
-"""A checkpoint that any mesh can load: what one process would have saved.
+"""A checkpoint that any mesh can load: the one that a single process would save.
 
-Which element of which weight lies where follows from the layout, and the layout is code. So let
-that code say it: number the elements of the whole model, 0, 1, 2, …, cut *the numbers* as the
-weights are cut, and every piece reads where its elements come from:
+The place of each element of each weight follows from the layout, and the layout is code. So let
+that code compute it: number the elements of the whole model, 0, 1, 2, …, and cut *the numbers* as
+the weights are cut. Then every piece shows where its elements come from:
 
     whole weight, numbered        column parallel, T = 2, rank 1
         0  1  2                        6  7  8        this rank's piece is elements

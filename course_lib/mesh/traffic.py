@@ -1,4 +1,4 @@
-"""What a rank of a mesh holds, and what it sends along each axis in a step: formulas.
+"""Formulas for a rank of a mesh: the weights it holds, and the bytes it sends along each axis.
 
     >>> from course_lib.mesh import Shape, traffic
     >>> sent = traffic(Shape(), batch=8, data=2, tensor=2)

@@ -89,7 +89,7 @@ class PeerMemory(ABC):
     """
 
     device_type: ClassVar[str]
-    """Of the tensors that it reduces."""
+    """The device type of the tensors that it reduces."""
     block_bytes: ClassVar[int]
     """Bytes that two-shot adds and then copies in one go."""
     staging_bytes: ClassVar[int]
@@ -127,7 +127,7 @@ class PeerMemory(ABC):
         Raises ValueError if numel < 0, and as `map`.
         """
         if numel < 0:
-            raise ValueError(f"numel={numel}: a vector has 0 elements or more")
+            raise ValueError(f"numel={numel}: a vector must have 0 elements or more")
         slots = self.map(max(1, numel * dtype.itemsize))
         self._regions.append((slots[self.rank].data_ptr(), slots))
         return slots[self.rank][: numel * dtype.itemsize].view(dtype)
@@ -142,7 +142,7 @@ class PeerMemory(ABC):
         """
         if tensor.device.type != self.device_type:
             raise ValueError(
-                f"{type(self).__name__} is for tensors on {self.device_type}, and this one is on "
+                f"{type(self).__name__} is for tensors on {self.device_type}, but this one is on "
                 f"{tensor.device}"
             )
         with flat_in_place(tensor) as flat:

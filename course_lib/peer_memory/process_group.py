@@ -1,8 +1,8 @@
 """A process group over shared memory: a backend of one's own, for our DDP and PyTorch's alike.
 
-`torch.distributed` calls methods of a `ProcessGroup`; whoever inherits from it is a backend. This
-one sums CPU tensors in shared memory (`shared_memory`) and hands everything else to the group that
-it was made from. It can be given wherever a group is asked for:
+`torch.distributed` calls methods of a `ProcessGroup`; every class that inherits from it is a
+backend. This one sums CPU tensors in shared memory (`shared_memory`) and passes everything else to
+the group that it was made from. You can use it wherever a group is expected:
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> from course_lib.peer_memory import shared_memory_group
@@ -57,7 +57,7 @@ class Done(dist.Work):
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
-    """What `shared_memory_group` makes.
+    """The process group that `shared_memory_group` returns.
 
     Attributes:
         memory: the `SharedMemory`; tensors made by its `empty` are summed without being copied.

@@ -5,8 +5,8 @@
     >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
 
 The pages come from `shared_pages`, and so does the barrier, which takes microseconds where a
-message takes tens of them. What `SharedMemory.empty` returns is a tensor like any other; gradients
-that live in it are reduced where they are.
+message takes tens of them. `SharedMemory.empty` returns an ordinary tensor; gradients that live in
+it are reduced in place.
 """
 
 from torch import Tensor

@@ -1,8 +1,8 @@
 """Shared pages: memory that all ranks of one machine see, and a barrier made of it.
 
-`map_for_all` asks the system for a file that lies in memory and in no folder, so that nothing is
-left of it when the last process is gone, and /dev/shm, which containers often limit to 64 MiB, need
-not be large. The other ranks find it under the number it has with the first one, and all map it
+`map_for_all` asks the system for a file in memory that is in no folder. So it disappears with the
+last process, and does not need a large /dev/shm, which containers often limit to 64 MiB. The other
+ranks find it under the number it has with the first one, and all map it
 among their own pages: what one writes, the others can read at once.
 
 That is too soon: the reader must know when the writer is done. `SpinBarrier` is a counter per rank
@@ -84,7 +84,7 @@ def _machine() -> str:
 def _file_in_memory(nbytes: int) -> Iterator[str]:
     """Lend the path of a file of `nbytes` zeros, with its pages reserved.
 
-    What has mapped it keeps it.
+    A process that has mapped it keeps it.
     """
     if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))

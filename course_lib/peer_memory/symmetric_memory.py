@@ -4,9 +4,9 @@
     >>> memory = SymmetricMemory()  # once, on all ranks, a GPU each
     >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
 
-A GPU can read and write another one's memory if both have agreed on it: PyTorch's symmetric memory
+A GPU can read and write another one's memory if both have agreed on it. PyTorch's symmetric memory
 allocates the same on every rank, exchanges the addresses (a *rendezvous*), and offers a barrier
-that the GPUs make among themselves. The host launches a few kernels and waits for nothing.
+between the GPUs themselves. The host launches a few kernels and does not wait.
 
 NCCL needs a kernel with many phases, or one message per neighbour, however small the tensor is;
 one-shot is one barrier and K additions, and for tensors below some 100 KB is over sooner.
@@ -29,8 +29,8 @@ from course_lib.peer_memory.one_and_two_shot import PeerMemory
 class SymmetricMemory(PeerMemory):
     """Memory of GPUs of one machine that the ranks of `group`, one GPU each, share.
 
-    All members must construct it, and call its methods in the same order with the same sizes. What
-    is launched on the current stream runs in order with the all-reduces.
+    All members must construct it, and call its methods in the same order with the same sizes. Work
+    launched on the current stream runs in order with the all-reduces.
 
     Args:
         group: the process group; None for all ranks.

@@ -1,4 +1,4 @@
-"""Messages between stages: which, in which order, and no rank waits to send.
+"""Messages between stages: their order, and how no rank has to wait for a send.
 
 Over every boundary between two stages go, for each micro-batch, its activations forward and their
 gradient, of the same size, back. A step sends
@@ -10,9 +10,9 @@ them in another: interleaved, ranks 0 and 1 of two exchange activations of one c
 of another. But the schedule is data that every rank has. So a rank knows in which order its
 neighbour sends, begins to receive in that order, and keeps what it does not need yet.
 
-Sends are begun and not waited for, so no circle of ranks can wait to be rid of something. What was
-sent is held until the schedule says that the other has it: when it answers, or the step is over.
-Receives begin one step before they are needed, while the rank computes: a message
+Sends are started and not waited for, so ranks cannot wait for one another's sends in a circle. A
+sent tensor is kept until the schedule shows that the other rank has it: when that rank answers, or
+the step is over. Receives begin one step before they are needed, while the rank computes: a message
 that takes no longer than a step costs no time.
 """
 
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 def outgoing(schedule: Schedule, work: Work) -> Message | None:
-    """Return what a step has for another stage: nothing at the ends of the pipeline."""
+    """Return the message of a step for another stage; None at the end of the pipeline."""
     if work.action == "F" and work.stage < schedule.stages - 1:
         return Message(True, work.micro_batch, work.stage + 1)
     if work.action in ("B", "I") and work.stage > 0:
@@ -48,7 +48,7 @@ def outgoing(schedule: Schedule, work: Work) -> Message | None:
 
 
 def incoming(schedule: Schedule, work: Work) -> Message | None:
-    """Return what a step needs from another stage."""
+    """Return the message that a step needs from another stage."""
     if work.action == "F" and work.stage > 0:
         return Message(True, work.micro_batch, work.stage)
     if work.action in ("B", "I") and work.stage < schedule.stages - 1:

@@ -76,7 +76,7 @@ class Pipeline(nn.Module):
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self._batch: dict[str, torch.Size] = {}
         self.peak_activations = 0
-        """Of how many micro-batches this rank held activations at once, so far."""
+        """The most micro-batches whose activations this rank has held at once so far."""
 
     def step(self, inputs: Tensor | None, targets: Tensor | None) -> Tensor | None:
         """Add the gradients of one batch to `.grad`; return its loss on the last stage's rank.
@@ -110,7 +110,7 @@ class Pipeline(nn.Module):
         return torch.stack(self._losses).sum() if self._losses else None
 
     def _execute(self, work: Work, following: Work | None, mailbox: Mailbox) -> None:
-        """Do one step: receive, compute, send. What the following one needs is on its way then."""
+        """Do one step: receive, compute, send. Start to receive the input of the following step."""
         message = incoming(self.schedule, work)
         received = None if message is None else mailbox.receive(message)
         if following is not None:
@@ -144,13 +144,13 @@ class Pipeline(nn.Module):
     def _check(self, name: str, batch: Tensor | None, *, needed: bool) -> None:
         if batch is None:
             if needed:
-                raise ValueError(f"rank {self.rank} holds a stage that needs the {name}: got None")
+                raise ValueError(f"rank {self.rank} has a stage that needs the {name}: got None")
             return
         micro_batches = self.schedule.micro_batches
         if len(batch) % micro_batches or not len(batch):
             raise ValueError(
-                f"{len(batch)} {name} do not divide into {micro_batches} micro-batches of one "
-                f"size: take a multiple of {micro_batches} (drop_last=True in a DataLoader)"
+                f"{len(batch)} {name} do not divide into {micro_batches} equal micro-batches: "
+                f"use a multiple of {micro_batches} (drop_last=True in a DataLoader)"
             )
         known = self._batch.setdefault(name, batch.shape)
         if batch.shape != known:

@@ -1,4 +1,4 @@
-"""A schedule: what every rank of a pipeline does, in which order, as data.
+"""A schedule: the steps of every rank of a pipeline, in order, as data.
 
     >>> from course_lib.pipeline_parallel import gpipe
     >>> print(gpipe(2, micro_batches=3))
@@ -30,7 +30,7 @@ Action = Literal["F", "B", "I", "W"]
 
 
 class Step(NamedTuple):
-    """What a rank does next: `action` for a micro-batch, on one of its chunks; both from 0."""
+    """One step of a rank: `action` for a micro-batch on one of its chunks; both count from 0."""
 
     action: Action
     micro_batch: int

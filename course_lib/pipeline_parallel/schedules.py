@@ -16,8 +16,8 @@ micro-batch on one rank, a rank stands idle for
     zero bubble H2           (p-1) (F + I - 2W)    at most 2p - 1
 
 seconds of a step. The first two differ in memory only. The third sends v times as often. The last
-two fill what is left with W, for which nobody waits; H2's number counts each rank from its own
-first to its own last step, since the ranks then begin their next step one after the other. Zero
+two fill the idle time with W, for which nobody waits. H2's number counts each rank from its own
+first to its own last step, because the ranks then begin their next step one after the other. Zero
 bubble needs m ≥ p micro-batches, H2 2p - 1, and halves of about the same length.
 
 Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
@@ -112,4 +112,4 @@ def _in_turn(forwards: list[Step], backwards: list[Step], ahead: int) -> tuple[S
 
 def _require(*numbers: int) -> None:
     if min(numbers) < 1:
-        raise ValueError(f"ranks, micro-batches and chunks are at least 1, got {numbers}")
+        raise ValueError(f"ranks, micro-batches and chunks must be at least 1, got {numbers}")

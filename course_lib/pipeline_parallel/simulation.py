@@ -1,4 +1,4 @@
-"""How long a schedule takes, how much of that a rank stands idle, and how much it holds.
+"""Compute the time of a schedule, the idle time of a rank, and the activations it holds.
 
     >>> from course_lib.pipeline_parallel import bubble_fraction, gpipe, simulate
     >>> run = simulate(gpipe(4, micro_batches=8))

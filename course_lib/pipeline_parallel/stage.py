@@ -12,10 +12,10 @@ Autograd stops where a tensor leaves the rank. So a stage cuts the graph at both
 Forward makes x the start of a graph of its own, and keeps x and y; backward continues from y with
 the gradient that arrived, and finds that of x in ``x.grad``.
 
-Between the two lie all activations of the stage. *Rematerialisation* keeps x alone and runs forward
-again when backward needs the rest: memory for one micro-batch's activations instead of many, for
-about a third more arithmetic (F + F + B instead of F + B, with B = 2F). Random numbers, as of
-dropout, are the same in both.
+Between the two lie all activations of the stage. *Rematerialisation* keeps only x and runs forward
+again when backward needs the rest. This takes memory for one micro-batch's activations instead of
+many, and about a third more arithmetic (F + F + B instead of F + B, with B = 2F). Random numbers,
+such as dropout's, are the same in both.
 
 T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Y. Huang et al., "GPipe:
 Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019.

@@ -17,7 +17,7 @@ from course_lib.pipeline_parallel.simulation import peak_activations, simulate
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be executed, or not in the memory that there is."""
+    """A schedule cannot be executed, or not in the available memory."""
 
 
 def check_schedule(schedule: Schedule, max_activations: int | None = None) -> None:
@@ -32,7 +32,7 @@ def check_schedule(schedule: Schedule, max_activations: int | None = None) -> No
         if max_activations is not None and peak > max_activations:
             raise ScheduleError(
                 f"{schedule.name}: rank {rank} holds the activations of {peak} micro-batches at "
-                f"once, and may hold {max_activations}. Let it begin a backward earlier"
+                f"once, but may hold {max_activations}. Let it begin a backward earlier"
             )
 
 

@@ -8,14 +8,17 @@ From the ground up; each room knows only those above it in this list:
 
 - `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
   travels; `placement`: which devices; `variables`: what ranks keep between calls; `stopping`: what
-  ends their code from outside
-- `trace`: what happened; `board`: what the ranks are doing
-- `metered`: a process group that says what it does; `output`: what ranks print and display
-- `processes`: ranks as processes of this machine; `fabric`: the simulated network
-- `simulated`: ranks as threads on the fabric; `fabric_socket`: as processes on it
+  ends their code from outside; `memory`: what processes share
+- `trace`: what happened
+- `_torch`: what PyTorch does not document, and the table of collectives
+- `output`: what ranks print and display
+- `processes`: ranks as processes of this machine; `simulated`: ranks on a network with a virtual
+  clock, the fabric; neither knows the other
+- `isolated`: processes whose network is a fabric
 - `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
   machines
 - `notebook`: `%%ranks`, and the kernel that has it loaded
+- `for_graders`: what those who grade take from inside
 """
 
 from typing import TYPE_CHECKING

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from course_lib.ranks.board.pages import MAX_BOARD_RANKS
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.fabric_socket.engine import IsolatedSimulated
+from course_lib.ranks.isolated import IsolatedSimulated
 from course_lib.ranks.placement import Placement, place
-from course_lib.ranks.processes.engine import Processes
-from course_lib.ranks.simulated.engine import Computation, Misuse, Simulated
+from course_lib.ranks.processes.board import MAX_BOARD_RANKS
+from course_lib.ranks.processes.team import Processes
+from course_lib.ranks.simulated.threads import Computation, Misuse, Simulated
 from course_lib.ranks.trace.trace import Trace
 
 

@@ -32,12 +32,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.pages import MAX_BOARD_RANKS
-from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.metered.recorder import Recorder
-from course_lib.ranks.metered.world import install
+from course_lib.ranks.processes.board import MAX_BOARD_RANKS, Board
+from course_lib.ranks.processes.board_views import RankPhase
+from course_lib.ranks.processes.recorder import Recorder
+from course_lib.ranks.processes.world import install
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 

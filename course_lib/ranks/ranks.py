@@ -16,7 +16,7 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.output.summary import html_table, one_line
-from course_lib.ranks.simulated.engine import Computation, Misuse
+from course_lib.ranks.simulated.threads import Computation, Misuse
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import forget_variables, pull_variables, push_variables
 

@@ -1,4 +1,4 @@
-"""Where the bytes are: what weights, gradients and optimizer state take on one rank.
+"""The memory that weights, gradients and optimizer state take on one rank.
 
     >>> from course_lib.sharded_optimizer import model_state_bytes
     >>> [model_state_bytes(7.5e9, world_size=64, stage=stage) / 1e9 for stage in (0, 1, 2, 3)]
@@ -27,7 +27,7 @@ def model_state_bytes(
     Raises ValueError if `stage` is not 0, 1, 2 or 3, or `world_size` is below 1.
     """
     if stage not in (0, 1, 2, 3) or world_size < 1:
-        raise ValueError(f"no stage {stage} on {world_size} ranks: 0 to 3, on 1 rank or more")
+        raise ValueError(f"stage={stage} must be 0 to 3, and world_size={world_size} at least 1")
     parts = [weight, gradient, state]  # stage s divides the last s of them
     return parameters * sum(
         part / (world_size if place + stage >= len(parts) else 1)

@@ -1,4 +1,4 @@
-"""ZeRO-1: an optimizer of which every rank is one K-th.
+"""ZeRO-1: an optimizer that is divided over the ranks, one K-th on each.
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> from course_lib.sharded_optimizer import ShardedOptimizer
@@ -15,7 +15,7 @@ With f the rule of the optimizer for one element, s its state and p(r) the eleme
     w = all-gather of w[p(0)], …, w[p(K-1)]
 
 Every element is stepped by one rank and copied to the others: the replicas keep the same bits.
-What has averaged the gradients g over the ranks is said by `gradients`:
+The argument `gradients` says how the gradients g are averaged over the ranks:
 
     "averaged"   DDP or `gradient_sync`, before the step          a rank sends 2Ψ + Ψ numbers
     "local"      the step: reduce-scatter, then all-gather                      Ψ + Ψ    ZeRO-1

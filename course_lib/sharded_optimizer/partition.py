@@ -8,7 +8,7 @@ regard for where one parameter ends:
 
 So every rank has the same number of elements, to within the padding (fewer than K), whatever the
 sizes are; whole tensors dealt out one by one would leave one rank with the largest. The cut suits
-optimizers that treat each element by itself. What lies in a chunk of one parameter is a *piece*.
+optimizers that treat each element by itself. The part of one parameter in a chunk is a *piece*.
 
 The parameters become views of the buffer: a collective on it needs no copies.
 """

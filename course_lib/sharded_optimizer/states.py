@@ -1,8 +1,8 @@
 """The whole optimizer state from its pieces, and pieces from the whole.
 
-What is saved is what one process would have: for parameter i, tensors of its shape (momentum,
-variance) and numbers (how many steps). So a run can go on with another number of ranks, with
-another way of sharding, or with none.
+It saves the state of a single process: for parameter i, tensors of its shape (momentum, variance)
+and numbers (how many steps). So a run can go on with another number of ranks, with another way of
+sharding, or with none.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a training step takes, before anybody buys the cluster: time, memory, bytes.
+"""Predict the time, memory and bytes of a training step, before anybody buys the cluster.
 
     >>> from course_lib.simulate import CLUSTERS, Layout, Transformer, estimate
     >>> gpt3 = Transformer(layers=96, width=12288, heads=96, vocabulary=51200)
@@ -10,14 +10,14 @@ that the lectures derive. On the command line: ``python -m course_lib.simulate -
 this order:
 
 - `transformer`: parameters, operations and bytes of activations
-- `cluster`: devices and links, and what a program reaches of them
+- `cluster`: devices and links, and the share of their peak that a program reaches
 - `layout`: how the model is spread over the ranks
 - `group_time`: collectives in groups that share nodes
-- `parameters`, `memory`, `traffic`, `step_time`: what follows from all of these
+- `parameters`, `memory`, `traffic`, `step_time`: the results of all these
 - `on_ranks`: the same step on simulated ranks, without data
-- `published`: runs that others have measured, and how far off the formulas are
+- `published`: runs that others have measured, and the errors of the formulas
 - `search`: the fastest layout that fits
-- `failures`: how much of the time trains, if devices die
+- `failures`: the share of time that is useful training if devices fail
 - `report`, `errors_figure`: tables and the figure for people
 """
 

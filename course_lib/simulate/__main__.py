@@ -40,7 +40,7 @@ examples:
   python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
 """
 
-_LLAMA_3 = "of one device; 5.8 is 419 interruptions of 16,384 GPUs in 54 days (Llama 3, table 5)"
+_LLAMA_3 = "of one device; 5.8: 419 interruptions of 16,384 GPUs in 54 days (Llama 3, table 5)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m course_lib.simulate",
-        description="What a training step takes: time, memory, bytes.",
+        description="Predict the time, memory and bytes of a training step.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -65,28 +65,28 @@ def _parser() -> argparse.ArgumentParser:
     step = commands.add_parser("step", help="time, memory and bytes of one step")
     _add_fields(step, Transformer)
     _add_fields(step, Layout)
-    step.add_argument("--on-ranks", action="store_true", help="run it on simulated ranks too")
+    step.add_argument("--on-ranks", action="store_true", help="also run it on simulated ranks")
     step.set_defaults(run=_step)
     found = commands.add_parser("search", help="the fastest layouts that fit")
     _add_fields(found, Transformer)
     found.add_argument("--ranks", type=int, required=True, help="devices")
-    found.add_argument("--batch", type=int, required=True, help="sequences of a step")
+    found.add_argument("--batch", type=int, required=True, help="sequences per step")
     found.add_argument("--most", type=int, default=10, help="how many to show")
     found.set_defaults(run=_search)
     for each in (step, found):
-        each.add_argument("--like", help="begin with a published run, by name or its beginning")
-        each.add_argument("--cluster", choices=CLUSTERS, help="by default, that of --like")
-    published = commands.add_parser("validate", help="published runs beside predictions")
+        each.add_argument("--like", help="start from a published run (the beginning of its name)")
+        each.add_argument("--cluster", choices=CLUSTERS, help="default: that of --like")
+    published = commands.add_parser("validate", help="compare predictions with published runs")
     published.set_defaults(run=_validate)
-    failing = commands.add_parser("failures", help="how much of the time trains, if devices die")
+    failing = commands.add_parser("failures", help="the share of time that trains if devices fail")
     failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000])
     failing.add_argument("--mtbf-years", type=float, default=5.8, help=_LLAMA_3)
     failing.add_argument("--checkpoint", type=float, default=60.0, help="seconds to save")
     failing.add_argument("--restart", type=float, default=600.0, help="seconds to start again")
-    failing.add_argument("--stall", type=float, default=180.0, help="seconds when one drops out")
-    failing.add_argument("--repair-hours", type=float, default=24.0, help="of a broken device")
-    failing.add_argument("--replica", type=int, default=512, help="devices that drop out together")
-    failing.add_argument("--spares", type=float, default=0.5, help="percent that stand by")
+    failing.add_argument("--stall", type=float, default=180.0, help="seconds when one fails")
+    failing.add_argument("--repair-hours", type=float, default=24.0, help="to repair a device")
+    failing.add_argument("--replica", type=int, default=512, help="devices that fail together")
+    failing.add_argument("--spares", type=float, default=0.5, help="percent on standby")
     failing.set_defaults(run=_failures)
     for each in (step, found, published, failing):
         each.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
-    """Give a dataclass's fields as options, with the names that its documentation explains."""
+    """Add a dataclass's fields as options, with the names in its documentation."""
     group = parser.add_argument_group(kind.__name__.lower())
     hints = get_type_hints(kind)
     for field in fields(kind):
@@ -114,7 +114,7 @@ def _number(text: str) -> float:
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
-    """Return model, cluster and layout: of the published run, then what the options say."""
+    """Return model, cluster and layout: those of --like, changed by the other options."""
     model: dict[str, Any] = {}
     layout: dict[str, Any] = {}
     cluster = options.cluster or "selene"
@@ -122,7 +122,7 @@ def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
         runs = [run for run in load() if run.name.startswith(options.like)]
         if not runs:
             names = "\n  ".join(run.name for run in load())
-            raise ValueError(f"no published run begins with {options.like!r}:\n  {names}")
+            raise ValueError(f"no published run begins with {options.like!r}. Runs:\n  {names}")
         model, layout = asdict(runs[0].model), asdict(runs[0].layout)
         cluster = options.cluster or runs[0].cluster
     said = {name: value for name, value in vars(options).items() if value is not None}
@@ -130,7 +130,7 @@ def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
     layout |= {field.name: said[field.name] for field in fields(Layout) if field.name in said}
     missing = [name for name in ("layers", "width", "heads", "vocabulary") if name not in model]
     if missing:
-        raise ValueError(f"say --{' --'.join(missing)}, or --like a published run")
+        raise ValueError(f"give --{' --'.join(missing)}, or --like with a published run")
     return Transformer(**model), cluster, Layout(**layout)
 
 
@@ -162,7 +162,7 @@ def _plain(result: Estimate) -> dict[str, Any]:
 def _search(options: argparse.Namespace) -> int:
     for name in ("ranks", "batch", "most"):
         if getattr(options, name) < 1:
-            raise ValueError(f"--{name} is at least 1")
+            raise ValueError(f"--{name} must be at least 1")
     options.batch, batch = None, options.batch
     model, name, _ = _chosen(options)
     found = search(model, CLUSTERS[name], options.ranks, batch, options.most)

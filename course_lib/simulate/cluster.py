@@ -1,10 +1,10 @@
 """A cluster as numbers: devices, and the links inside a node and between nodes.
 
-What a device reaches is less than its data sheet says: see `Reached`, whose numbers here are those
-that `published.validate` fits to half of the published runs, rounded.
+A device reaches less than its data sheet says: see `Reached`. The numbers here are rounded from
+those that `published.validate` fits to half of the published runs.
 
 Sources of the presets: `course_lib.ranks`' table of devices and networks, of NVIDIA's data sheets;
-the number and rate of adapters is said for each.
+the number and rate of adapters is given for each.
 """
 
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ from course_lib.ranks.costs.presets import A100, H100, NVLINK_3, NVLINK_4
 
 @dataclass(frozen=True)
 class Reached:
-    """Which part of a data sheet a program reaches; all are fitted by `published.fit`.
+    """The shares of the data sheet that a program reaches; `published.fit` fits all of them.
 
     Args:
         matmul: share of the peak that matrix products reach.
         traffic: how often a forward moves the bytes it keeps for backward through memory.
         inside: share of the bandwidth inside a node.
         between: share of the bandwidth between nodes.
-        hidden: share of communication that disappears behind the computation beside it.
+        hidden: share of communication that overlaps completely with computation.
         waiting: share of a step lost for each doubling of the ranks, by waiting for the slowest.
 
     """
@@ -44,15 +44,15 @@ class Cluster:
         device: its peak rate (FLOP/s) and memory bandwidth (bytes/s).
         memory: bytes of a device's memory.
         node_size: devices of one node.
-        inside: latency and bandwidth of one device to the others of its node, each direction.
-        between: the same to other nodes, of one device: of one adapter, if each has its own.
-        oversubscription: how much less the upper switches carry than the adapters would send: 4
-            means a quarter. It divides the bandwidth between nodes.
+        inside: latency and bandwidth from one device to the others of its node, in each direction.
+        between: the same to other nodes, for one device: for one adapter, if each has its own.
+        oversubscription: the adapters' total rate over that of the upper switches: 4 means that
+            these carry a quarter. It divides the bandwidth between nodes.
         in_network: whether switches between nodes add, so that an all-reduce sends n bytes.
-        reached: which part of all that a program reaches.
+        reached: the shares of all these that a program reaches.
 
     Raises:
-        ValueError: a number that no cluster has.
+        ValueError: a number is out of range.
 
     """
 
@@ -68,7 +68,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.node_size < 1 or self.memory <= 0 or self.oversubscription < 1:
             raise ValueError(
-                "a node has 1 device or more, a device memory, and oversubscription is 1 or more, "
+                "node_size must be 1 or more, memory above 0, and oversubscription 1 or more, "
                 f"got {self.node_size}, {self.memory} and {self.oversubscription}"
             )
 
@@ -119,4 +119,4 @@ CLUSTERS = {
         H100, 80e9, 8, Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, 400 * _GBIT), reached=ON_H100
     ),
 }  # fmt: skip
-"""Published clusters by name; what is behind each figure is said above it."""
+"""Published clusters by name; the comment above each one gives its source."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def errors_figure(result: Validation) -> "Figure":
-    """Draw the signed error of every run; hollow where constants were fitted to it."""
+    """Draw the signed error of every run; hollow dots are runs used to fit the constants."""
     import matplotlib.pyplot as plt
 
     count = len(result.predictions)

@@ -1,23 +1,24 @@
-"""Failures: how much of a cluster's time trains, if devices die.
+"""Failures: the share of a cluster's time that trains if devices fail.
 
     >>> from course_lib.simulate.failures import Fleet, best_interval, restarting
     >>> fleet = Fleet(devices=16384, device_mtbf=50_000 * 3600)
     >>> f"one failure every {fleet.mtbf / 3600:.1f} hours"
     'one failure every 3.1 hours'
 
-With N devices that fail independently, each every m seconds, something fails every M = m/N. Work is
-saved every τ seconds, which takes δ; after a failure, R pass until all train again, and what was
-done since the last checkpoint is lost. The expected time for τ seconds of work is
+N devices fail independently, each every m seconds on average, so some device fails every M = m/N
+seconds. A checkpoint is saved every τ seconds, which takes δ seconds. After a failure it takes R
+seconds until all train again, and the work since the last checkpoint is lost. The expected time for
+τ seconds of work is
 
     M e^(R/M) (e^((τ+δ)/M) - 1)
 
-and the *effective* share τ divided by that. It is best near τ = √(2δM) (Young), more exactly
+and the *effective* share is τ divided by that. The best τ is near √(2δM) (Young), more exactly
 
     √(2δM) (1 + √(δ/2M)/3 + (δ/2M)/9) - δ     for δ < 2M, else M      (Daly)
 
-Three ways to live with it: *restart* all from the checkpoint; *shrink*, where the other replicas go
-on after a short stall and the broken one comes back after its repair; *spares*, where a device that
-stands by takes over, until none is left.
+There are three ways to handle failures. *Restart*: all restart from the checkpoint. *Shrink*: the
+other replicas continue after a short stall, and the broken one comes back after its repair.
+*Spares*: a standby device takes over, until none is left.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17, 1974;
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
@@ -31,20 +32,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fleet:
-    """Devices that fail, and how long everything about it takes.
+    """Devices that fail, and the times that a failure costs.
 
     Args:
         devices: N.
         device_mtbf: m, seconds between two failures of one device, on average.
-        checkpoint: δ, seconds for which training stands still to save.
+        checkpoint: δ, seconds for which training stops to save.
         restart: R, seconds from a failure until all devices train again.
-        stall: seconds for which the others stand still when one replica drops out or is replaced.
+        stall: seconds for which the others stop when one replica fails or is replaced.
         repair: seconds until a broken device is back.
-        replica: devices that drop out together: one replica's.
-        spares: devices that stand by; of `devices`, so they do not train.
+        replica: devices of one replica, which drop out together.
+        spares: devices on standby; they belong to `devices` but do not train.
 
     Raises:
-        ValueError: a number that no fleet has.
+        ValueError: a number is out of range.
 
     """
 
@@ -60,14 +61,14 @@ class Fleet:
     def __post_init__(self) -> None:
         if not 1 <= self.replica <= self.devices - self.spares:
             raise ValueError(
-                f"a replica has 1 to {self.devices - self.spares} devices, got {self.replica}"
+                f"replica must be 1 to {self.devices - self.spares} devices, got {self.replica}"
             )
         for name in ("device_mtbf", "repair"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is above 0 s, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be above 0 s, got {getattr(self, name)}")
         for name in ("checkpoint", "restart", "stall", "spares"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is 0 or more, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
     @property
     def mtbf(self) -> float:
@@ -76,7 +77,7 @@ class Fleet:
 
 
 def young_interval(fleet: Fleet) -> float:
-    """Return √(2δM), the seconds between checkpoints that lose least, to first order."""
+    """Return √(2δM), the best seconds between checkpoints to first order."""
     return math.sqrt(2 * fleet.checkpoint * fleet.mtbf)
 
 
@@ -90,9 +91,9 @@ def best_interval(fleet: Fleet) -> float:
 
 
 def restarting(fleet: Fleet, interval: float | None = None) -> float:
-    """Return the effective share of time, if all restart from the last checkpoint.
+    """Return the effective share of time if all restart from the last checkpoint.
 
-    `interval` is τ, by default the best. Spares stand idle.
+    `interval` is τ; the default is the best one. Spares are idle.
     """
     tau = best_interval(fleet) if interval is None else interval
     mean = fleet.mtbf
@@ -101,11 +102,11 @@ def restarting(fleet: Fleet, interval: float | None = None) -> float:
 
 
 def shrinking(fleet: Fleet) -> float:
-    """Return the effective share, if the other replicas go on without the broken one.
+    """Return the effective share if the other replicas continue without the broken one.
 
-    The others stall for `stall` seconds twice: when it drops out, and when it is back. A replica is
-    away for `repair` seconds after each failure of one of its devices; meanwhile its work is not
-    done by anybody. Nothing is computed again: the others have the weights.
+    The others stop for `stall` seconds twice: when it drops out, and when it is back. A replica is
+    away for `repair` seconds after each failure of one of its devices, and nobody does its work
+    meanwhile. Nothing is computed again, because the others have the weights.
     """
     trains = fleet.device_mtbf / fleet.replica
     there = trains / (trains + fleet.repair)
@@ -114,11 +115,11 @@ def shrinking(fleet: Fleet) -> float:
 
 
 def with_spares(fleet: Fleet) -> float:
-    """Return the effective share, if a device that stands by takes a broken one's place.
+    """Return the effective share if a standby device replaces a broken one.
 
-    Broken devices are repaired side by side, so that as many are away as a queue without waiting
-    holds: a Poisson number with mean repair/M. Where more are away than there are spares, replicas
-    are missing, one for each.
+    Broken devices are repaired in parallel, so the number away is that of a queue without waiting:
+    a Poisson number with mean repair/M. If more are away than there are spares, one replica is
+    missing for each of them.
     """
     working = fleet.devices - fleet.spares
     away = working * fleet.repair / fleet.device_mtbf
@@ -136,13 +137,13 @@ def with_spares(fleet: Fleet) -> float:
 
 
 POLICIES = {"restart": restarting, "shrink": shrinking, "spares": with_spares}
-"""The effective share by what is done about a failure."""
+"""The effective share for each way to handle a failure."""
 
 
 def replay(fleet: Fleet, seconds: float, interval: float | None = None, seed: int = 0) -> float:
-    """Return the effective share of one history of failures, all restarting: a dice roll.
+    """Return the effective share of one random history of failures, with restarts.
 
-    The mean over seeds is what `restarting` says; one history of a few failures may be far off.
+    The mean over seeds is `restarting`; one history of a few failures may be far from it.
     """
     rng = random.Random(seed)
     tau = best_interval(fleet) if interval is None else interval
@@ -154,7 +155,7 @@ def replay(fleet: Fleet, seconds: float, interval: float | None = None, seed: in
             now, saved = over, saved + tau
             continue
         now = failure
-        while now >= failure:  # what fails during the restart begins it anew
+        while now >= failure:  # a failure during the restart begins it again
             failure = now + rng.expovariate(1 / fleet.mtbf)
             if now + fleet.restart <= failure:
                 now += fleet.restart

@@ -1,13 +1,13 @@
-"""How long a collective takes in a group whose members may share nodes.
+"""Compute the time of a collective in a group whose members may share nodes.
 
 A group of K ranks, every `stride`-th of the cluster, has L members in a node and M = K/L nodes. It
-works on two levels: first inside the nodes, so that each member holds an L-th, then each of the L
-with its like in the other nodes, over adapters of their own. Half an all-reduce, a reduce-scatter
-or an all-gather of n bytes, takes
+works on two levels. First it works inside the nodes, so that each member holds an L-th. Then each
+of the L works with its counterparts in the other nodes, over its own adapter. Half an all-reduce (a
+reduce-scatter or an all-gather of n bytes) takes
 
     (L-1) (α₁ + n/(Lβ₁)) + (M-1) (α₂ + n/(Kβ₂))          α₁, β₁ inside, α₂, β₂ between nodes
 
-so that a group which fills its nodes sends over all their adapters at once.
+So a group that fills its nodes sends over all their adapters at once.
 """
 
 from course_lib.cost_model import in_network_all_reduce_time, ring_reduce_scatter_time
@@ -40,7 +40,7 @@ def all_reduce_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> 
 def all_to_all_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
     """Return the seconds of an all-to-all in which each member sends `nbytes` in all.
 
-    Most members are in other nodes, so each sends over its own adapter what it has for them.
+    Most members are in other nodes, and each member sends to them over its own adapter.
     """
     link = cluster.link_inside if size * stride <= cluster.node_size else cluster.link_between
     return ring_reduce_scatter_time(nbytes, size, link)

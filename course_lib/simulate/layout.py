@@ -1,8 +1,8 @@
-"""A layout: how a model is spread over K = data · tensor · pipeline ranks, and in what portions.
+"""A layout: how a model and its batch are divided over K = data · tensor · pipeline ranks.
 
-Ranks are numbered so that those of a tensor-parallel group are neighbours, then those of a data
-parallel group, then the stages of a pipeline: what sends most stays inside a node. An expert's
-group lies inside the data-parallel one.
+Ranks of a tensor-parallel group have consecutive numbers; then come those of a data-parallel group,
+then the stages of a pipeline. So the groups that send most stay inside a node. An expert's group
+lies inside the data-parallel one.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class LayoutError(ValueError):
-    """A layout that does not fit together, or does not fit its model."""
+    """A layout's numbers do not fit together, or do not fit its model."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,17 @@ class Layout:
         zero: stage of ZeRO over the data-parallel ranks: 0 (DDP) to 3.
         batch: sequences of a step, of all ranks together.
         micro_batch: sequences that one replica takes at a time.
-        schedule: of the pipeline.
+        schedule: the pipeline's schedule.
         chunks: stages of each rank, for the schedule "interleaved".
         recompute: which activations are computed again: none, those of attention, or all.
-        sequence_parallel: whether what `tensor` does not divide is divided along the sequence.
-        overlap: whether gradients leave during backward.
+        sequence_parallel: whether activations that `tensor` does not divide are divided along the
+            sequence.
+        overlap: whether gradients are sent during backward.
         bucket: bytes of a bucket of gradients.
-        gradient_bytes: of one number of a gradient, on the wire.
+        gradient_bytes: bytes of one gradient number when it is sent.
 
     Raises:
-        LayoutError: numbers that do not go together, with what to change.
+        LayoutError: the numbers do not fit together; the message says what to change.
 
     """
 
@@ -68,23 +69,23 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "expert", "batch", "micro_batch", "chunks"):
             if getattr(self, name) < 1:
-                raise LayoutError(f"{name} is at least 1, got {getattr(self, name)}")
+                raise LayoutError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.zero not in (0, 1, 2, 3):
-            raise LayoutError(f"zero is a stage of ZeRO, 0 to 3, got {self.zero}")
+            raise LayoutError(f"zero must be a stage of ZeRO, 0 to 3, got {self.zero}")
         if self.data % self.expert:
             raise LayoutError(f"expert={self.expert} does not divide data={self.data}")
         if self.batch % (self.data * self.micro_batch):
             raise LayoutError(
-                f"a batch of {self.batch} is not made of {self.data} replicas' micro-batches of "
-                f"{self.micro_batch}: take a multiple of {self.data * self.micro_batch}"
+                f"batch={self.batch} cannot be divided into micro-batches of {self.micro_batch} on "
+                f"{self.data} replicas: use a multiple of {self.data * self.micro_batch}"
             )
         if self.schedule not in get_args(ScheduleName):
-            raise LayoutError(f"schedule is one of {', '.join(get_args(ScheduleName))}")
+            raise LayoutError(f"schedule must be one of {', '.join(get_args(ScheduleName))}")
         if self.recompute not in get_args(Recompute):
-            raise LayoutError(f"recompute is one of {', '.join(get_args(Recompute))}")
+            raise LayoutError(f"recompute must be one of {', '.join(get_args(Recompute))}")
         if self.schedule == "interleaved" and self.micro_batches % self.pipeline:
             raise LayoutError(
-                f"interleaving takes {self.pipeline} micro-batches at a time, which do not divide "
+                f"the interleaved schedule needs a multiple of {self.pipeline} micro-batches, got "
                 f"{self.micro_batches}"
             )
         if self.chunks > 1 and self.schedule != "interleaved":
@@ -92,10 +93,10 @@ class Layout:
         if self.zero == 3 and self.pipeline > 1:
             raise LayoutError(
                 "with a pipeline, ZeRO-3 would gather a stage's weights for every micro-batch: "
-                "take zero=2 at most"
+                "use zero=2 or less"
             )
         if self.bucket <= 0 or self.gradient_bytes <= 0:
-            raise LayoutError("a bucket and a number of a gradient have more than 0 bytes")
+            raise LayoutError("bucket and gradient_bytes must be above 0")
 
     @property
     def ranks(self) -> int:
@@ -104,31 +105,31 @@ class Layout:
 
     @property
     def micro_batches(self) -> int:
-        """m, how many micro-batches a replica takes in one step."""
+        """m, the number of micro-batches of a replica in one step."""
         return self.batch // (self.data * self.micro_batch)
 
     @property
     def stages(self) -> int:
-        """Parts that the layers are cut into."""
+        """The number of parts into which the layers are cut."""
         return self.pipeline * self.chunks
 
     @property
     def backward_collectives(self) -> int:
-        """Of a layer and one kind: two, and those of forward again if all is computed again."""
+        """Collectives of one kind per layer: two, and forward's again with full recomputation."""
         return 4 if self.recompute == "full" else 2
 
     def steps(self) -> Schedule:
-        """Return the schedule: what each rank of the pipeline does, in which order."""
+        """Return the schedule: the order of each pipeline rank's work."""
         if self.schedule == "interleaved":
             return interleaved(self.pipeline, self.micro_batches, self.chunks)
         make = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zero-bubble": zero_bubble}
         return make[self.schedule](self.pipeline, self.micro_batches)
 
     def layers_of_a_rank(self, model: Transformer) -> int:
-        """Return the layers of the rank that has most of them.
+        """Return the number of layers on the rank that has most.
 
         Raises:
-            LayoutError: the model cannot be cut so.
+            LayoutError: the model cannot be divided like this.
 
         """
         if model.width % self.tensor or model.heads % self.tensor:
@@ -136,7 +137,7 @@ class Layout:
                 f"tensor={self.tensor} does not divide width {model.width} or {model.heads} heads"
             )
         if self.stages > model.layers:
-            raise LayoutError(f"{self.stages} stages for {model.layers} layers: some are empty")
+            raise LayoutError(f"{model.layers} layers are too few for {self.stages} stages")
         if model.experts % self.expert:
             raise LayoutError(f"expert={self.expert} does not divide {model.experts} experts")
         return -(-model.layers // self.stages) * self.chunks

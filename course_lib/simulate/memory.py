@@ -1,8 +1,9 @@
-"""What a rank holds: weights, gradients, the optimizer's state, and activations.
+"""The memory of a rank: weights, gradients, the optimizer's state, and activations.
 
-Per parameter 2 + 2 + 12 bytes, of which ZeRO divides more at each stage (see `sharded_optimizer`).
-Activations of a micro-batch are held from its forward to its backward, and a schedule says of how
-many at once; recomputing all keeps only the input of each layer, and one layer whole.
+Each parameter takes 2 + 2 + 12 bytes; each stage of ZeRO divides more of them (see
+`sharded_optimizer`). Activations of a micro-batch are held from its forward to its backward, and
+the schedule decides how many micro-batches are held at once. With full recomputation, only the
+input of each layer and the activations of one layer are held.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from course_lib.simulate.transformer import Transformer
 
 
 class Memory(NamedTuple):
-    """Bytes of the rank that holds most."""
+    """Bytes on the rank that holds most."""
 
     weights_and_state: float
     activations: float
@@ -26,10 +27,10 @@ class Memory(NamedTuple):
 
 
 def memory_of(model: Transformer, layout: Layout) -> Memory:
-    """Return what the rank that holds most has in its memory.
+    """Return the memory of the rank that holds most.
 
     Raises:
-        LayoutError: the model cannot be laid out so.
+        LayoutError: the model cannot be laid out like this.
 
     """
     state = model_state_bytes(
@@ -52,7 +53,7 @@ def memory_of(model: Transformer, layout: Layout) -> Memory:
 
 
 def activations_at_once(layout: Layout) -> int:
-    """Return of how many chunks of micro-batches a rank holds the activations at most."""
+    """Return the most micro-batch chunks whose activations a rank holds at once."""
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
     if layout.schedule == "gpipe":
         return m

@@ -5,12 +5,12 @@
     >>> small = Transformer(layers=4, width=512, heads=8, vocabulary=1000, sequence=256)
     >>> seconds, trace = step_on_ranks(small, CLUSTERS["selene"], Layout(tensor=2, data=2, batch=4))
 
-Tensors are on the device "meta": they have a size and no content. Layers take the seconds that
-`step_time` says, on the ranks' virtual clock; what then waits for what, which link is taken and
-what overlaps follows from the messages, not from a formula. Some hundred ranks are possible.
+Tensors are on the device "meta": they have a size and no content. On the ranks' virtual clock,
+layers take the seconds that `step_time` gives. Waiting, use of links and overlap follow from the
+messages, not from a formula. A few hundred ranks are possible.
 
-What differs from `estimate`: there is no share for waiting and no optimizer's update, and `hidden`
-is 1, since two clocks that agree know nothing of it.
+Differences from `estimate`: there is no share for waiting and no optimizer's update, and `hidden`
+is 1, because these losses do not occur on a virtual clock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,31 +30,31 @@ from course_lib.simulate.step_time import Both, layer_computation, output_layer
 from course_lib.simulate.transformer import Transformer
 
 MOST_RANKS = 512
-"""More than that take minutes; `estimate` has no limit."""
+"""More ranks would take minutes; `estimate` has no limit."""
 
 
 def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple[float, Trace]:
-    """Run one step on simulated ranks; return its seconds, and the trace to draw or to count in.
+    """Run one step on simulated ranks; return its seconds and its trace.
 
     Raises:
-        LayoutError: the model cannot be laid out so, there are too many ranks, or communication is
-            to overlap in a group that spans nodes and fills a part of them: two levels at once.
+        LayoutError: the model cannot be laid out like this, there are too many ranks, or
+            communication should overlap in a group that fills only a part of several nodes.
 
     """
     if layout.ranks > MOST_RANKS:
-        raise LayoutError(f"{layout.ranks} ranks are more than {MOST_RANKS}: take estimate()")
+        raise LayoutError(f"{layout.ranks} ranks are more than {MOST_RANKS}: use estimate()")
     if layout.expert > 1:
-        raise LayoutError("experts are in estimate() only: run course_lib.expert_parallel")
+        raise LayoutError("experts work only in estimate(); see course_lib.expert_parallel")
     layout.layers_of_a_rank(model)
     inner = members_of_a_node(cluster, layout.data, layout.tensor)
     mixed = 1 < inner < layout.data
     if mixed and (layout.zero == 3 or (layout.overlap and layout.data > 1)):
         raise LayoutError(
-            f"{inner} of {layout.data} data-parallel ranks share a node: collectives of two "
-            "levels do not overlap here; take overlap=False, or a node_size that fits"
+            f"{inner} of {layout.data} data-parallel ranks share a node: collectives on two "
+            "levels cannot overlap here. Use overlap=False, or a node_size that fits"
         )
     if layout.zero in (1, 2) and layout.overlap:
-        raise LayoutError("with ZeRO-1 and 2 take overlap=False: weights come after the update")
+        raise LayoutError("ZeRO-1 and 2 need overlap=False: weights come after the update")
     network = Network(
         *cluster.link_between,
         node_size=cluster.node_size,
@@ -67,7 +67,7 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
 
 
 def groups_of(layout: Layout, cluster: Cluster) -> dict[str, list[list[int]]]:
-    """Return all groups of ranks by what they are for, each in the order of its ranks."""
+    """Return all groups of ranks by their purpose, each in the order of its ranks."""
     t, d, p = layout.tensor, layout.data, layout.pipeline
     inner = members_of_a_node(cluster, d, t)
 
@@ -84,7 +84,7 @@ def groups_of(layout: Layout, cluster: Cluster) -> dict[str, list[list[int]]]:
 
 
 class _Rank:
-    """One rank's step; made and run on the rank."""
+    """One rank's step; the rank itself creates and runs it."""
 
     @staticmethod
     def run(model: Transformer, cluster: Cluster, layout: Layout) -> None:
@@ -119,11 +119,11 @@ class _Rank:
                 handle.wait()
 
     def stage_of(self, step: Step) -> int:
-        """Return the place of a step in the model."""
+        """Return the stage of the model on which a step works."""
         return self.schedule.work(self.place, step).stage
 
     def neighbour(self, step: Step, behind: bool) -> int | None:
-        """Return the rank that this step's input comes from, or its output goes to."""
+        """Return the rank from which this step's input comes, or to which its output goes."""
         forward = step.action == "F"
         other = self.stage_of(step) + (1 if forward != behind else -1)
         if step.action == "W" or not 0 <= other < self.schedule.stages:
@@ -132,7 +132,7 @@ class _Rank:
         return self.rank + moved * self.layout.tensor * self.layout.data
 
     def tag(self, step: Step, behind: bool) -> int:
-        """Return a number that both sides of a message know: which micro-batch, which stage."""
+        """Return a message's tag, which both sides know: it encodes micro-batch and stage."""
         forward = step.action == "F"
         sender = self.stage_of(step) + ((-1 if forward else 1) if behind else 0)
         number = step.micro_batch * self.schedule.stages + sender
@@ -175,7 +175,7 @@ class _Rank:
         return self.stage_of(step) == self.schedule.stages - 1
 
     def of_layer(self, step: Step) -> tuple[float, int]:
-        """Return what one layer computes in this step, and how many all-reduces it makes."""
+        """Return one layer's seconds of computation in this step, and its number of all-reduces."""
         whole = Both(self.seconds.forward, self.seconds.backward)
         seconds = whole.forward if step.action == "F" else whole.backward
         if step.action == "I":
@@ -190,7 +190,7 @@ class _Rank:
     # --- data parallelism -----------------------------------------------------------------------
 
     def start_gradients(self, layers: int) -> None:
-        """Launch the buckets that are full after the backward of so many layers."""
+        """Launch the buckets that are full after the backward of `layers` layers."""
         if self.layout.data == 1:
             return
         parameters = parameters_of_a_rank(self.model, self.layout)
@@ -203,7 +203,7 @@ class _Rank:
             )
 
     def finish_gradients(self) -> None:
-        """Send what has not left during backward."""
+        """Send the gradients that were not sent during backward."""
         if self.layout.overlap and self.layout.zero == 0:
             self.handles += self.buckets
             return
@@ -213,7 +213,7 @@ class _Rank:
         self.all_gather(2 * nbytes if self.layout.zero else gradients)
 
     def reduce_scatter(self, nbytes: float) -> None:
-        """Inside the nodes, then between them."""
+        """Reduce-scatter inside the nodes, then between them."""
         for name in ("node", "nodes"):
             size = dist.get_world_size(self.groups[name])
             nbytes /= size
@@ -221,7 +221,7 @@ class _Rank:
                 _wait(self.scatter(nbytes, name))
 
     def all_gather(self, nbytes: float) -> None:
-        """Between the nodes, then inside them."""
+        """All-gather between the nodes, then inside them."""
         nbytes /= self.layout.data
         for name in ("nodes", "node"):
             size = dist.get_world_size(self.groups[name])
@@ -230,19 +230,19 @@ class _Rank:
             nbytes *= size
 
     def scatter(self, nbytes: float, name: str = "data") -> dist.Work | None:
-        """Launch a reduce-scatter of which every rank keeps so many bytes."""
+        """Launch a reduce-scatter after which every rank keeps `nbytes`."""
         size = dist.get_world_size(self.groups[name])
         mine = _meta(nbytes)
         return start_reduce_scatter(mine, _meta(size * mine.numel()), self.groups[name])
 
     def gather(self, nbytes: float, name: str = "data") -> dist.Work | None:
-        """Launch an all-gather to which every rank gives so many bytes."""
+        """Launch an all-gather to which every rank gives `nbytes`."""
         size = dist.get_world_size(self.groups[name])
         mine = _meta(nbytes)
         return start_all_gather(_meta(size * mine.numel()), mine, self.groups[name])
 
     def gathers(self, step: Step) -> Iterator[None]:
-        """Have the weights of each layer there when it computes, the next one's on their way.
+        """Gather each layer's weights before it computes, and prefetch those of the next one.
 
         In backward the gradients of a layer are scattered while the next one computes.
         """
@@ -276,6 +276,6 @@ def _meta(nbytes: float) -> torch.Tensor:
 
 
 def _own(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup:
-    """Make all groups, in the same order on all ranks, and return the one that `rank` is in."""
+    """Create all groups, in the same order on all ranks; return the group of `rank`."""
     made: list[dist.ProcessGroup] = [dist.new_group(list(members)) for members in groups]
     return made[next(at for at, members in enumerate(groups) if rank in members)]

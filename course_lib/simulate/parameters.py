@@ -1,11 +1,11 @@
-"""How many parameters a rank has: those of its layers, its part of each, and the embedding."""
+"""Count the parameters of a rank: its part of its layers, and the embedding."""
 
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.transformer import Transformer
 
 
 def parameters_of_a_rank(model: Transformer, layout: Layout) -> float:
-    """Return the parameters of the rank that has most, before ZeRO divides anything.
+    """Return the number of parameters on the rank that has most, before ZeRO divides them.
 
     Raises:
         LayoutError: the model cannot be laid out so.
@@ -19,7 +19,7 @@ def parameters_of_a_rank(model: Transformer, layout: Layout) -> float:
 
 
 def gradient_buckets(model: Transformer, layout: Layout) -> int:
-    """Return in how many buckets a rank's gradients leave: as many as come nearest to their size.
+    """Return the number of a rank's gradient buckets: the one that comes nearest to their size.
 
     Raises:
         LayoutError: the model cannot be laid out so.

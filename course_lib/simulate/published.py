@@ -1,12 +1,12 @@
-"""Runs that others have measured and published, and how far off the formulas are.
+"""Runs that others have measured and published, and the errors of the formulas.
 
     >>> from course_lib.simulate.published import load, validate
     >>> runs = load()
 
-The file ``published_runs.csv`` has a line per run: model, layout, what was reported in which unit,
-the source, and what the source does not say and is assumed here. `validate` fits the constants of
-`Reached` to every second run and predicts the others, which it has not seen. The error is signed:
-+10 % is a prediction that is a tenth too long.
+The file ``published_runs.csv`` has a line per run: model, layout, the reported number and its unit,
+the source, and the assumptions about facts that the source does not give. `validate` fits the
+constants of `Reached` to every second run and predicts the others. The error is signed: +10 % means
+that the predicted time is a tenth too long.
 """
 
 import csv
@@ -25,24 +25,24 @@ from course_lib.simulate.transformer import Transformer
 FILE = Path(__file__).with_name("published_runs.csv")
 
 UNITS = ("s", "tokens/s", "TFLOP/s", "TFLOP/s with recomputation")
-"""Seconds of a step; tokens per second and device; 10¹² operations per second and device, of the
-model, or with the second forward of full recomputation counted, as D. Narayanan et al. do."""
+"""Seconds of a step; tokens per second and device; 10¹² operations per second and device, counted
+for the model alone, or with full recomputation's second forward, as D. Narayanan et al. do."""
 
 
 class Fit(NamedTuple):
-    """What programs reach, by device: `A100` and `H100` differ in `matmul` only."""
+    """The shares that programs reach, by device: `A100` and `H100` differ in `matmul` only."""
 
     shared: Reached
     matmul: Mapping[str, float]
 
     def on(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with what programs reach there."""
+        """Return the cluster with the shares that programs reach on it."""
         return replace(cluster, reached=replace(self.shared, matmul=self.matmul[device(cluster)]))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A published run: what, on what, how, and what was measured."""
+    """A published run: model, cluster, layout, and the measured number."""
 
     name: str
     model: Transformer
@@ -69,7 +69,7 @@ class Run:
 
 
 class Prediction(NamedTuple):
-    """A run beside what the formulas say of it."""
+    """A run and the formulas' prediction of it."""
 
     run: Run
     seconds: float
@@ -78,24 +78,24 @@ class Prediction(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Signed: predicted over measured, minus 1."""
+        """The signed error: predicted over measured, minus 1."""
         return self.seconds / self.run.seconds - 1
 
 
 class Validation(NamedTuple):
-    """What was fitted, and all runs beside their predictions, in the order of the file."""
+    """The fitted constants, and all runs with their predictions, in the order of the file."""
 
     fit: Fit
     predictions: list[Prediction]
 
     @property
     def median(self) -> float:
-        """The median size of the errors of runs that nothing was fitted to."""
+        """The median absolute error of the runs that were not used to fit."""
         return median(abs(each.error) for each in self.predictions if not each.fitted)
 
     @property
     def worst(self) -> Prediction:
-        """The prediction that is furthest off, among those that nothing was fitted to."""
+        """The prediction with the largest error, among runs that were not used to fit."""
         unseen = (each for each in self.predictions if not each.fitted)
         return max(unseen, key=lambda each: abs(each.error))
 
@@ -109,7 +109,7 @@ def load(path: Path = FILE) -> list[Run]:
     """Return the runs of a file.
 
     Raises:
-        ValueError: a line that is none, with its number and what is wrong.
+        ValueError: a line is not a valid run; the message has its number and the reason.
 
     """
     runs = []
@@ -124,9 +124,9 @@ def load(path: Path = FILE) -> list[Run]:
 
 def _run(line: Mapping[str, str]) -> Run:
     if line["cluster"] not in CLUSTERS:
-        raise ValueError(f"no cluster {line['cluster']!r}: {', '.join(CLUSTERS)}")
+        raise ValueError(f"there is no cluster {line['cluster']!r}, only {', '.join(CLUSTERS)}")
     if line["unit"] not in UNITS:
-        raise ValueError(f"no unit {line['unit']!r}: {', '.join(UNITS)}")
+        raise ValueError(f"there is no unit {line['unit']!r}, only {', '.join(UNITS)}")
     return Run(
         line["run"],
         Transformer(**_numbers(Transformer, line)),
@@ -140,7 +140,7 @@ def _run(line: Mapping[str, str]) -> Run:
 
 
 def _numbers(kind: type, line: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a dataclass that a line says something about."""
+    """Return the fields of a dataclass for which a line has a value."""
     words = ("schedule", "recompute")
     return {
         field.name: text if field.name in words else int(text)
@@ -155,7 +155,7 @@ def predict(run: Run, fit: Fit) -> float:
 
 
 START = Fit(Reached(0.75, 3.0, 0.7, 0.6, 0.9, 0.005), {"A100": 0.75, "H100": 0.75})
-"""Where `fit` begins: what one would guess."""
+"""The start of `fit`: reasonable guesses."""
 BOUNDS = {
     "matmul A100": (0.3, 1.0),
     "matmul H100": (0.3, 1.0),
@@ -165,15 +165,15 @@ BOUNDS = {
     "hidden": (0.0, 1.0),
     "waiting": (0.0, 0.03),
 }
-"""Beyond these a constant would mean something else than it says: protocols take their tenth."""
+"""Limits of the constants: beyond them, a constant would lose its meaning."""
 
 
 def fit(runs: Sequence[Run], rounds: int = 40) -> Fit:
     """Return the constants with the least sum of |log predicted/measured| over the runs.
 
-    The absolute error, so that a run which the formulas do not understand pulls little. Each
-    constant in turn is moved up or down, by less in every round: no gradient is needed, and the
-    result is the same everywhere.
+    It uses the absolute error, so that a run that does not fit the formulas has little influence.
+    Each constant in turn is moved up or down, by less in every round. This needs no gradient, and
+    the result is the same everywhere.
     """
 
     def loss(values: Mapping[str, float]) -> float:

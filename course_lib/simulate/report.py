@@ -12,7 +12,7 @@ from course_lib.simulate.step_time import Estimate
 def estimate_table(
     name: str, cluster: Cluster, layout: Layout, result: Estimate, on_ranks: float | None
 ) -> str:
-    """Return where the time of a step goes, and what a rank holds and sends."""
+    """Return a table of a step's time by cause, and a rank's memory and traffic."""
     lines = [
         f"{layout.ranks} ranks of {name}: data {layout.data} x tensor {layout.tensor} x pipeline "
         f"{layout.pipeline}, ZeRO {layout.zero}, {layout.micro_batches} micro-batches of "
@@ -42,7 +42,7 @@ def estimate_table(
 
 
 def found_table(found: Sequence[Found]) -> str:
-    """Return a line per layout, the fastest first."""
+    """Return a table with a line per layout, the fastest first."""
     lines = ["   step s    MFU  memory GB  data tensor pipeline zero micro chunks recompute"]
     for layout, result in found:
         lines.append(
@@ -54,7 +54,7 @@ def found_table(found: Sequence[Found]) -> str:
 
 
 def failures_table(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return a line per size of cluster: how often it fails, and how much of its time trains."""
+    """Return a table with a line per cluster size: time between failures, effective share."""
     lines = ["devices  a failure every  checkpoint every   restart  shrink  spares"]
     for row in rows:
         lines.append(
@@ -66,7 +66,7 @@ def failures_table(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def validation_table(result: Validation) -> str:
-    """Return every run's measured and predicted seconds in Markdown, and what was fitted."""
+    """Return every run's measured and predicted seconds and the fitted constants, in Markdown."""
     lines = ["| run | measured, s | predicted, s | error | |", "|---|---|---|---|---|"]
     for each in result.predictions:
         lines.append(
@@ -78,7 +78,7 @@ def validation_table(result: Validation) -> str:
     within = sum(error <= 0.1 for error in unseen)
     lines += [
         "",
-        f"Of {len(unseen)} runs that nothing was fitted to: median |error| {result.median:.1%}, "
+        f"{len(unseen)} runs that were not used to fit: median |error| {result.median:.1%}, "
         f"{within} within 10 %, worst {result.worst.error:+.1%} ({result.worst.run.name}).",
         f"Fitted: matmul {result.fit.matmul['A100']:.2f} on A100 and "
         f"{result.fit.matmul['H100']:.2f} on H100, traffic {shared.traffic:.2f}, inside "

@@ -1,12 +1,12 @@
-"""The fastest layout that fits: all of them are tried, which takes a formula each.
+"""Find the fastest layout that fits: try all of them, with one formula each.
 
     >>> from course_lib.simulate import CLUSTERS, Transformer
     >>> from course_lib.simulate.search import search
     >>> gpt = Transformer(layers=40, width=5120, heads=40, vocabulary=51200)
     >>> best = search(gpt, CLUSTERS["selene"], ranks=64, batch=512)[0]
 
-A tensor-parallel group stays inside a node: between nodes its all-reduces would take longer than
-what they divide. Everything else that divides evenly is a candidate.
+A tensor-parallel group stays inside a node: between nodes its all-reduces would cost more time than
+the division saves. Every other layout that divides evenly is a candidate.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ RECOMPUTE: dict[bool, tuple[Recompute, ...]] = {
     True: ("none", "full"),  # fused attention keeps no scores: nothing to select
 }
 SPARE = 0.1
-"""Of the memory: for buffers of communication, fragments, and what the libraries keep."""
+"""Share of the memory for communication buffers, fragmentation, and libraries."""
 
 
 class Found(NamedTuple):
-    """A layout that fits, and what a step takes in it."""
+    """A layout that fits, and the estimate of a step in it."""
 
     layout: Layout
     estimate: Estimate
@@ -40,7 +40,7 @@ def search(
     """Return up to `most` layouts on `ranks` devices, the fastest first.
 
     Raises:
-        ValueError: none fits, with what the smallest one would take.
+        ValueError: no layout fits; the message says how much memory the smallest one needs.
 
     """
     found, smallest = [], float("inf")
@@ -51,8 +51,8 @@ def search(
             found.append(Found(layout, estimate(model, cluster, layout)))
     if not found:
         raise ValueError(
-            f"no layout on {ranks} devices: the smallest takes {smallest / 1e9:.1f} GB of "
-            f"{cluster.memory / 1e9:.0f} on a device, of which {SPARE:.0%} stays free"
+            f"no layout fits on {ranks} devices: the smallest needs {smallest / 1e9:.1f} GB of "
+            f"{cluster.memory / 1e9:.0f} per device, and {SPARE:.0%} must stay free"
             if smallest < float("inf")
             else f"no layout on {ranks} devices cuts a batch of {batch} sequences evenly"
         )
@@ -60,7 +60,7 @@ def search(
 
 
 def candidates(model: Transformer, cluster: Cluster, ranks: int, batch: int) -> Iterator[Layout]:
-    """Yield every layout that goes together and can be made of the model."""
+    """Yield every valid layout of the model."""
     for tensor in _divisors(min(cluster.node_size, ranks)):
         for pipeline in _divisors(ranks // tensor) if ranks % tensor == 0 else ():
             data = ranks // tensor // pipeline

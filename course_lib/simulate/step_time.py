@@ -1,18 +1,17 @@
-"""How long one training step takes, where its time goes, and what a rank sends and holds.
+"""Compute the time of one training step by cause, and a rank's traffic and memory.
 
-Of one layer and one micro-batch: operations over the rate that matrix products reach, plus the
-bytes of activations over the memory's bandwidth; backward takes twice that, and again a forward
-where it is computed again. A tensor-parallel layer adds two all-reduces each way, an expert layer
-two all-to-alls. With these F and B seconds per micro-batch, p ranks of a pipeline stand idle for
+The forward of one layer and one micro-batch takes its operations over the rate that matrix products
+reach, plus the bytes of activations over the memory's bandwidth. Backward takes twice that, plus a
+forward if it is recomputed. A tensor-parallel layer adds two all-reduces each way, an expert layer
+two all-to-alls. With these F and B seconds per micro-batch, p ranks of a pipeline are idle for
 
     GPipe             (p-1) (F + B)      + 2 (p-1) c              c: seconds of a message
     1F1B              (p-1) (F + B)      + 2 (p-1) c + (2 (p-1) m/p - 2) c
     interleaved, v    (p-1) (F + B) / v  + 2 (pv-1) c
     zero bubble       (p-1) F            + 4 (p-1) c
 
-(1F1B also waits whenever it turns from forward to backward, unless the last rank, which has the
-output layer, takes longer anyway.) Beside the last backward, or after it,
-come the gradients:
+(1F1B also waits at every turn from forward to backward, unless the last rank, which has the output
+layer, is slower anyway.) The gradients are sent beside the last backward, or after it:
 
     all at the end      C                                   C: time of the collective
     in k buckets        max(C/k, B/k + C - B)               beside B seconds of backward,
@@ -20,11 +19,11 @@ come the gradients:
     ZeRO-3, n layers    about n max(f, g) forward, n max(b, g+r) backward
 
 (g, r: gather and reduce-scatter of a layer's weights and gradients; f, b: its computation.) Then
-the optimizer, which reads and writes 28 bytes per parameter; and a share for waiting, which grows
-with log K: of many ranks one is always late.
+comes the optimizer, which reads and writes 28 bytes per parameter. A share for waiting grows with
+log K, because among many ranks one is always late.
 
-What is not in it: reading data, checkpoints, failures, imbalance of stages other than the output
-layer's, memory's fragmentation, contention of groups for one link.
+Not included: reading data, checkpoints, failures, imbalance of stages other than the output
+layer's, memory fragmentation, and contention of groups for one link.
 
 D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", SC 2021, section 3, has most of the terms.
@@ -52,7 +51,7 @@ class Both(NamedTuple):
     backward: float
 
     def times(self, factor: float) -> "Both":
-        """Return both, so many times as long."""
+        """Return both, multiplied by `factor`."""
         return Both(self.forward * factor, self.backward * factor)
 
     def plus(self, other: "Both") -> "Both":
@@ -66,20 +65,20 @@ class Both(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a step takes. The seconds by cause add up to `seconds`.
+    """The estimate of a step. The seconds by cause add up to `seconds`.
 
     Attributes:
-        seconds: of one step.
-        computation: of the rank with most layers, recomputation included.
+        seconds: time of one step.
+        computation: time on the rank with most layers, recomputation included.
         tensor: collectives of tensor parallelism.
         experts: all-to-alls.
-        pipeline: idle because of the schedule and its messages.
+        pipeline: idle time because of the schedule and its messages.
         data: communication of gradients and weights that computation does not hide.
         optimizer: the update.
-        waiting: for the slowest rank.
-        mfu: the model's operations over what all devices could do at their peak.
-        tokens_per_second: of one device.
-        memory: of the rank that holds most.
+        waiting: waiting for the slowest rank.
+        mfu: the model's operations over those of all devices at their peak.
+        tokens_per_second: tokens per second of one device.
+        memory: memory of the rank that holds most.
         traffic: bytes that one rank sends.
 
     """
@@ -99,7 +98,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(model: Transformer, cluster: Cluster, layout: Layout) -> Estimate:
-    """Return what a step of `model` on `cluster` in this `layout` takes.
+    """Return the estimate of a step of `model` on `cluster` in this `layout`.
 
     Raises:
         LayoutError: the model cannot be laid out so.
@@ -135,7 +134,7 @@ def estimate(model: Transformer, cluster: Cluster, layout: Layout) -> Estimate:
 
 
 def layer_computation(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds that one layer computes for one micro-batch."""
+    """Return the seconds of one layer's computation for one micro-batch."""
     b, t = layout.micro_batch, layout.tensor
     flops, attention = model.layer_flops(b)
     rate = cluster.device.flops * cluster.reached.matmul
@@ -152,7 +151,7 @@ def layer_computation(model: Transformer, cluster: Cluster, layout: Layout) -> B
 
 
 def output_layer(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds of the output layer and the loss, which the last stage has on top."""
+    """Return the seconds of the output layer and the loss, which only the last stage has."""
     rate = cluster.device.flops * cluster.reached.matmul
     logits = 4 * layout.micro_batch * model.sequence * model.vocabulary / layout.tensor
     forward = model.output_flops(layout.micro_batch) / layout.tensor / rate
@@ -163,8 +162,8 @@ def output_layer(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
 def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
     """Return the seconds of one layer's tensor-parallel collectives: two each way.
 
-    With activations divided along the sequence each becomes an all-gather and a reduce-scatter,
-    which take as long together.
+    If activations are divided along the sequence, each becomes an all-gather and a reduce-scatter,
+    which together take the same time.
     """
     nbytes = model.boundary_bytes(layout.micro_batch)
     one = all_reduce_time(nbytes, layout.tensor, 1, cluster)
@@ -172,7 +171,7 @@ def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> B
 
 
 def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds in which tokens travel to their experts and back: two each way."""
+    """Return the seconds of sending tokens to their experts and back: two each way."""
     if layout.expert == 1:
         return Both(0.0, 0.0)
     nbytes = model.boundary_bytes(layout.micro_batch) * model.top_k / layout.tensor
@@ -181,15 +180,16 @@ def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> B
 
 
 def pipeline_idle(layout: Layout, rank: Both, message: float, output: float = 0.0) -> float:
-    """Return the seconds in which a rank of the pipeline has nothing to do.
+    """Return the idle seconds of a rank of the pipeline.
 
-    `output` are those which the last rank computes more for every micro-batch: meanwhile, messages
-    of 1F1B arrive. Exact for messages that are short beside F and B, and for 1F1B if p divides m.
+    `output` is the extra time that the last rank computes for every micro-batch; meanwhile,
+    messages of 1F1B arrive. Exact for messages that are short beside F and B, and for 1F1B if p
+    divides m.
     """
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
     if p == 1:
         return 0.0
-    if layout.schedule == "zero-bubble":  # the weights' half of backward is as long as the other
+    if layout.schedule == "zero-bubble":  # both halves of backward take the same time
         return (p - 1) * (rank.forward + 4 * message)
     if layout.schedule == "interleaved":
         return (p - 1) * rank.total / v + 2 * (p * v - 1) * message
@@ -200,7 +200,7 @@ def pipeline_idle(layout: Layout, rank: Both, message: float, output: float = 0.
 
 
 def boundary(model: Transformer, cluster: Cluster, layout: Layout) -> float:
-    """Return the seconds of one micro-batch's activations from one stage to the next.
+    """Return the seconds to send one micro-batch's activations to the next stage.
 
     Each rank of a tensor-parallel group sends its part.
     """
@@ -209,7 +209,7 @@ def boundary(model: Transformer, cluster: Cluster, layout: Layout) -> float:
 
 
 def gradients_time(model: Transformer, cluster: Cluster, layout: Layout, buckets: int = 1) -> float:
-    """Return the seconds of the all-reduce of one of so many buckets; under ZeRO, its halves."""
+    """Return the seconds of the all-reduce of one of `buckets`; with ZeRO, of its halves."""
     nbytes = parameters_of_a_rank(model, layout) / buckets
     group = layout.data, layout.tensor, cluster
     if layout.zero:
@@ -221,7 +221,7 @@ def gradients_time(model: Transformer, cluster: Cluster, layout: Layout, buckets
 def exposed_gradients(
     model: Transformer, cluster: Cluster, layout: Layout, backward: float
 ) -> float:
-    """Return what is left of the gradients' time beside the last `backward` seconds."""
+    """Return the gradients' time that the last `backward` seconds do not hide."""
     if layout.data == 1:
         return 0.0
     if not layout.overlap:
@@ -241,7 +241,7 @@ def exposed_gradients(
 def _gathered(
     model: Transformer, cluster: Cluster, layout: Layout, rank: Both, layers: int
 ) -> float:
-    """Return the seconds of one micro-batch whose layers' weights are gathered ahead of use."""
+    """Return the seconds of one micro-batch if each layer's weights are gathered in advance."""
     one = model.layer_parameters / layout.tensor
     gather = half_time(2 * one, layout.data, layout.tensor, cluster)
     reduce = half_time(layout.gradient_bytes * one, layout.data, layout.tensor, cluster)
@@ -254,8 +254,8 @@ def _gathered(
 
 
 def _one_ahead(compute: float, gather: float, reduce: float, layers: int) -> float:
-    """Return the seconds of a pass in which each layer's weights come while the last computes."""
-    now, link = 0.0, gather  # when the rank, and its link, have done what they were told
+    """Return the seconds of a pass in which weights arrive while the layer before computes."""
+    now, link = 0.0, gather  # when the rank, and its link, are free again
     arrived = link
     for layer in range(layers):
         now = max(now, arrived)

@@ -1,4 +1,4 @@
-"""Bytes that one rank sends in a step, by what for and over which links."""
+"""Bytes that one rank sends in a step, by purpose and by link."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ class Traffic(NamedTuple):
     data: float
     experts: float
     inside: float
-    """Of all these, what stays inside a node."""
+    """The part of all these that stays inside a node."""
     between: float
 
 
 def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
-    """Return what one rank in the middle of a pipeline sends.
+    """Return the bytes that one rank in the middle of a pipeline sends.
 
     Raises:
         LayoutError: the model cannot be laid out so.

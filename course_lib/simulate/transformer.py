@@ -9,14 +9,14 @@ With h = `width`, s = `sequence`, f = `hidden` and n tokens, one layer's forward
 
     2n (2h² + 2hk + 2hf) + 4nsh       k = h · kv_heads / heads, 3hf instead of 2hf if `gated`
 
-operations, the last term for attention itself (half of it where a fused kernel skips what the
-causal mask hides), and backward takes twice as much. To be there for backward, it leaves
+operations. The last term is attention itself (half of it if a fused kernel skips what the causal
+mask hides). Backward takes twice as much. For backward, it keeps
 
     s·b·h (10 + 24 + 5as/h) bytes     for b sequences, a heads and f = 4h, in 2-byte numbers
 
-of which tensor parallelism over t ranks divides all but the 10; the last term is attention's
-matrix of scores, which a fused kernel never writes. Biases and norms, less than 0.1 % of the
-parameters, are left out.
+Tensor parallelism over t ranks divides all of these but the 10. The last term is attention's matrix
+of scores, which a fused kernel never writes. Biases and norms are left out: they are less than 0.1
+% of the parameters.
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 sections 4.1 and 4.2, and appendix A.
@@ -41,11 +41,11 @@ class Transformer:
         gated: whether the MLP has a third matrix, as SwiGLU does.
         fused_attention: whether scores stay inside one kernel, as in FlashAttention.
         tied: whether embedding and output layer are one matrix.
-        experts: MLPs of a layer, among which each token chooses.
+        experts: MLPs of a layer; each token chooses among them.
         top_k: how many of them a token visits.
 
     Raises:
-        ValueError: a number below 1, or more experts per token than there are.
+        ValueError: a number is below 1, or a token visits more experts than there are.
 
     """
 
@@ -65,19 +65,19 @@ class Transformer:
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary", "sequence", "experts", "top_k"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.top_k > self.experts:
-            raise ValueError(f"a token visits {self.top_k} of {self.experts} experts")
+            raise ValueError(f"top_k={self.top_k} is more than experts={self.experts}")
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Of one layer: queries and output, keys and values."""
+        """Parameters of one layer's attention: queries and output, keys and values."""
         keys = self.width * (self.kv_heads or self.heads) // self.heads
         return 2 * self.width**2 + 2 * self.width * keys
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Of one MLP of one layer; there are `experts` of them."""
+        """Parameters of one MLP of one layer; a layer has `experts` of them."""
         return (3 if self.gated else 2) * self.width * self.mlp_width
 
     @property
@@ -87,21 +87,21 @@ class Transformer:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer, all its experts included."""
+        """Parameters of one layer, all its experts included."""
         return self.attention_parameters + self.experts * self.expert_parameters
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the embedding; the output layer has as many, or is the same matrix."""
+        """Parameters of the embedding; the output layer has as many, or is the same matrix."""
         return self.vocabulary * self.width
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return self.layers * self.layer_parameters + (2 - self.tied) * self.embedding_parameters
 
     def layer_flops(self, sequences: float) -> tuple[float, float]:
-        """Return the operations of one layer's forward, and how many of them are attention's."""
+        """Return the operations of one layer's forward, and attention's part of them."""
         tokens = sequences * self.sequence
         matrices = self.attention_parameters + self.top_k * self.expert_parameters
         attention = 4 * tokens * self.sequence * self.width * (0.5 if self.fused_attention else 1)
@@ -112,7 +112,7 @@ class Transformer:
         return 2 * sequences * self.sequence * self.embedding_parameters
 
     def model_flops(self, sequences: float) -> float:
-        """Return 3 times the forward's operations: what utilisation (MFU) is counted in.
+        """Return 3 times the forward's operations, the basis of utilisation (MFU).
 
         Attention counts in full and recomputation not at all, whatever the kernels do, as in
         A. Chowdhery et al., "PaLM", 2022, appendix B.
@@ -130,10 +130,10 @@ class Transformer:
         return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
 
     def boundary_bytes(self, sequences: float) -> float:
-        """Return the bytes of what one layer hands to the next: 2 a number."""
+        """Return the bytes that one layer passes to the next: 2 per number."""
         return 2.0 * sequences * self.sequence * self.width
 
     @property
     def scores_bytes(self) -> float:
-        """Of one token of one layer: attention's scores, their softmax and its mask."""
+        """Bytes per token and layer of attention's scores, their softmax and its mask."""
         return 0.0 if self.fused_attention else 5.0 * self.heads * self.sequence

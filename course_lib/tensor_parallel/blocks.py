@@ -68,7 +68,7 @@ class ParallelAttention(nn.Module):
     ) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"{heads} heads do not divide a width of {width}")
+            raise ValueError(f"heads={heads} does not divide width={width}")
         rank, world_size = place_in(group)
         self.heads = len(shard(range(heads), world_size, rank))
         self.size, self.causal = width // heads, causal

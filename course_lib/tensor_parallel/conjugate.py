@@ -1,4 +1,4 @@
-"""Collectives that autograd can go through: each has its partner for the way back.
+"""Collectives that autograd can differentiate: each has a partner for backward.
 
                               forward                     backward
     f  copy_to_ranks          nothing                     all-reduce
@@ -6,14 +6,14 @@
     f̄  gather_from_sequence   all-gather, along tokens    reduce-scatter
     ḡ  scatter_to_sequence    reduce-scatter              all-gather
 
-They come in pairs because backward is the transpose of forward. What every rank gets a copy of,
-x₁ = … = x_K = x, has as its gradient the sum of the ranks': dx = Σ dx_r. What every rank adds to,
-y = Σ y_r, gives each of them the same gradient: dy_r = dy. The transpose of a gather is a
-reduce-scatter likewise.
+They come in pairs because backward is the transpose of forward. If every rank gets a copy of x, x₁
+= … = x_K = x, the gradient of x is the sum of the ranks' gradients: dx = Σ dx_r. If y is a sum over
+the ranks, y = Σ y_r, every rank gets the same gradient: dy_r = dy. In the same way, the transpose
+of a gather is a reduce-scatter.
 
-**Wrong:** `dist.all_reduce` inside forward. Autograd does not know of it, and goes back as if each
-rank had made the sum by itself; without f, the layers below get 1/K-th of their gradient's terms,
-different ones on each rank. Nothing fails; the model trains badly.
+**Wrong:** `dist.all_reduce` inside forward. Autograd does not know of it, and computes gradients as
+if each rank had made the sum by itself. Without f, the layers below get only 1/K-th of their
+gradient's terms, different ones on each rank. There is no error; the model trains badly.
 
 f̄ and ḡ send as much as f and g (an all-reduce *is* a reduce-scatter and an all-gather); between
 blocks each rank then holds 1/K of the tokens, so LayerNorm and dropout there cost 1/K of the

@@ -98,7 +98,7 @@ class ColumnParallelLinear(nn.Module):
         if not self.sequence_parallel:
             x = copy_to_ranks(x, self.group)
         elif length is None:
-            raise ValueError("along the sequence a rank must be told how many tokens there are")
+            raise ValueError("with sequence_parallel, forward needs length, the number of tokens")
         else:
             x = gather_from_sequence(x, length, self.group)
         return linear(x, self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Train a real model with everything of the course, on any number of ranks.
+"""Train a real model with the whole course's code, on any number of ranks.
 
     torchrun --nproc-per-node 4 -m course_lib.train --model transformer --checkpoint runs/text
     python -m course_lib.train --model cnn              # one rank
@@ -6,10 +6,10 @@
 
 Read in this order:
 
-- `config`: the options; `datasets` and `models`: what is trained, on what
+- `config`: the options; `datasets` and `models`: the data and the models
 - `loop`: `train`, the whole run; `trainer`: one rank's replica and one step of it; `precision`
-- `checkpoint`: how a run goes on after a rank was killed; `shrink`: how it goes on with those
-  that are left; `progress`: what is said meanwhile
+- `checkpoint`: how a run continues after a rank was killed; `shrink`: how it continues with the
+  ranks that are left; `progress`: the messages during a run
 - `__main__`: the command line; `meeting`: how ranks find each other after a restart; `interrupt`:
   what Ctrl-C does
 """

@@ -30,17 +30,17 @@ examples:
   torchrun --nproc-per-node 2 -m course_lib.train --model transformer --ddp torch
   torchrun --nproc-per-node 4 --max-restarts 3 -m course_lib.train --checkpoint runs/digits
 
-With --checkpoint, the same command goes on where the last one stopped; with torchrun's
---max-restarts it does so by itself when a rank dies, and ends with the same loss.
+With --checkpoint, the same command continues where the last one stopped. With torchrun's
+--max-restarts, a run continues by itself after a rank has died, and ends with the same loss.
 """
 
 STDOUT_GONE = 128 + signal.SIGPIPE
-"""The exit status of a command that nobody listens to any more (``| head -1``)."""
-_PATIENCE = 10.0  # seconds that other ranks leave rank 0 to say what is wrong
+"""The exit status when the reader of our output has gone (``| head -1``)."""
+_PATIENCE = 10.0  # seconds that other ranks give rank 0 to report the error
 
 
 class _Parser(argparse.ArgumentParser):
-    """Shows the help, or reports a wrong option, once, not on every rank."""
+    """Show the help, or report a wrong option, on one rank only."""
 
     def print_help(self, file: Any = None) -> None:
         if _rank() == 0:
@@ -73,44 +73,49 @@ def parser() -> argparse.ArgumentParser:
         group.add_argument(option, default=default, help=text, **kwargs)  # type: ignore[arg-type]
 
     model = made.add_argument_group("model")
-    add(model, "model", "mlp or cnn: digits; transformer: text", choices=get_args(ModelName))
-    add(model, "width", "units, channels, or size of the residual stream", type=int)
-    add(model, "layers", "hidden layers, convolutions, or blocks", type=int)
-    add(model, "heads", "transformer: attention heads", type=int)
-    add(model, "context", "transformer: bytes it sees at once", type=int)
+    add(
+        model,
+        "model",
+        "mlp or cnn (for digits), or transformer (for text)",
+        choices=get_args(ModelName),
+    )
+    add(model, "width", "hidden units, channels, or width of the residual stream", type=int)
+    add(model, "layers", "number of hidden layers, convolutions, or blocks", type=int)
+    add(model, "heads", "number of attention heads (transformer)", type=int)
+    add(model, "context", "bytes in a context window (transformer)", type=int)
     add(model, "dropout", "probability of dropping an activation", type=float)
     steps = made.add_argument_group("steps")
-    add(steps, "batch_size", "examples per step, of all ranks together", type=int)
-    add(steps, "accumulate", "micro-batches that a rank cuts its share into", type=int)
+    add(steps, "batch_size", "examples per step, over all ranks together", type=int)
+    add(steps, "accumulate", "micro-batches per step on each rank", type=int)
     add(steps, "epochs", "passes over the training set", type=int)
     add(steps, "steps", "optimizer steps in total, instead of --epochs", type=int)
     add(steps, "lr", "learning rate of AdamW", type=float)
     add(steps, "weight_decay", "of AdamW", type=float)
-    add(steps, "clip_norm", "largest norm of a gradient; not clipped if left out", type=float)
-    add(steps, "seed", "of the initial weights and the order of examples", type=int)
+    add(steps, "clip_norm", "largest norm of a gradient; no clipping by default", type=float)
+    add(steps, "seed", "seed of the initial weights and the order of examples", type=int)
     how = made.add_argument_group("how")
     add(how, "ddp", "whose DistributedDataParallel", choices=get_args(DDPName))
-    add(how, "precision", "format of matrix products", choices=get_args(PrecisionName))
-    text = "auto: GPUs if there is one for every rank of this machine (auto)"
+    add(how, "precision", "number format of matrix products", choices=get_args(PrecisionName))
+    text = "auto: use GPUs if every rank of this machine can have one (auto)"
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
-    add(how, "checkpoint", "folder to write checkpoints to, and to go on from", metavar="DIR")
-    add(how, "checkpoint_every", "steps between two of them", type=int)
-    add(how, "log_every", "steps between two lines of progress; 0: none", type=int)
+    add(how, "checkpoint", "folder for checkpoints; continue from the newest one", metavar="DIR")
+    add(how, "checkpoint_every", "steps between two checkpoints", type=int)
+    add(how, "log_every", "steps between two progress lines; 0: no lines", type=int)
     return made
 
 
 def join(device: str) -> None:
-    """Join the process group that torchrun describes, or make one of this process alone.
+    """Join the process group that torchrun describes, or make one with this process only.
 
-    With a GPU for every rank of this machine, rank i of it takes ``cuda:i``, and NCCL; else gloo.
+    If every rank of this machine can have a GPU, its rank i takes ``cuda:i``, with NCCL; else gloo.
 
-    Raises ConfigError if `device` is ``cuda`` and there are not enough of them.
+    Raises ConfigError if `device` is ``cuda`` and there are not enough GPUs.
     """
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if device == "cuda" and gpus < ranks_here:
         raise ConfigError(
-            f"--device cuda needs a GPU for each of the {ranks_here} ranks of this machine, and "
+            f"--device cuda needs a GPU for each of the {ranks_here} ranks of this machine, but "
             f"PyTorch sees {gpus}. Start fewer ranks, or use --device cpu."
         )
     store, rank, world_size = _meeting_place()
@@ -135,19 +140,19 @@ def _meeting_place() -> tuple[Store, int, int]:
 
 def last_words(folder: str | None) -> str:
     """Return what to tell a person who pressed Ctrl-C."""
-    kept = "Nothing was kept; with --checkpoint DIR, the same command would go on."
+    kept = "No checkpoint was kept. To be able to continue, use --checkpoint DIR."
     if folder is not None:
         found = checkpoints(Path(folder))
         step = step_of(found[-1]) if found else 0
-        kept = f"{folder} has step {step}: the same command goes on from there."
+        kept = f"{folder} has step {step}: the same command continues from there."
     return f"\n{PROGRAM}: interrupted. {kept}\n"
 
 
 def main() -> int:
     """Train as the command line says; return the exit status.
 
-    0, or 2 for wrong options, or 1 if the loss is not finite. After any other error it does not
-    return, but ends the process: with status 1, or `STDOUT_GONE`.
+    The status is 0, or 2 for wrong options, or 1 if the loss is not finite. After any other error
+    it does not return: it ends the process with status 1, or `STDOUT_GONE`.
     """
     first = _rank() == 0
     try:
@@ -166,11 +171,11 @@ def main() -> int:
     except BrokenPipeError:  # our own pipe: those between ranks raise errors of PyTorch's
         leave(STDOUT_GONE)
     except Exception as error:
-        # At once, without a farewell to the others, who may wait for this rank: they find the
-        # connection closed, and torchrun starts all of them anew.
+        # End at once, without telling the others, who may wait for this rank: they find the
+        # connection closed, and torchrun restarts all of them.
         what = f"failed\n{traceback.format_exc()}"
         if re.search("closed by peer|reset by peer|Broken pipe", str(error)):
-            what = "has lost the connection to another rank, which has ended: see why it did\n"
+            what = "lost the connection to another rank, which has ended: look for its error\n"
         _complain(f"{PROGRAM}: rank {_rank()} {what}")
         leave(1)
     else:
@@ -191,9 +196,9 @@ def _complain(text: str) -> None:
 def leave(status: int) -> NoReturn:
     """End this process with `status`, and without Python's shutdown.
 
-    A thread of gloo can outlive the process group, and sometimes aborts the process when the
-    interpreter is taken down ("terminate called without an active exception"). torchrun would take
-    a run that has ended well for one that failed, and start it again.
+    A thread of gloo can outlive the process group. It sometimes aborts the process when the
+    interpreter shuts down ("terminate called without an active exception"). Then torchrun would
+    think that a successful run has failed, and start it again.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,14 +1,14 @@
-"""Checkpoints: what a run needs to go on exactly where it was.
+"""Checkpoints: the state that a run needs to continue exactly where it was.
 
-Rank 0 writes to a temporary file, makes sure that it is on the disk, and renames it: a file with
+Rank 0 writes to a temporary file, makes sure that it is on the disk, and renames it. So a file with
 the right name is complete, whenever the process or the machine stopped. The newest two are kept, in
 case a disk damages one.
 
-Rank 0 reads too, and sends the bytes to the others, so that no rank goes on from another step: file
-systems of several machines need not show the same files, or not yet.
+Rank 0 also reads the file and sends the bytes to the others. So all ranks continue from the same
+step, even if the file systems of several machines do not show the same files, or not yet.
 
-The random numbers of a step follow from seed, step and rank, and epoch and position in the epoch
-from the step; none of them is stored.
+The random numbers of a step follow from seed, step and rank. Epoch and position in the epoch follow
+from the step. None of these is stored.
 """
 
 import io
@@ -42,8 +42,8 @@ def step_of(path: Path) -> int:
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
     """Write `content` (tensors, numbers, text, lists, dicts) and return the file's path.
 
-    Of the checkpoints up to this step, all but the newest `KEEP` are removed. To be called by one
-    rank. Raises OSError if the file cannot be written; the older ones are still there then.
+    Removes all checkpoints up to this step except the newest `KEEP`. Only one rank may call it.
+    Raises OSError if the file cannot be written; then the older ones are still there.
     """
     path = folder / f"step-{step:08d}.pt"
     temporary = path.with_suffix(".tmp")
@@ -57,8 +57,8 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
         os.fsync(entry)  # the name, too
     finally:
         os.close(entry)
-    # Those of later steps are damaged, or this run would have gone on from them: next to them this
-    # one must not count as old.
+    # Checkpoints of later steps are damaged, or this run would have continued from them. This one
+    # must not count as old beside them.
     up_to_here = [path for path in checkpoints(folder) if step_of(path) <= step]
     for old in up_to_here[:-KEEP]:
         old.unlink(missing_ok=True)
@@ -70,11 +70,12 @@ def load_checkpoint(
 ) -> dict[str, Any] | None:
     """Return the newest checkpoint that rank 0 can read, on all ranks; None if there is none.
 
-    All ranks must call. Makes `folder` if need be, and removes what an interrupted write has left
-    there. Tensors come on the CPU. `say` is told which files are damaged, and passed over.
+    All ranks must call. Creates `folder` if it is missing, and removes the remains of an
+    interrupted write. Tensors are on the CPU. `say` reports which files are damaged and skipped.
 
-    Raises ConfigError, on all ranks, if rank 0 cannot use the folder: now, and not after the first
-    hundred steps. Also if all checkpoints are damaged: to begin anew is for a person to decide.
+    Raises ConfigError on all ranks if rank 0 cannot use the folder, so that the error comes now and
+    not after a hundred steps. Also if all checkpoints are damaged: a person must decide whether to
+    start over.
     """
     rank, _ = place_in(group)
     found: list[Any] = [None, None]  # what is wrong, the file
@@ -83,14 +84,17 @@ def load_checkpoint(
             _prepare(folder)
             found[1], damaged = _newest(folder)
         except OSError as error:
-            found[0] = f"--checkpoint {folder}: {error}. Name another folder."
+            found[0] = f"--checkpoint {folder}: {error}. Choose another folder."
         else:
-            for path, reason in damaged.items():  # here, where its OSError is not the folder's
-                say(f"{path} is damaged ({reason}): passed over")
+            for (
+                path,
+                reason,
+            ) in damaged.items():  # its OSError is not the folder's
+                say(f"{path} is damaged ({reason}), so it is skipped")
             if damaged and found[1] is None:
                 found[0] = (
-                    f"none of the {len(damaged)} checkpoints in {folder} can be read. With "
-                    "--checkpoint name another folder, or move them away to start from step 0."
+                    f"none of the {len(damaged)} checkpoints in {folder} can be read. Choose "
+                    "another folder with --checkpoint, or move them away to start from step 0."
                 )
     dist.broadcast_object_list(found, group=group, group_src=0)
     problem, data = found
@@ -125,8 +129,8 @@ def _read(data: bytes) -> dict[str, Any]:
     try:
         # weights_only: a checkpoint is data, and must not be able to run code.
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises what it stumbles over, of any type
-        # Not in its own words, which advise to load the file without weights_only.
+    except Exception as error:  # torch.load may raise errors of any type
+        # Not PyTorch's message: it advises to load the file without weights_only.
         raise ValueError(f"PyTorch cannot load it: {type(error).__name__}") from error
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ValueError("it was not written by this program")

@@ -1,4 +1,4 @@
-"""What a training run is: its options, and which of them a checkpoint belongs to."""
+"""The options of a training run, and which of them must match a checkpoint."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,14 +11,14 @@ RESULT = (
     *("model", "width", "layers", "heads", "context", "dropout"),
     *("batch_size", "lr", "weight_decay", "clip_norm", "precision", "seed"),
 )
-"""The options that decide which numbers come out. The others may change from run to run: how many
-ranks and micro-batches share a batch, and whose DDP averages, changes them by rounding only."""
+"""The options that decide the resulting numbers. The others may change from run to run: the number
+of ranks and micro-batches, and the choice of DDP, change the numbers only by rounding."""
 
 
 class ConfigError(ValueError):
-    """Options that make no run, or another one than the checkpoint's. Says what to change.
+    """The options are invalid, or do not match the checkpoint. Says what to change.
 
-    All ranks raise it alike, so none is left waiting for another.
+    All ranks raise it, so none waits for another.
     """
 
 
@@ -33,27 +33,27 @@ class TrainConfig:
         heads: attention heads; they divide `width`.
         context: bytes of text that the transformer sees at once.
         dropout: probability with which an activation is dropped in training, 0 to below 1.
-        batch_size: examples per step of *all ranks together*. Each of K ranks takes batch_size / K
-            of them, so that the result does not depend on K.
-        accumulate: micro-batches into which a rank cuts its share, one after the other: less memory
-            for activations, the same step.
+        batch_size: examples per step over *all ranks together*. Each of K ranks takes batch_size /
+            K of them, so that the result does not depend on K.
+        accumulate: micro-batches into which a rank cuts its share. It computes them one after the
+            other: this takes less memory for activations and gives the same step.
         epochs: passes over the training set; an incomplete last batch is left out.
-        steps: optimizer steps in total, instead of `epochs`. Counted from the first step of all,
-            also after a restart.
+        steps: optimizer steps in total, instead of `epochs`. After a restart, steps before it count
+            too.
         lr: learning rate α of AdamW.
         weight_decay: decay per unit of α, decoupled from the gradient.
         clip_norm: largest Euclidean norm of a step's gradient; None leaves it as it is.
         precision: `fp32`, or the format in which matrix products are computed.
-        ddp: whose DistributedDataParallel: `ours`, or `torch`.
-        seed: of the initial weights, the order of the examples and what is dropped. From 0;
-            seed + epoch, which epoch's order is drawn from, has to stay below 2**63.
-        checkpoint: a folder. Rank 0 writes the state there, and all ranks go on from the newest
-            one that is there already. None keeps nothing.
+        ddp: which DistributedDataParallel to use: `ours` or `torch`.
+        seed: seed of the initial weights, the order of the examples and dropout, at least 0. The
+            order of an epoch is drawn from seed + epoch, which must stay below 2**63.
+        checkpoint: a folder. Rank 0 writes the state there, and all ranks continue from the newest
+            checkpoint in it. None: write no checkpoints.
         checkpoint_every: steps between two checkpoints; there is one at the end in any case.
-        log_every: steps between two lines of progress on rank 0; 0 for silence.
+        log_every: steps between two progress lines on rank 0; 0 for no lines.
 
     Raises:
-        ConfigError: a value that makes no sense; names the option.
+        ConfigError: a value is invalid; the message names the option.
 
     """
 
@@ -94,7 +94,7 @@ class TrainConfig:
         # PyTorch's generators take 64 bits. An epoch has at least one step.
         epochs = self.epochs if self.steps is None else self.steps
         largest = 2**63 - epochs
-        expected = f"0 … {largest}, as each of up to {epochs} epochs takes the next seed"
+        expected = f"0 … {largest}, because each of up to {epochs} epochs takes the next seed"
         _require(self, "seed", 0 <= self.seed <= largest, expected)
         if self.model == "transformer":
             divides = self.width % self.heads == 0
@@ -103,16 +103,16 @@ class TrainConfig:
     def micro_batch_size(self, world_size: int) -> int:
         """Return how many examples one of `world_size` ranks computes on at a time.
 
-        Raises ConfigError if the batch cannot be shared out equally: the mean over the ranks would
-        not be the mean over the examples (see `replicas`).
+        Raises ConfigError if the batch cannot be divided equally: then the mean over the ranks
+        would not be the mean over the examples (see `replicas`).
         """
         parts = world_size * self.accumulate
         if self.batch_size % parts:
             below = self.batch_size // parts * parts
             nearest = f"{below} or {below + parts}" if below else f"{parts}"
             raise ConfigError(
-                f"batch_size={self.batch_size} is the batch of all ranks and cannot be shared out "
-                f"equally: {world_size} ranks × accumulate={self.accumulate} micro-batches need a "
+                f"batch_size={self.batch_size} (over all ranks) cannot be divided equally: "
+                f"{world_size} ranks × accumulate={self.accumulate} micro-batches need a "
                 f"multiple of {parts}. Use --batch-size {nearest}."
             )
         return self.batch_size // parts
@@ -121,4 +121,4 @@ class TrainConfig:
 def _require(config: TrainConfig, name: str, right: bool, expected: str) -> None:
     if not right:
         option = name.replace("_", "-")
-        raise ConfigError(f"--{option} is {getattr(config, name)!r}: it has to be {expected}")
+        raise ConfigError(f"--{option} is {getattr(config, name)!r}: it must be {expected}")

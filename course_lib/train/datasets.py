@@ -1,4 +1,4 @@
-"""What is trained on, all of it on the device: the digits, or the text of Python's documentation.
+"""The data, held on the device: the digits, or the text of Python's documentation.
 
 The text comes with Python (`pydoc_data`, what `help("for")` prints): about 460 KB of English and
 code. It is read as bytes, and cut into pieces of `context` bytes that do not overlap; the target of
@@ -17,18 +17,18 @@ from course_lib.train.config import ConfigError, TrainConfig
 Examples = tuple[Tensor, Tensor]
 """(inputs, targets), both N long."""
 
-_TEST_FRACTION = 0.1  # of the text, its end: neighbouring pieces of text resemble each other
+_TEST_FRACTION = 0.1  # the end of the text, because neighbouring pieces of text are similar
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples for training and for testing, and in what one counts them.
+    """Examples for training and for testing, and the unit in which they are counted.
 
     Attributes:
         train: float images of shape (N, 64) and int64 labels (N,); or bytes (uint8) of shape
             (N, context) and the bytes after each of them, of the same shape.
-        test: likewise, never trained on.
-        unit: `samples` or `tokens`, what speed is counted in.
+        test: the same kind of data, never used for training.
+        unit: `samples` or `tokens`, the unit of speed.
         units_per_example: 1, or `context`.
 
     """
@@ -39,9 +39,9 @@ class Dataset:
     units_per_example: int
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that differ where the training examples do.
+        """Return 16 hexadecimal digits that identify the training examples.
 
-        The documentation's text, for one, is another in each release of Python.
+        For example, the documentation's text differs between releases of Python.
         """
         digest = hashlib.sha256()
         for tensor in self.train:
@@ -50,7 +50,7 @@ class Dataset:
 
 
 def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:
-    """Return the examples that `config.model` is for, on `device`.
+    """Return the examples for `config.model`, on `device`.
 
     Raises ConfigError if `context` is longer than a text.
     """
@@ -60,7 +60,7 @@ def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:
         train, test = (pieces(part, config.context) for part in (text[:cut], text[cut:]))
         unit, units = "tokens", config.context
     else:
-        # As the parameters are, so that `set_default_dtype` decides for both.
+        # The dtype of the parameters, so that `set_default_dtype` decides for both.
         dtype = torch.get_default_dtype()
         train, test = (
             (images.to(dtype), labels) for images, labels in (part.tensors for part in digits())
@@ -92,6 +92,6 @@ def pieces(text: Tensor, context: int) -> Examples:
     """
     count = (len(text) - 1) // context
     if count < 1:
-        raise ConfigError(f"--context is {context}: a text has only {len(text)} bytes")
+        raise ConfigError(f"--context is {context}, but a text has only {len(text)} bytes")
     length = count * context
     return text[:length].view(count, context), text[1 : length + 1].view(count, context)

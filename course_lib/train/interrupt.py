@@ -1,7 +1,7 @@
-"""Ctrl-C on many ranks at once: each leaves at once and quietly, and rank 0 says what was kept.
+"""Ctrl-C on many ranks: each ends at once and quietly, and rank 0 says what was kept.
 
-Left to Python, one rank raises KeyboardInterrupt, and the others, which wait in compiled code, fail
-because it has gone: as many tracebacks as ranks. On a GPU some would not even fail, but wait on.
+By default, one rank would raise KeyboardInterrupt. The others wait in compiled code and would fail
+because that rank has gone: as many tracebacks as ranks. On a GPU some would even wait forever.
 """
 
 import os
@@ -16,10 +16,9 @@ INTERRUPTED = 128 + signal.SIGINT
 def leave_on_interrupt(last_words: Callable[[], str]) -> None:
     """From now on, Ctrl-C (SIGINT) prints `last_words()` and ends this process with status 130.
 
-    Whatever the main thread does, or waits for, and also if `last_words` fails. To be called on the
-    main thread (else ValueError).
-    Nothing is cleaned up that the operating system does not: files must be complete, or
-    recognisable, at any moment.
+    This works whatever the main thread does or waits for, and also if `last_words` fails. Call it
+    on the main thread (else ValueError). Only the operating system cleans up: files must be
+    complete, or recognisable as incomplete, at any moment.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -31,10 +30,10 @@ def leave_on_interrupt(last_words: Callable[[], str]) -> None:
             # Not through sys.stderr: the main thread may hold its lock.
             os.write(2, last_words().encode(errors="backslashreplace"))
         finally:
-            os._exit(INTERRUPTED)  # nothing else would: Python no longer raises KeyboardInterrupt
+            os._exit(INTERRUPTED)  # nothing else ends it: Python no longer raises KeyboardInterrupt
 
-    # Python's handler runs on the main thread, when that returns to Python. But the signal's number
-    # is written to this pipe the moment it arrives.
+    # Python's handler runs on the main thread, only when that returns to Python. But the signal's
+    # number is written to this pipe as soon as it arrives.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, lambda number, frame: None)
     threading.Thread(target=listen, name="interrupt", daemon=True).start()

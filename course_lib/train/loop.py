@@ -1,11 +1,11 @@
-"""The training loop: the course's parts together, on every rank.
+"""The training loop puts the course's parts together, on every rank.
 
     for each epoch            the sampler shuffles, alike on all ranks, and each takes its share
       for each step           batch_size examples, batch_size / K of them here
         for each micro-batch  forward, backward; only the last one averages over the ranks
         clip, AdamW           the same step on all ranks
 
-The host reads a loss only when somebody is to see it: reading waits for the GPU.
+The host reads a loss only when it is shown, because reading waits for the GPU.
 
 I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", 2019 (AdamW).
 """
@@ -26,19 +26,19 @@ from course_lib.train.models import mean_loss
 from course_lib.train.progress import Progress, duration, say
 from course_lib.train.trainer import Trainer
 
-_TEST_BATCH = 64  # at least: without backward, a small micro-batch would only be slow
+_TEST_BATCH = 64  # at least: without backward, a small batch saves no needed memory and is slow
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out, the same on all ranks.
+    """The result of a training run, the same on all ranks.
 
     Attributes:
-        losses: of every step since the first, also those before a restart: the mean over the batch
-            of all ranks before the step, in nats.
+        losses: one number per step since the first, including steps before a restart: the mean loss
+            over the batch of all ranks before the step, in nats.
         test_loss: mean over the test set, in nats.
         test_accuracy: share of the test set's labels, or bytes, that are predicted right.
-        resumed_at: the step from which a checkpoint let this run go on; 0 without one.
+        resumed_at: the step of the checkpoint from which this run continued; 0 without one.
         weights: the parameters by name, on the CPU.
 
     """
@@ -50,7 +50,7 @@ class TrainResult:
     weights: dict[str, Tensor]
 
     def digest(self) -> str:
-        """Return 16 hexadecimal digits that differ where a bit of the weights does."""
+        """Return 16 hexadecimal digits that change if any bit of the weights changes."""
         digest = hashlib.sha256()
         for name, tensor in self.weights.items():
             digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
@@ -58,15 +58,16 @@ class TrainResult:
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Train as `config` says on the ranks of the default process group; return what came out.
+    """Train as `config` says on the ranks of the default process group; return the result.
 
-    All ranks must call: `Ranks(4).run(train, config)` does, and `python -m course_lib.train`. On
-    CPU ranks the same K gives the same bits, through restarts too; another K differs by rounding
-    (and by what is dropped, with dropout). PyTorch's random numbers are left as they were.
+    All ranks must call, as in `Ranks(4).run(train, config)` and `python -m course_lib.train`. On
+    CPU ranks the same K gives the same bits, even across restarts. Another K differs by rounding,
+    and, with dropout, by the dropped activations. The state of PyTorch's random numbers is
+    restored.
 
     Raises:
-        ConfigError: the options make no run, or another one than the checkpoint's.
-        FloatingPointError: the loss, or the one on the test set, is not a finite number any more.
+        ConfigError: the options are invalid, or do not match the checkpoint.
+        FloatingPointError: the training or test loss is not finite.
         ValueError: there is no process group.
 
     """
@@ -77,8 +78,8 @@ def train(config: TrainConfig) -> TrainResult:
     steps_per_epoch = len(dataset.train[0]) // config.batch_size
     if steps_per_epoch == 0:
         raise ConfigError(
-            f"--batch-size {config.batch_size} is more than the {len(dataset.train[0])} examples "
-            "of the training set"
+            f"--batch-size {config.batch_size} is too large: the training set has "
+            f"{len(dataset.train[0])} examples"
         )
     total = config.epochs * steps_per_epoch if config.steps is None else config.steps
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -88,9 +89,9 @@ def train(config: TrainConfig) -> TrainResult:
         if rank == 0 and config.log_every:
             say(_headline(config, trainer, world_size, device))
             if start >= total:
-                say(f"{config.checkpoint} is at step {start} of {total}: only the test is left")
+                say(f"{config.checkpoint} is at step {start} of {total}: only the test remains")
             elif start:
-                say(f"going on from {config.checkpoint} at step {start} of {total}")
+                say(f"continuing from {config.checkpoint} at step {start} of {total}")
             units = config.batch_size * dataset.units_per_example
             progress = Progress(start, total, steps_per_epoch, dataset.unit, units)
         sampler = ShardedSampler(dataset.train[0], seed=config.seed, drop_last=True)
@@ -109,7 +110,7 @@ def train(config: TrainConfig) -> TrainResult:
             if progress is not None:
                 progress.close()
         test_loss, test_accuracy = _evaluate(trainer, dataset.test, max(micro_batch, _TEST_BATCH))
-        # Of the last step, the loss before it was looked at: not what it has made of the weights.
+        # The loss of the last step was computed before its update; this looks at the weights after.
         trainer.require_finite(test_loss, f"the test loss is {test_loss} after step {trainer.step}")
     if progress is not None:
         say(
@@ -121,7 +122,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def rank_device() -> torch.device:
-    """Return this rank's GPU if it has chosen one and its group takes GPU tensors, else the CPU."""
+    """Return this rank's GPU if it has one and its group accepts GPU tensors, else the CPU."""
     if torch.cuda.is_initialized() and "cuda" in dist.get_backend_config():  # type: ignore[no-untyped-call]
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -136,8 +137,9 @@ def _batches(
 ) -> Iterator[Tensor]:
     """Yield this rank's indices for the steps from `start` to `total`, each of shape `shape[1:]`.
 
-    Rank k takes positions k, k + K, … of the shuffled order. So batch i of all ranks together is
-    the i-th batch_size positions of that order, whatever K is, and any K can go on at any step.
+    Rank k takes positions k, k + K, … of the shuffled order. So for every K, batch i of all ranks
+    together is the i-th block of batch_size positions of that order, and any K can continue at any
+    step.
     """
     steps_per_epoch, accumulate, micro_batch = shape
     step = start
@@ -153,7 +155,7 @@ def _batches(
 
 @torch.no_grad()
 def _evaluate(trainer: Trainer, test: Examples, batch_size: int) -> tuple[float, float]:
-    """Return mean loss and accuracy over the test set, of which each rank takes its shard."""
+    """Return mean loss and accuracy over the test set; each rank evaluates its shard."""
     rank, world_size = place_in(None)
     inputs, targets = (shard(tensor, world_size, rank) for tensor in test)
     loss, right = torch.zeros(2, dtype=torch.float64, device=inputs.device)

@@ -1,12 +1,12 @@
-"""Where the ranks of a restarted run meet, and not those of the run before it.
+"""How the ranks of a restarted run find each other, and not ranks of the run before it.
 
-Ranks find each other through a store: each leaves its address under its number. torchrun keeps one
-store through its restarts, so a rank that comes early would find the address of one that was
-killed, and fail, or wait for half an hour (https://github.com/pytorch/pytorch/issues/135712). The
-number of restarts that torchrun tells does not help: each machine counts its own.
+Ranks find each other through a store: each writes its address under its number. torchrun keeps one
+store across restarts. So a rank that comes early could find the address of a killed rank, and fail,
+or wait for half an hour (https://github.com/pytorch/pytorch/issues/135712). torchrun's count of
+restarts does not help, because each machine counts its own.
 
-So rank 0 draws a name for this start, and tells it to everyone who is there *now*: to those who
-come with a token that they have just drawn, and who say that they have heard.
+So rank 0 draws a name for this start, and tells it only to ranks that are there *now*. Each rank
+draws a fresh token, and confirms that it has read the name for that token.
 """
 
 import time
@@ -20,8 +20,8 @@ _PAUSE = 0.01  # seconds
 def agree_on_name(store: Store, rank: int, world_size: int, timeout: float = 600) -> str:
     """Return a name that is the same on all `world_size` ranks, and that no one has ever used.
 
-    Every rank must call, with a `store` that all of them see, whatever earlier calls, also
-    unfinished ones, have left in it. No rank of those may still be running.
+    Every rank must call, with a `store` that all of them see. Earlier calls, even unfinished ones,
+    may have left anything in it, but none of their ranks may still be running.
 
     Raises TimeoutError on rank 0 if the others do not come within `timeout` seconds; they wait as
     long as the store lets them.
@@ -40,14 +40,15 @@ def agree_on_name(store: Store, rank: int, world_size: int, timeout: float = 600
             if store.check([f"{token} heard by rank {other}"]):
                 missing.remove(other)
             elif store.check([f"token of rank {other}"]):
-                # Perhaps an old one: then the rank's own will take its place, and is answered too.
+                # Perhaps an old token: then the rank's new one will replace it, and is answered
+                # too.
                 theirs = store.get(f"token of rank {other}").decode()
                 if answered.get(other) != theirs:
                     store.set(f"name for {theirs}", token)
                     answered[other] = theirs
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"of {world_size} ranks, {sorted(missing)} did not come within {timeout:g} s"
+                f"ranks {sorted(missing)} of {world_size} did not come within {timeout:g} s"
             )
         time.sleep(_PAUSE)
     return token

@@ -1,7 +1,7 @@
 """Three models, small enough for a laptop: an MLP and a CNN for digits, a transformer for text.
 
-None of them has BatchNorm: its statistics are of what *one rank* sees, so a step on K ranks would
-not be that of one machine with the whole batch. LayerNorm looks at one example at a time.
+None of them has BatchNorm: its statistics cover only the rows of *one rank*, so a step on K ranks
+would differ from a step on one machine with the whole batch. LayerNorm uses one example at a time.
 """
 
 import math
@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder-only transformer: which byte follows, for every position of a piece of text.
+    """A decoder-only transformer: it predicts the next byte at every position of a text.
 
     Takes bytes, integers of shape (B, T) with T <= context; returns logits of shape (B, T, 256).
 
@@ -132,7 +132,7 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Logits have the shape (…, classes), targets, integers, the shape (…).
     """
-    # In full precision: bf16 has 8 significant bits, and the loss is what people compare.
+    # In full precision: bf16 has only 8 significant bits, and people compare losses.
     flat = logits.flatten(0, -2)
     full = flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
     return F.cross_entropy(full, targets.flatten().long())

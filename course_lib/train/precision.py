@@ -1,10 +1,10 @@
-"""Mixed precision: matrix products in 16 bits, everything that adds up in 32.
+"""Mixed precision: matrix products in 16 bits, sums that accumulate in 32.
 
-Parameters, gradients, their averages and the optimizer stay in float32; autocast casts what enters
-a matrix product. bfloat16 has float32's range and 8 significant bits. float16 has 11, but its
-smallest number is about 6e-8, and many gradients are smaller: so the loss is scaled up before
-backward, and gradients are scaled down before the step. If a gradient overflowed, the step is left
-out and the scale halved. The ranks decide alike, because they look at the same averages.
+Parameters, gradients, their averages and the optimizer stay in float32; autocast casts the inputs
+of a matrix product. bfloat16 has float32's range and 8 significant bits. float16 has 11, but its
+smallest number is about 6e-8, and many gradients are smaller. So the loss is scaled up before
+backward, and gradients are scaled down before the step. If a gradient overflows, the step is
+skipped and the scale is halved. All ranks decide the same, because they see the same averages.
 
 P. Micikevicius et al., "Mixed Precision Training", 2018.
 """
@@ -17,13 +17,13 @@ from course_lib.train.config import ConfigError, PrecisionName
 
 
 class Precision:
-    """How `name` is done on `device`.
+    """How to compute with precision `name` on `device`.
 
     Attributes:
-        scaler: scales the loss, with `fp16`; without, it passes everything on as it is.
+        scaler: scales the loss with `fp16`; otherwise it changes nothing.
 
     Raises:
-        ConfigError: the device does not have this precision; says which to take.
+        ConfigError: the device does not have this precision; the message says which to use.
 
     """
 

@@ -1,4 +1,4 @@
-"""What rank 0 says while it trains: one line that overwrites itself, or lines, if to a file."""
+"""Rank 0's messages during training: one line that is updated, or many lines in a file."""
 
 import shutil
 import sys
@@ -6,9 +6,9 @@ import time
 
 
 def say(text: str) -> None:
-    """Print a line in one piece: ranks share a pipe, and pieces of lines would mix.
+    """Print a line in one piece: ranks share a pipe, and parts of lines would mix.
 
-    Nothing if there is no standard output (`>&-`). Raises BrokenPipeError if nobody reads it.
+    Does nothing if there is no standard output (`>&-`). Raises BrokenPipeError if nobody reads it.
     """
     if sys.stdout is not None:
         sys.stdout.write(f"{text}\n")
@@ -25,14 +25,14 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Tells how far a run is: step, epoch, loss, speed, time left.
+    """Show the progress of a run: step, epoch, loss, speed, time left.
 
     Args:
         start: steps that were done before this run.
-        total: steps in the end.
-        steps_per_epoch: to say which epoch it is.
+        total: steps when the run is complete.
+        steps_per_epoch: steps of one epoch, to show the epoch.
         unit: `samples` or `tokens`.
-        units_per_step: how many of them all ranks together work through in a step.
+        units_per_step: how many of them all ranks together process in a step.
 
     """
 

@@ -1,24 +1,24 @@
-"""Three of four go on: a rank dies in the middle of training, and the others train on without it.
+"""Three of four continue: a rank dies during training, and the others train on without it.
 
     $ python -m course_lib.train.shrink --kill 2 --at-step 10
 
-Who trains with data parallelism has the weights K times. When a rank dies, nothing is lost but its
-share of one batch: no checkpoint is needed, and no step is taken twice. What is needed is
+Data parallelism keeps K copies of the weights. When a rank dies, only its share of one batch is
+lost: no checkpoint is needed, and no step is taken twice. The survivors must
 
-1. to notice: the others' all-reduce fails, because a connection was closed;
-2. to agree on who is left: a *supervisor*, which started the ranks and sees one end, writes the
+1. notice it: their all-reduce fails, because a connection was closed;
+2. agree on who is left: a *supervisor* started the ranks and sees that one has ended. It writes the
    members of the next *generation* to a store that no rank holds;
-3. to meet anew: the survivors give up their process group and make another, of three;
-4. to agree on where they are: a rank that had the sum just before the other died has taken one step
-   more. All take over the newest state, weights and momentum;
-5. to keep the batch: its rows are now cut into three parts. The gradient is the sum over all rows
-   divided by *their* number, so the step is the one that four ranks would have taken.
+3. meet again: the survivors destroy their process group and make a new one of three;
+4. agree on the step: a rank that got the sum just before the other died has taken one more step.
+   All take over the newest state: weights and momentum;
+5. keep the batch: its rows are now cut into three parts. The gradient is the sum over all rows
+   divided by the number of rows, so the step is the one that four ranks would have taken.
 
-The supervisor here is the process that starts the ranks; on a cluster it is an agent such as
-torchrun's, or a service of its own (as in torchft), and may not die either.
+Here, the supervisor is the process that starts the ranks. On a cluster it is an agent such as
+torchrun's, or a separate service (as in torchft), and must not die either.
 
-`simulate.failures` has what this saves on 100,000 GPUs, where it was done in 2026: fault-tolerant
-HSDP, arXiv 2602.00277.
+`simulate.failures` computes how much this saves on 100,000 GPUs. It was done at that scale in 2026:
+fault-tolerant HSDP, arXiv 2602.00277.
 """
 
 import argparse
@@ -43,13 +43,13 @@ from course_lib.data import linear_regression
 from course_lib.sharding import shard
 
 _MEETING = timedelta(seconds=60)
-"""How long ranks wait for one another, and for word from the supervisor."""
+"""How long ranks wait for one another, and for the supervisor."""
 ROWS = 50
-"""Of a batch: not a multiple of three or four."""
+"""Rows of a batch: not a multiple of three or four."""
 
 
 class State(NamedTuple):
-    """What a rank goes on from: steps taken, weights, and the optimizer's momentum."""
+    """The state from which a rank continues: steps taken, weights, and momentum."""
 
     steps: int
     weights: dict[str, Tensor]
@@ -97,7 +97,7 @@ class Training:
 
 def train_on(rank: int, members: Sequence[int], training: Training, store: Store,
              steps: int, tell: Callable[..., object]) -> None:  # fmt: skip
-    """Train up to `steps`, with whoever is left; `tell` the supervisor of every step."""
+    """Train up to `steps` with the ranks that are left; `tell` the supervisor every step."""
     generation = 0
     while training.steps < steps:
         try:
@@ -106,12 +106,12 @@ def train_on(rank: int, members: Sequence[int], training: Training, store: Store
             while training.steps < steps:
                 training.step(members.index(rank), len(members))
                 tell("step", training.steps, len(members))
-        except RuntimeError as error:  # a collective failed; what failed in it, nobody knows
+        except RuntimeError as error:  # a collective failed; the reason is unknown
             tell("lost", str(error).partition("\n")[0])
             generation += 1
             members = _members(store, generation)
         finally:
-            # Closing its connections also tells those that still wait for this rank.
+            # Closing the connections also informs ranks that still wait for this one.
             if dist.is_initialized():
                 dist.destroy_process_group()
 
@@ -122,7 +122,7 @@ def _meet(store: Store, generation: int, place: int, count: int) -> None:
 
 
 def _agree(training: Training) -> None:
-    """Take over the state of the member that has taken most steps."""
+    """Take over the state of the member that has taken the most steps."""
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor([training.steps]))
     newest = max(range(len(counts)), key=lambda member: int(counts[member]))
@@ -133,7 +133,7 @@ def _agree(training: Training) -> None:
 
 
 def _members(store: Store, generation: int) -> list[int]:
-    """Return who is left, as soon as the supervisor has said so."""
+    """Wait until the supervisor says which ranks are left; return them."""
     key = f"members {generation}"
     store.wait([key], _MEETING)
     return [int(rank) for rank in store.get(key).decode().split()]
@@ -154,12 +154,12 @@ def _process(rank: int, path: str, members: list[int], steps: int, seed: int,
 
 @dataclass
 class Outcome:
-    """What the supervisor saw.
+    """The supervisor's observations.
 
     Attributes:
-        steps: of each rank, pairs (step, ranks that took it), in the order in which it said so.
-        died: ranks that ended before training did, in their order.
-        weights: of each rank that is left, by name.
+        steps: for each rank, pairs (step, number of ranks in it), in the order of its reports.
+        died: ranks that ended before training did, in that order.
+        weights: the weights of each rank that is left, by name.
 
     """
 
@@ -172,15 +172,15 @@ def supervise(
     world_size: int, steps: int, seed: int = 0,
     on_step: Callable[[int, int, int], object] = lambda rank, pid, step: None,
 ) -> Outcome:  # fmt: skip
-    """Start the ranks, and keep those that are left together until training is over.
+    """Start the ranks, and keep the surviving ones together until training is over.
 
-    `on_step(rank, pid, step)` is called here for every step of every rank. Raises RuntimeError if
-    all ranks have died.
+    `on_step(rank, pid, step)` is called in this process for every step of every rank. Raises
+    RuntimeError if all ranks have died.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     folder = tempfile.mkdtemp()
-    path = os.path.join(folder, "store")  # a file, so no port can be taken, and none stays open
+    path = os.path.join(folder, "store")  # a file needs no port
     store = FileStore(path, -1)
     outcome, living, pipes = Outcome({rank: [] for rank in range(world_size)}), {}, {}
     members, generation = list(range(world_size)), 0
@@ -213,7 +213,7 @@ def supervise(
 
 def _listen(rank: int, pipe: Connection, process: Any, outcome: Outcome,
             on_step: Callable[[int, int, int], object]) -> bool:  # fmt: skip
-    """Take one piece of news; return False if the rank has ended."""
+    """Receive one message; return False if the rank has ended."""
     try:
         kind, *news = pipe.recv()
     except (EOFError, ConnectionResetError):
@@ -232,7 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--kill", type=int, default=2, help="the rank to kill (%(default)s)")
-    parser.add_argument("--at-step", type=int, default=10, help="after it (%(default)s)")
+    parser.add_argument(
+        "--at-step", type=int, default=10, help="kill it after this step (%(default)s)"
+    )
     options = parser.parse_args(arguments)
 
     def kill(rank: int, pid: int, step: int) -> None:
@@ -249,12 +251,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if alone:
             said += f", steps {alone[0]} to {alone[-1]} with fewer"
         print(f"rank {rank}: {said}{', then died' if rank in outcome.died else ''}")
-    print(f"weights of the survivors and of one process, largest difference: {off(outcome):.1e}")
+    print(f"largest difference between the survivors' weights and one process: {off(outcome):.1e}")
     return 0
 
 
 def off(outcome: Outcome, seed: int = 0) -> float:
-    """Return how far the survivors' weights are, at most, from those of one process alone."""
+    """Return the largest difference between the survivors' weights and one process's."""
     alone = Training(seed)
     for _ in range(max(step for taken in outcome.steps.values() for step, _ in taken)):
         alone.step()

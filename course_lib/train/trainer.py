@@ -1,4 +1,4 @@
-"""One rank's side of a run: its replica, its optimizer, how far it is, and one step of it."""
+"""One rank's part of a run: its replica, its optimizer, its progress, and one step."""
 
 import hashlib
 import math
@@ -21,24 +21,24 @@ from course_lib.train.progress import say
 
 
 class Trainer:
-    """A replica that takes AdamW steps together with those of the other ranks.
+    """A replica that takes AdamW steps together with the other ranks' replicas.
 
     All ranks must construct it, and call its methods in the same order.
 
     Attributes:
         model: the replica, without the wrapper.
-        precision: how products are computed.
+        precision: the precision of matrix products.
         step: optimizer steps so far, including those before a restart.
-        losses: of these steps, as far as `read_losses` has read them.
+        losses: the losses of these steps, as far as `read_losses` has read them.
 
     """
 
     def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
-        """Build the replica; go on from the newest checkpoint, if there is one.
+        """Build the replica; continue from the newest checkpoint, if there is one.
 
-        Raises ConfigError if that is of another configuration, the folder or none of the
-        checkpoints in it can be used, the device does not have the precision, or the batch cannot
-        be shared out equally.
+        Raises ConfigError if the checkpoint has another configuration, if the folder or its
+        checkpoints cannot be used, if the device does not have the precision, or if the batch
+        cannot be divided equally.
         """
         self._config = config
         self._dataset = dataset
@@ -61,10 +61,11 @@ class Trainer:
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Run one backward for nothing: after their first one, both DDPs lay out buckets anew.
+        """Run one unused backward: after the first one, both DDPs rebuild their buckets.
 
-        A sum of K > 2 numbers depends on the order of adding, which depends on the place in the
-        bucket. So a resumed run must not take a step with buckets that the other never used.
+        A sum of K > 2 numbers depends on the order of addition, which depends on the place in the
+        bucket. So a resumed run must not take a step with buckets that an uninterrupted run never
+        used.
         """
         count = self._config.micro_batch_size(self._world_size)
         inputs, targets = (tensor[:count] for tensor in self._dataset.train)
@@ -75,7 +76,7 @@ class Trainer:
 
     def take_step(self, micro_batches: Tensor) -> None:
         """Take one step with this rank's examples: indices, int64 of shape (accumulate, size)."""
-        # What a step drops depends on nothing but this, so a checkpoint need not hold it.
+        # Dropout in a step depends only on this seed, so a checkpoint need not hold it.
         torch.manual_seed(_seed_of(self._config.seed, self.step, self._rank))
         self._optimizer.zero_grad()
         scaler = self.precision.scaler
@@ -113,18 +114,19 @@ class Trainer:
     def require_finite(self, loss: float, what: str) -> None:
         """Raise FloatingPointError, with `what` and advice, if `loss` is infinite or not a number.
 
-        To be called with the same loss on all ranks.
+        Call it with the same loss on all ranks.
         """
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"{what}. Take a smaller --lr than {self._config.lr:g}, or limit the gradient with "
+                f"{what}. Use a smaller --lr than {self._config.lr:g}, or limit the gradient with "
                 "--clip-norm 1"
             )
 
     def save(self) -> None:
-        """Write a checkpoint, if the run has a folder for them; rank 0 does it.
+        """Write a checkpoint on rank 0, if the run has a folder for checkpoints.
 
-        Reads the losses, and raises as `read_losses`; on rank 0 also OSError, as `save_checkpoint`.
+        Reads the losses and raises the errors of `read_losses`; on rank 0 also those of
+        `save_checkpoint`.
         """
         self.read_losses()
         if self._folder is None or self._rank != 0:
@@ -157,9 +159,9 @@ class Trainer:
 def _difference(folder: Path, name: str, there: object, mine: object) -> str:
     what = f"with --{name.replace('_', '-')} {there}, and this one has {mine}"
     if name == "data":
-        what = "on other data (the text is that of another release of Python)"
+        what = "on other data (the text comes from another release of Python)"
     return (
-        f"the checkpoint in {folder} is of a run {what}. Go on with the same options, or name "
+        f"the checkpoint in {folder} is of a run {what}. Use the same options, or choose "
         "another folder with --checkpoint."
     )
 
@@ -174,6 +176,6 @@ def _wrapped(
 
 
 def _seed_of(seed: int, step: int, rank: int) -> int:
-    """Return a seed of 64 bits; those of neighbouring steps and ranks have nothing in common."""
+    """Return a seed of 64 bits; seeds of neighbouring steps and ranks are unrelated."""
     digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
     return int.from_bytes(digest[:8], "big")

@@ -1,17 +1,17 @@
-"""Who wins, and when: which algorithm trains to a target loss first, on which network.
+"""Find out which algorithm reaches a target loss first, on which network.
 
     $ python -m course_lib.who_wins --figure map.png
 
-Every algorithm of the course trains the same model on the same data, on simulated ranks, for real.
-The clock is virtual, so the answer is exact and the same on every machine. Read in this order:
+Every algorithm of the course really trains the same model on the same data, on simulated ranks. The
+clock is virtual, so the answer is exact and the same on every machine. Read in this order:
 
-- `problem`: what is trained, on which device, until when
-- `rates`: learning rates, the same tries for each
-- `algorithms`: the contestants, each put together from the course's modules
-- `measure`: what is executed, and what follows from it
-- `records`, `sweep`: all runs of a map, resumable
-- `winners`: who wins a cell, and whether that is clear
-- `report`, `figure`: tables, the map, and what BAGUA's paper says
+- `problem`: the model, the data, the device and the target
+- `rates`: learning rates; every algorithm gets the same tries
+- `algorithms`: the contestants, each built from the course's modules
+- `measure`: the runs, and the times that follow from them
+- `records`, `sweep`: all runs of a map; an interrupted sweep can continue
+- `winners`: which algorithm wins a cell, and whether that is clear
+- `report`, `figure`: tables, the map, and a comparison with BAGUA's paper
 - `tune`: makes the table that `rates` reads
 """
 

@@ -22,9 +22,9 @@ examples:
   python -m course_lib.who_wins --quick                   # its corners, two seeds
   python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
   python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7 --json
-  python -m course_lib.who_wins --tune                    # try the learning rates anew
+  python -m course_lib.who_wins --tune                    # try the learning rates again
 
-An interrupted run goes on where it was: its results are in --folder.
+  An interrupted run continues where it was: its results are in --folder.
 """
 
 LATENCIES = (20e-6, 5e-3, 20e-3)
@@ -45,25 +45,30 @@ def _parser() -> argparse.ArgumentParser:
     default = Problem()
     parser = argparse.ArgumentParser(
         prog="python -m course_lib.who_wins",
-        description="Which algorithm trains to a target loss first, on which network.",
+        description="Find out which algorithm reaches a target loss first, on which network.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="the four corners of the map, with two seeds")
-    add("--latencies", type=float, nargs="+", help="seconds of a message")
-    add("--bandwidths", type=float, nargs="+", help="bytes per second of a worker's link")
+    add("--latencies", type=float, nargs="+", help="latencies of the network, in seconds")
+    add(
+        "--bandwidths",
+        type=float,
+        nargs="+",
+        help="bandwidths of a worker's link, bytes per second",
+    )
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
         help=f"of: {', '.join(ALGORITHMS)}")  # fmt: skip
-    add("--seeds", type=int, help="trainings of each algorithm (5; --quick: 2)")
+    add("--seeds", type=int, help="how often each algorithm trains (5; --quick: 2)")
     add("--workers", type=int, default=default.workers, help="ranks that compute (%(default)s)")
-    add("--target", type=float, default=default.target, help="loss to reach (%(default)s)")
-    add("--steps", type=int, default=default.steps, help="after which to give up (%(default)s)")
-    add("--straggler", type=float, default=1.0, help="how much slower worker 1 computes")
-    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="side by side")
-    add("--folder", type=Path, default=Path("work/who_wins"), help="of results (%(default)s)")
+    add("--target", type=float, default=default.target, help="the loss to reach (%(default)s)")
+    add("--steps", type=int, default=default.steps, help="give up after so many (%(default)s)")
+    add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
+    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="how many at a time")
+    add("--folder", type=Path, default=Path("work/who_wins"), help="for the results (%(default)s)")
     add("--tune", action="store_true", help="try learning rates instead, and print a table")
-    add("--write", action="store_true", help=f"what --tune finds, to {FILE.name}: the map reads it")
+    add("--write", action="store_true", help=f"write --tune's results to {FILE.name}, for the map")
     add("--figure", type=Path, help="draw the map to this file")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -83,12 +88,12 @@ def _map(options: argparse.Namespace) -> int:
     )
     count = (2 if options.quick else 5) if options.seeds is None else options.seeds
     if min(count, options.processes) < 1:
-        raise ValueError("--seeds and --processes are at least 1")
+        raise ValueError("--seeds and --processes must be at least 1")
     seeds = range(count)
     names = [name for name in ALGORITHMS if name in (options.algorithms or ALGORITHMS)]
     records = Records(options.folder / "results.jsonl")
     if options.write and not (options.tune and len(names) == len(ALGORITHMS)):
-        raise ValueError("--write goes with --tune, and with all algorithms")
+        raise ValueError("--write needs --tune, and all algorithms")
     if options.tune:
         tried = tune(names, problem, records, options.processes, _say)
         if options.write:
@@ -119,7 +124,7 @@ def _places(options: argparse.Namespace) -> list[Place]:
     latencies = options.latencies or (_ends(LATENCIES) if options.quick else LATENCIES)
     bandwidths = options.bandwidths or (_ends(BANDWIDTHS) if options.quick else BANDWIDTHS)
     if min(latencies) < 0 or min(bandwidths) <= 0:
-        raise ValueError("latencies are 0 s or more, bandwidths above 0 bytes/s")
+        raise ValueError("latencies must be 0 s or more, bandwidths above 0 bytes/s")
     return [(latency, bandwidth) for latency in sorted(set(latencies))
             for bandwidth in sorted(set(bandwidths))]  # fmt: skip
 
@@ -129,7 +134,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def panels_of(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the panels of the figure: all algorithms, and those that BAGUA compares."""
+    """Return the figure's panels: one with all algorithms, one with those that BAGUA compares."""
     panels = {"all": list(names)}
     known = [name for name in names if name in COMPARED_BY_BAGUA]
     if 1 < len(known) < len(names):
@@ -141,5 +146,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: run the same command to continue from here", file=sys.stderr)
         sys.exit(130)

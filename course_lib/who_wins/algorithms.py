@@ -1,7 +1,7 @@
 """The contestants: each of the course's algorithms as one step of training.
 
-`prepare(model, lr)` makes ready on one rank, and returns the function that takes a step with one
-batch. Everything that communicates is imported; here it is only put together:
+`prepare(model, lr)` sets up one rank and returns a function that takes a step with one batch. All
+communication code is imported; this module only combines it:
 
     ring            one ring of our own per tensor, after backward      sync_per_parameter
     flat            one all-reduce of all gradients, after backward     sync_flat
@@ -12,9 +12,9 @@ batch. Everything that communicates is imported; here it is only put together:
     DiLoCo          every 8 steps an outer step                         DiLoCo
     asynchronous, bounded staleness: a server, which is one rank more   ParameterServer, serve
 
-`dist.all_reduce` is a ring, as in NCCL for long tensors. The server is a rank like the others: its
-one port takes all gradients and gives all weights, one message after the other, and it computes
-its updates on the same device. For learning rates see `rates`.
+`dist.all_reduce` is a ring, as in NCCL for long tensors. The server is a rank like the others. Its
+one port receives all gradients and sends all weights, one message after the other. It computes its
+updates on the same device. For learning rates see `rates`.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ Prepare = Callable[[nn.Module, float], Step]
 EVERY = 8
 """Steps between two meetings of local SGD and of DiLoCo."""
 KIBIBYTE = 1 / 1024
-"""In what PyTorch's arguments call megabytes."""
+"""In PyTorch's megabytes, which are 2**20 bytes."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Algorithm:
     """One contestant.
 
     Args:
-        letter: on the map.
-        prepare: see the module; None where a server hands out weights.
+        letter: its letter on the map.
+        prepare: see the module; None if a server sends the weights.
         server: options of `serve`.
-        same_as: another algorithm with the same weights after every step (a test holds them equal):
-            then that one's training counts for this one, too.
+        same_as: another algorithm with the same weights after every step, which a test checks. Its
+            training then counts for both.
         period: steps after which the pattern of messages repeats.
-        differ: whether ranks have weights of their own between two meetings.
+        differ: whether the ranks' weights differ between two meetings.
 
     """
 
@@ -95,7 +95,7 @@ def _beside_backward(
     def prepare(model: nn.Module, lr: float) -> Step:
         optimizer = torch.optim.SGD(model.parameters(), lr)
         cap = bucket_kib * KIBIBYTE
-        # Equal from the start, so what is sent at construction is left out.
+        # The replicas are equal from the start, so DDP's first broadcast is skipped.
         wrapped = DistributedDataParallel(model, cap, cap, init_sync=False)
         if compressor is not None:
             wrapped.register_comm_hook(CompressionState(compressor()), compression_hook)
@@ -160,13 +160,13 @@ ALGORITHMS: dict[str, Algorithm] = {
     "local SGD": Algorithm("L", _local_sgd, period=EVERY, differ=True),
     "DiLoCo": Algorithm("O", _diloco, period=EVERY, differ=True),
 }
-"""By name, as the map knows them."""
+"""The algorithms by their names on the map."""
 
 
 def learning_rate(name: str) -> float:
-    """Return the learning rate with which an algorithm takes part."""
+    """Return the learning rate of an algorithm."""
     return rate_of(ALGORITHMS[name].same_as or name)
 
 
 COMPARED_BY_BAGUA = ("flat", "bucketed", "8-bit", "1-bit", "asynchronous", "decentralized")
-"""Families that BAGUA's paper compares; the others stand on a map of their own."""
+"""The families that BAGUA's paper compares; they also get a map of their own."""

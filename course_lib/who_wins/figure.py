@@ -1,4 +1,4 @@
-"""The map as a figure: a letter, a colour and a hatch for the winner of each network."""
+"""The map as a figure: a letter, a colour and a hatch show each network's winner."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def map_figure(cells: Sequence[Cell], panels: Mapping[str, Sequence[str]]) -> "Figure":
-    """Draw a map for each of `panels`, a title and the algorithms that compete there.
+    """Draw one map per panel; `panels` maps its title to the algorithms that compete in it.
 
-    A letter in brackets is a winner that is not clear. Colours and hatches are the same in all
-    panels; the legend has those that win anywhere.
+    A letter in brackets means that the winner is not clear. Colours and hatches are the same in all
+    panels; the legend shows only algorithms that win somewhere.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
@@ -84,7 +84,7 @@ def _rectangle(x: float, y: float, color: str, hatch: str) -> "Rectangle":
 
 
 def in_words(cells: Sequence[Cell], names: Sequence[str]) -> str:
-    """Return a map as a sentence for each latency, for those who cannot see the figure."""
+    """Return a map as one sentence per latency, for people who cannot see the figure."""
     lines = []
     for latency in sorted({cell.place[0] for cell in cells}):
         row = sorted((c for c in cells if c.place[0] == latency), key=lambda c: c.place[1])
@@ -94,11 +94,11 @@ def in_words(cells: Sequence[Cell], names: Sequence[str]) -> str:
 
 
 def race_figure(panels: Mapping[str, Mapping[str, tuple[float, float]]]) -> "Figure":
-    """Draw steps to the target over the seconds of a step, a panel for each network.
+    """Draw steps to the target over the seconds of a step, one panel per network.
 
-    `panels[title][algorithm]` is (steps, seconds of a step). Both axes are logarithmic, so that on
-    each of the thin lines the product, the time to the target, is the same: further down and
-    further left is earlier.
+    `panels[title][algorithm]` is (steps, seconds of a step). Both axes are logarithmic, so the
+    product, the time to the target, is constant along each thin line. Lower and further left is
+    earlier.
     """
     import matplotlib.pyplot as plt
 
@@ -120,7 +120,7 @@ def race_figure(panels: Mapping[str, Mapping[str, tuple[float, float]]]) -> "Fig
         for name, (count, pace) in panel.items():
             ax.text(pace, count, ALGORITHMS[name].letter, ha="center", va="center", fontsize=12,
                     bbox={"facecolor": "white", "edgecolor": "black", "pad": 2})  # fmt: skip
-        ax.set(xscale="log", yscale="log", xlim=(left, right), xlabel="seconds of a step")
+        ax.set(xscale="log", yscale="log", xlim=(left, right), xlabel="seconds per step")
         ax.set_ylim(min(steps) / 1.6, 1.6 * max(steps))
         ax.set_title(title, loc="left", fontsize=10)
         ax.grid(visible=False)

@@ -1,15 +1,15 @@
-"""From an algorithm and a network to virtual seconds until the target is reached.
+"""Compute the virtual seconds in which an algorithm reaches the target on a network.
 
-Where ranks wait for one another in a fixed pattern, the weights after step s do not depend on the
-network: only the clock does. So the training is executed once for each seed (`train`), and for each
-network a few steps more (`time_steps`), until the seconds that a step, or a period of steps, takes
-repeat; from then on the clock is a straight line (`Pace`). The seconds to the target are then
-*derived* from two things executed. A test trains to the end under some networks, and finds the
-virtual time to nine digits.
+If ranks wait for one another in a fixed pattern, the weights after step s do not depend on the
+network; only the clock does. So the training runs once for each seed (`train`). For each network a
+few steps more run (`time_steps`), until the time of a step, or of a period of steps, repeats. From
+then on the clock is a straight line (`Pace`). The seconds to the target are *derived* from these
+two runs. A test trains to the end under some networks, and finds the same virtual time to nine
+digits.
 
-With a server the order in which gradients arrive depends on the network, and with it the weights:
-there every cell is trained to the end (`train_with_server`). To compute costs there what `lumps`
-has counted once: operator by operator would take four times as long.
+With a server, the order in which gradients arrive depends on the network, and so do the weights.
+There every cell is trained to the end (`train_with_server`). The cost of computation comes from
+`lumps_of`, which counts it once: counting every operator would take four times as long.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from course_lib.who_wins.problem import (
 FREE = network_of(0.0, 1e30)
 _REPEATS = 1e-9
 _FIRST_TRY, _LAST_TRY = 6, 24
-"""Steps until a rhythm is looked for; periods, where those are longer than a step."""
+"""Steps before we look for a rhythm; periods, if a period is longer than a step."""
 
 
 # --- in step ------------------------------------------------------------------------------------
@@ -46,9 +46,9 @@ _FIRST_TRY, _LAST_TRY = 6, 24
 def _run_steps(
     problem: Problem, name: str, lr: float, seed: int, steps: int, looking: str
 ) -> tuple[list[float], list[Look]]:
-    """On a rank: take steps; return the clock after each, and the weights, of whom `looking` says.
+    """On a rank: take steps; return the clock after each, and the weights if `looking`.
 
-    The clock begins with the first step.
+    The clock starts with the first step.
     """
     algorithm, rank = ALGORITHMS[name], dist.get_rank()
     assert algorithm.prepare is not None
@@ -67,9 +67,10 @@ def _run_steps(
 def run_steps(
     problem: Problem, name: str, lr: float, seed: int, steps: int, network: Network | None
 ) -> tuple[list[float], list[Look]]:
-    """Train for `steps`; return the virtual seconds after each, of the last rank, and the weights.
+    """Train for `steps`; return the last rank's virtual seconds after each, and the weights.
 
-    Without a network nothing costs time: for the weights only. With one, operators are counted.
+    Without a network nothing costs time: use this for the weights only. With one, operators are
+    counted.
     """
     training_rows()  # read here: on a rank, reading would be counted
     device = None if network is None else problem.device
@@ -84,7 +85,7 @@ def run_steps(
 
 
 def train(problem: Problem, name: str, seed: int, lr: float | None = None) -> int | None:
-    """Return the steps to the target, of the mean over the ranks' weights; None: not reached."""
+    """Return the steps until the ranks' mean weights reach the target; None if they do not."""
     chosen = learning_rate(name) if lr is None else lr
     torch.set_num_threads(1)
     _, looks = run_steps(problem, name, chosen, seed, problem.steps, None)
@@ -92,12 +93,12 @@ def train(problem: Problem, name: str, seed: int, lr: float | None = None) -> in
 
 
 class Pace(NamedTuple):
-    """When steps end under one network.
+    """The times at which steps end under one network.
 
     Attributes:
         times: virtual seconds after each of the steps that were executed.
         period: steps after which the pattern repeats.
-        seconds: of one period.
+        seconds: the duration of one period.
         exact: whether it repeats to nine digits; else `seconds` is the mean of the last half.
 
     """
@@ -108,7 +109,7 @@ class Pace(NamedTuple):
     exact: bool
 
     def after(self, steps: int) -> float:
-        """Return the virtual seconds after `steps` steps: as executed, or derived from those."""
+        """Return the virtual seconds after `steps` steps, executed or derived."""
         if steps <= len(self.times):
             return self.times[steps - 1]
         periods = -(-(steps - len(self.times)) // self.period)
@@ -118,11 +119,12 @@ class Pace(NamedTuple):
 def pace_of(times: Sequence[float], least: int) -> Pace | None:
     """Return the pace, if the steps repeat after a multiple of `least`; else None.
 
-    They repeat after q steps if q steps took equally long at each end in the last half. Ranks
-    that wait for one another fall into step, but not always in every step the same one is first.
+    They repeat after q steps if, in the last half, any q steps in a row took equally long. Ranks
+    that wait for one another fall into a rhythm, but not always is the same rank first in every
+    step.
     """
     for period in range(least, len(times) // 3 + 1, least):
-        ends = range(max(period + 1, len(times) // 2))  # a short look takes three of a kind for all
+        ends = range(max(period + 1, len(times) // 2))  # few steps: three equal ones suffice
         last = [times[-1 - i] - times[-1 - i - period] for i in ends]
         if max(last) - min(last) <= _REPEATS * max(last):
             return Pace(list(times), period, last[0], exact=True)
@@ -130,7 +132,7 @@ def pace_of(times: Sequence[float], least: int) -> Pace | None:
 
 
 def time_steps(problem: Problem, name: str, network: Network) -> Pace:
-    """Run as many steps on `network` as it takes until they repeat, or enough for a mean."""
+    """Run steps on `network` until they repeat, or until there are enough for a mean."""
     least = ALGORITHMS[name].period
     tries, most = (_FIRST_TRY, _LAST_TRY) if least == 1 else (3 * least, 6 * least)
     while True:
@@ -148,16 +150,16 @@ def time_steps(problem: Problem, name: str, network: Network) -> Pace:
 
 
 class Lumps(NamedTuple):
-    """Seconds of computation between two messages: of a worker's gradient, and of an update."""
+    """Seconds of computation between two messages: a worker's gradient, and an update."""
 
     worker: float
     server: float
 
 
 class Served(NamedTuple):
-    """What came of a training with a server: updates and virtual seconds to the target.
+    """The result of a training with a server: updates and virtual seconds to the target.
 
-    `pace` is the virtual seconds of an update, over all that were made.
+    `pace` is the mean virtual seconds of an update.
     """
 
     updates: int | None
@@ -166,7 +168,7 @@ class Served(NamedTuple):
 
 
 def _work(problem: Problem, seed: int, seconds: float) -> None:
-    """On a worker: gradients, until training is over. The first batches are those of rank 0."""
+    """On a worker: compute gradients until training is over. Worker 0 gets rank 0's batches."""
     model, rank = new_model(seed), dist.get_rank()
     mine = batches(problem, seed, rank - 1)
     with ParameterServer(model.parameters()) as server:
@@ -215,7 +217,7 @@ def run_server(
 
 
 def lumps_of(problem: Problem) -> Lumps:
-    """Count, on two ranks, what is computed between a message that comes and the one that goes."""
+    """Count, on two ranks, the computation between an incoming and an outgoing message."""
     training_rows()  # read here: on a rank, reading would be counted
     two = Problem(2, problem.rows, problem.target)
     few, more = 2, 6
@@ -226,7 +228,7 @@ def lumps_of(problem: Problem) -> Lumps:
         computed = [each for each in ranks.trace.events if each.kind == "compute"]
         return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
 
-    # The difference leaves out what is computed once, such as the first weights.
+    # The difference excludes what is computed only once, such as the first weights.
     rises = [(b - a) / (more - few) for a, b in zip(spent(few), spent(more), strict=True)]
     return Lumps(*rises)
 

@@ -1,11 +1,11 @@
-"""What is trained, on what, and when it is trained well enough.
+"""The training problem: model, data, device, and target.
 
 A network of 8,970 weights (36 kB of gradients) learns the digits on four workers with 16 rows each.
-What matters on a network are two ratios: bytes of a gradient over bandwidth, and latency, each
-beside the seconds that a gradient takes to compute. So a small model on a slow device stands for a
-large one on a fast device. The device here does 50 million operations per second, which makes a
-gradient about 20 ms, and its memory passes 60 MB/s: then one pass over the gradients, such as
-compression makes several of, takes about a thirtieth of that. (BERT-large at 4,096 tokens per GPU,
+Two ratios matter on a network: the time to send a gradient (its bytes over the bandwidth), and the
+latency, each divided by the time to compute a gradient. So a small model on a slow device stands
+for a large one on a fast device. The device here does 50 million operations per second, so a
+gradient takes about 20 ms. Its memory bandwidth is 60 MB/s: one pass over the gradients takes about
+a thirtieth of that, and compression makes several such passes. (BERT-large at 4,096 tokens per GPU,
 100 TFLOP/s and 0.9 TB/s: a twenty-eighth, *derived* from 6 operations and 8 bytes per weight.)
 
 Messages leave at once, as over a socket with a large buffer (`Network.eager_below`).
@@ -22,7 +22,7 @@ from course_lib.data import digits
 from course_lib.ranks import Device, Network
 
 Look = list[Tensor]
-"""The weights of one moment, one tensor per parameter."""
+"""The weights at one moment, one tensor per parameter."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Problem:
     """The training that all algorithms compete in.
 
     Args:
-        workers: K, ranks that compute gradients.
-        rows: of the batch of one worker.
+        workers: K, the number of ranks that compute gradients.
+        rows: rows in the batch of one worker.
         target: the loss over all training rows at which the clock stops.
-        straggler: how much slower worker 1 computes; 1 for equal workers.
-        steps: after which an algorithm is said not to reach the target; with a server, gradients
-            of each worker.
+        straggler: the factor by which worker 1 is slower; 1 for equal workers.
+        steps: the most steps (with a server: gradients of each worker) that an algorithm may take
+            to reach the target.
 
     Raises:
-        ValueError: a number that no training has.
+        ValueError: a number is out of range.
 
     """
 
@@ -54,11 +54,11 @@ class Problem:
                 f"{self.workers} workers, {self.rows} rows, {self.steps} steps: too few to train"
             )
         if not self.target > 0 or not self.straggler > 0:
-            raise ValueError("target and straggler are above 0")
+            raise ValueError("target and straggler must be above 0")
 
     @property
     def device(self) -> Device:
-        """What a worker computes on."""
+        """The device of a worker."""
         return Device(
             flops=50e6, memory_bandwidth=60e6,
             slowdown={} if self.straggler == 1 else {1: self.straggler},
@@ -71,7 +71,7 @@ def network_of(latency: float, bandwidth: float) -> Network:
 
 
 def new_model(seed: int) -> nn.Sequential:
-    """Return the model as training with `seed` begins with it: the same on all ranks."""
+    """Return the initial model of a training with `seed`; it is the same on all ranks."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
@@ -85,13 +85,13 @@ def gradient_bytes() -> int:
 
 @lru_cache(maxsize=1)
 def training_rows() -> tuple[Tensor, Tensor]:
-    """Return images and labels that are trained on."""
+    """Return the images and labels of the training set."""
     images, labels = digits()[0].tensors
     return images, labels
 
 
 def batches(problem: Problem, seed: int, worker: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one worker's batches without end: rows of its own share of the data, drawn anew."""
+    """Yield one worker's batches without end: random rows of its own share of the data."""
     images, labels = (each[worker :: problem.workers] for each in training_rows())
     draw = torch.Generator().manual_seed(1_000 * seed + worker)
     while True:
@@ -106,7 +106,7 @@ def backward(forward: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) 
 
 
 def look_at(model: nn.Module) -> Look:
-    """Return a copy of the weights. By NumPy: looking is no operator, and costs no virtual time."""
+    """Return a copy of the weights. It uses NumPy, so that the copy costs no virtual time."""
     return [torch.from_numpy(p.detach().numpy().copy()) for p in model.parameters()]
 
 
@@ -126,7 +126,7 @@ def loss_of(look: Look) -> float:
 
 
 def steps_to(target: float, looks: list[Look]) -> int | None:
-    """Return after which step, from 1, the loss is at most `target`; None if it never is."""
+    """Return the first step, from 1, with a loss of at most `target`; None if there is none."""
     for step, look in enumerate(looks, 1):
         if loss_of(look) <= target:
             return step

@@ -1,12 +1,12 @@
-"""Learning rates: the same ones are tried for every algorithm, and each gets the best of them.
+"""Learning rates: every algorithm tries the same ones, and each gets its best.
 
-What was tried, and what came of it, is in ``learning_rates.csv`` beside this file, made by
+The tries and their results are in ``learning_rates.csv`` beside this file, made by
 
     $ python -m course_lib.who_wins --tune --write
 
-A row is an algorithm, a column a learning rate, a number the mean of the steps to the target over
-the seeds of `tune` (with a server: of the updates). It is empty where not all of these seeds
-reached the target.
+Each row is an algorithm, each column a learning rate. Each number is the mean steps to the target
+(with a server: updates) over the seeds of `tune`. It is empty if not all of these seeds reached the
+target.
 """
 
 import csv
@@ -16,18 +16,18 @@ from functools import cache
 from pathlib import Path
 
 GRID = (0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0)
-"""What is tried: five to a decade, wide enough for SGD and for AdamW inside DiLoCo."""
+"""The tries: five per decade, wide enough for SGD and for AdamW inside DiLoCo."""
 FILE = Path(__file__).with_name("learning_rates.csv")
 
 Tried = Mapping[str, Mapping[float, float]]
-"""By algorithm and learning rate: steps to the target; infinite where a seed did not reach it."""
+"""Steps to the target by algorithm and learning rate; infinite if a seed did not reach it."""
 
 
 def best(tries: Mapping[float, float]) -> float:
-    """Return the learning rate with the fewest steps; the smaller one, if two are level.
+    """Return the learning rate with the fewest steps; if two are equal, the smaller one.
 
     Raises:
-        ValueError: none reached the target.
+        ValueError: no learning rate reached the target.
 
     """
     if all(math.isinf(steps) for steps in tries.values()):
@@ -36,7 +36,7 @@ def best(tries: Mapping[float, float]) -> float:
 
 
 def write(tried: Tried, said: str, path: Path) -> None:
-    """Write what was tried, below the lines of `said`; nothing, if one has no `best`."""
+    """Write the tries below the lines of `said`; write nothing if an algorithm has no `best`."""
     lines: list[list[object]] = [["algorithm", "best", *next(iter(tried.values()))]]
     for name, tries in tried.items():
         steps = ["" if math.isinf(each) else f"{each:.1f}" for each in tries.values()]
@@ -47,7 +47,7 @@ def write(tried: Tried, said: str, path: Path) -> None:
 
 
 def read(path: Path = FILE) -> dict[str, dict[float, float]]:
-    """Return what `write` has written, to a tenth of a step."""
+    """Return the table that `write` has written; steps are rounded to a tenth."""
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return {
@@ -60,13 +60,13 @@ def read(path: Path = FILE) -> dict[str, dict[float, float]]:
 
 @cache
 def rate_of(name: str) -> float:
-    """Return the learning rate of an algorithm, as it was tuned.
+    """Return the tuned learning rate of an algorithm.
 
     Raises:
-        ValueError: it was not.
+        ValueError: it was not tuned.
 
     """
     tried = read()
     if name not in tried:
-        raise ValueError(f"{name} has no learning rate in {FILE.name}: run --tune --write")
+        raise ValueError(f"{name} has no learning rate in {FILE.name}; run --tune --write first")
     return best(tried[name])

@@ -1,7 +1,7 @@
-"""Results on disk, one line of JSON each: what has been run is not run again.
+"""Results on disk, one line of JSON each, so that no run is repeated.
 
-A line is written in one piece and flushed before the next run starts. A run that is killed half-way
-through a line leaves a broken last line, which is dropped when the file is read.
+A line is written in one piece and flushed before the next run starts. If a run is killed while it
+writes, the last line is broken; reading the file drops it.
 """
 
 import json
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Records:
-    """The results in one file, by key; the file appears with the first of them.
+    """The results in one file, by key; the first result creates the file.
 
     Raises:
-        ValueError: a line in the middle cannot be read, so this is no file of ours.
+        ValueError: a line in the middle cannot be read, so this is not a file of results.
 
     """
 
@@ -28,7 +28,7 @@ class Records:
                 self._by_key[_name(record["key"])] = record["value"]
             except (ValueError, KeyError, TypeError):
                 raise ValueError(
-                    f"{path}, line {number} is no result: move the file away, or give another "
+                    f"{path}, line {number} is not a result: move the file away, or choose another "
                     "--folder"
                 ) from None
         if rest:
@@ -44,7 +44,7 @@ class Records:
         return self._by_key[_name(key)]
 
     def add(self, key: dict[str, Any], value: Any) -> None:
-        """Keep a result, and write it to the file."""
+        """Store a result, and write it to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "value": value}) + "\n")

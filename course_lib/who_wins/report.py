@@ -1,4 +1,4 @@
-"""The map as tables in Markdown, and beside what others have found."""
+"""The map as tables in Markdown, and compared with what others have found."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def bandwidth_words(rate: float) -> str:
 
 
 def map_table(cells: Sequence[Cell]) -> str:
-    """Return a row per network: mean virtual seconds to the target, the winner's with interval."""
+    """Return a row per network: mean virtual seconds to the target, with the winner's interval."""
     names = list(cells[0].seconds)
     lines = [
         f"| latency, bandwidth | winner | {' | '.join(names)} |",
@@ -52,7 +52,7 @@ def _value(seconds: Sequence[float], bold: bool, exact: bool) -> str:
 def steps_table(
     steps: Mapping[str, Sequence[float]], updates: Mapping[str, Sequence[float]]
 ) -> str:
-    """Return a row per algorithm: steps by seed, or, with a server, updates by network."""
+    """Return a row per algorithm: steps by seed, or updates by network if it has a server."""
     lines = ["| algorithm | learning rate | steps to the target |", "|---|---:|---:|"]
     for name, values in steps.items():
         found = interval(values)
@@ -71,7 +71,7 @@ def steps_table(
 
 
 def bagua_text(cells: Sequence[Cell]) -> str:
-    """Return sentences: where the map agrees with BAGUA's published finding, where it does not."""
+    """Return sentences that say where the map agrees with BAGUA's published finding."""
     names = [name for name in COMPARED_BY_BAGUA if name in cells[0].seconds]
     lines = []
     for by_epoch, measure in ((True, "an epoch, as published"), (False, "the target")):
@@ -85,7 +85,7 @@ def bagua_text(cells: Sequence[Cell]) -> str:
 
 
 def assumptions(problem: Problem, seeds: Sequence[int]) -> str:
-    """Return what the map is a map of, in a few sentences."""
+    """Return the conditions of the map in a few sentences."""
     return (
         f"{problem.workers} workers with {problem.rows} rows each, {gradient_bytes() / 1e3:.1f} kB "
         f"of gradients, until the loss over all training rows is at most {problem.target:g}; "
@@ -96,7 +96,7 @@ def assumptions(problem: Problem, seeds: Sequence[int]) -> str:
 
 
 def as_json(cells: Sequence[Cell], steps: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the map as plain values; what did not reach the target is null."""
+    """Return the map as plain values; null stands for a target that was not reached."""
 
     def finite(values: Sequence[float]) -> list[float | None]:
         return [None if math.isinf(value) else value for value in values]

@@ -1,7 +1,7 @@
-"""All runs that a map needs, in processes side by side, with progress; what is there is not run.
+"""Make all runs that a map needs, in parallel processes; runs with a result are skipped.
 
-Three kinds of jobs: `train` an algorithm once per seed, find its `pace` once per network, and
-`serve`, a whole training under each network, where the weights depend on it (see `measure`).
+There are three kinds of jobs: `train` an algorithm once per seed; find its `pace` once per network;
+`serve`, a whole training per network, if the weights depend on the network (see `measure`).
 """
 
 import math
@@ -27,7 +27,7 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """One run. `lr` and `seed` are None where they do not matter, `place` where no network does."""
+    """One run. `lr`, `seed` or `place` (the network) is None if the run does not depend on it."""
 
     kind: str
     algorithm: str
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a result is found by: everything that it depends on."""
+        """The key of a result: everything that it depends on."""
         place = None if self.place is None else list(self.place)
         return {**asdict(self), "place": place, "problem": asdict(self.problem)}
 
@@ -46,7 +46,7 @@ class Job:
 def jobs_of(
     names: Iterable[str], places: Sequence[Place], seeds: Sequence[int], problem: Problem
 ) -> list[Job]:
-    """Return the jobs of a map, each once, those that take longest first."""
+    """Return the jobs of a map, each once, the longest ones first."""
     jobs = []
     for name in names:
         if ALGORITHMS[name].prepare is None:
@@ -59,13 +59,13 @@ def jobs_of(
 
 
 def train_job(name: str, seed: int, problem: Problem, lr: float | None = None) -> Job:
-    """Return the job that trains: that of `same_as`, if the weights are the same."""
+    """Return the job that trains; if `same_as` is set, that algorithm's job."""
     name = ALGORITHMS[name].same_as or name
     return Job("train", name, lr or learning_rate(name), seed, None, problem)
 
 
 def pace_job(name: str, place: Place, problem: Problem) -> Job:
-    """Return the job that times a few steps, which do not depend on the numbers."""
+    """Return the job that times a few steps; their times do not depend on the numbers."""
     return Job("pace", name, None, None, place, problem)
 
 
@@ -75,7 +75,7 @@ def serve_job(name: str, seed: int, place: Place, problem: Problem, lr: float | 
 
 
 def do(job: Job) -> Any:
-    """Run a job; return its result, as JSON can hold it."""
+    """Run a job; return its result as plain values for JSON."""
     if job.kind == "train":
         assert job.seed is not None
         return train(job.problem, job.algorithm, job.seed, job.lr)
@@ -98,9 +98,9 @@ def _lumps(problem: Problem) -> Lumps:
 def run(
     jobs: Sequence[Job], records: Records, processes: int, say: Callable[[str], object]
 ) -> None:
-    """Run the jobs that have no result yet, and keep each result as soon as it is there.
+    """Run the jobs that have no result yet, and store each result at once.
 
-    An interrupt ends the processes; what they had not finished is run again the next time.
+    An interrupt ends the processes; unfinished jobs run again the next time.
     """
     left = [job for job in jobs if job.key not in records]
     if len(left) < len(jobs):
@@ -133,7 +133,7 @@ def run(
 
 
 def _begin() -> None:
-    """In a fresh process: an interrupt is the parent's business."""
+    """In a fresh process: ignore interrupts, because the parent handles them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
@@ -144,7 +144,7 @@ def _timed(job: Job) -> tuple[Any, float]:
 
 
 class _Progress:
-    """Says how many runs are done and how long the others will take, by what their likes took."""
+    """Show how many runs are done, and estimate the time left from similar runs."""
 
     def __init__(self, jobs: Sequence[Job], processes: int, say: Callable[[str], object]) -> None:
         self._left = list(jobs)

@@ -22,9 +22,9 @@ def tune(
     processes: int,
     say: Callable[[str], object],
 ) -> Tried:
-    """Try each learning rate of the grid with each algorithm, and return what came of it.
+    """Try each learning rate of the grid with each algorithm, and return the results.
 
-    Algorithms that train the same weights (`same_as`) are tried once.
+    Algorithms with the same weights (`same_as`) are tried once.
     """
     jobs: dict[str, dict[float, list[Job]]] = {}
     for name in dict.fromkeys(ALGORITHMS[name].same_as or name for name in names):
@@ -47,7 +47,7 @@ def tune(
 
 
 def conditions(problem: Problem) -> str:
-    """Return in a few lines under which conditions `tune` tries."""
+    """Return the conditions of the tries in a few lines."""
     latency, bandwidth = latency_words(WITH_SERVER[0]), bandwidth_words(WITH_SERVER[1])
     return (
         f"{problem.workers} workers, {problem.rows} rows each, target {problem.target:g}, at most "
@@ -58,7 +58,7 @@ def conditions(problem: Problem) -> str:
 
 
 def tuned_table(tried: Tried) -> str:
-    """Return what was tried as a table in Markdown: a row per algorithm, its best in bold."""
+    """Return the tries as a table in Markdown: a row per algorithm, its best in bold."""
     rates = list(next(iter(tried.values())))
     lines = [
         f"| algorithm | {' | '.join(f'{lr:g}' for lr in rates)} |",

@@ -1,8 +1,8 @@
-"""Who wins a cell of the map: seconds to the target over several seeds, and whether it is clear.
+"""Find the winner of each cell of the map, and whether it is clear, over several seeds.
 
-The seconds of two algorithms with the same seed belong together: the same first weights, the same
-batches. So the winner is *clear* if the mean of log(second / first) over the seeds is above 0 with
-95 % confidence (Student's t), and not if two intervals happen not to overlap.
+The times of two algorithms with the same seed form a pair: they have the same first weights and the
+same batches. So the winner is *clear* if the mean of log(second / first) over the seeds is above 0
+with 95 % confidence (Student's t). Whether two intervals overlap does not matter.
 """
 
 import math
@@ -23,21 +23,22 @@ COMPRESSED = ("8-bit", "1-bit", "top-k", "PowerSGD")
 
 
 class Interval(NamedTuple):
-    """A mean and half the width of its 95 % interval; infinite where it is not known."""
+    """A mean and half the width of its 95 % interval; infinite if it is unknown."""
 
     mean: float
     half: float
 
 
 class Cell(NamedTuple):
-    """One network.
+    """The results on one network.
 
     Attributes:
         place: its latency and bandwidth.
-        seconds: of each algorithm, by seed; infinite where it did not reach the target.
-        exact: of each algorithm, whether its steps repeat exactly under this network.
-        pace: of each algorithm, seconds until each worker has computed one more gradient: what an
-            epoch takes, however far it gets.
+        seconds: for each algorithm, seconds to the target by seed; infinite if it did not reach it.
+        exact: for each algorithm, whether its steps repeat exactly on this network.
+        pace: for each algorithm, seconds until each worker has computed one more gradient. This
+            gives
+            the time of an epoch, however much the loss falls.
 
     """
 
@@ -47,12 +48,12 @@ class Cell(NamedTuple):
     pace: dict[str, float]
 
     def order(self, names: Iterable[str] | None = None) -> list[str]:
-        """Return the algorithms (those in `names`), the fastest first."""
+        """Return the algorithms (only those in `names`, if given), the fastest first."""
         known = [n for n in self.seconds if names is None or n in names]
         return sorted(known, key=lambda name: mean(self.seconds[name]))
 
     def is_clear(self, names: Iterable[str] | None = None) -> bool:
-        """Whether the first is ahead of the second with 95 % confidence."""
+        """Tell whether the first is ahead of the second with 95 % confidence."""
         first, *others = self.order(names)
         if not others:
             return True
@@ -66,7 +67,7 @@ class Cell(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of several seeds, and half of its 95 % interval; of one seed, infinity."""
+    """Return the mean over seeds and half of its 95 % interval, which is infinite for one seed."""
     if any(math.isinf(value) for value in values):
         return Interval(math.inf, math.inf)
     if len(values) < 2:
@@ -76,7 +77,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def steps_in(record: Any) -> float:
-    """Return the steps, or updates, to the target that a record tells of; infinite without any."""
+    """Return the steps or updates to the target in a record; infinite if it has none."""
     reached = record["updates"] if isinstance(record, dict) else record
     return math.inf if reached is None else float(reached)
 
@@ -84,7 +85,7 @@ def steps_in(record: Any) -> float:
 def steps_of(
     names: Iterable[str], seeds: Sequence[int], problem: Problem, records: Records
 ) -> dict[str, list[float]]:
-    """Return, for those that train in step, the steps to the target by seed."""
+    """Return the steps to the target by seed, for algorithms without a server."""
     found = {}
     for name in names:
         if ALGORITHMS[name].prepare is not None:
@@ -100,7 +101,7 @@ def updates_of(
     problem: Problem,
     records: Records,
 ) -> dict[str, list[float]]:
-    """Return, for those with a server, the updates to the target by place: means over the seeds."""
+    """Return the updates to the target by place, for algorithms with a server: means over seeds."""
     found = {}
     for name in names:
         if ALGORITHMS[name].prepare is None:
@@ -141,7 +142,7 @@ def cells_of(
 
 
 class Beside(NamedTuple):
-    """Half of a published finding, and the cells in which ours agrees or does not."""
+    """Half of a published finding, and the cells that agree with it or do not."""
 
     says: str
     agree: list[Place]
@@ -149,15 +150,15 @@ class Beside(NamedTuple):
 
 
 def beside_bagua(cells: Sequence[Cell], names: Iterable[str], by_epoch: bool) -> list[Beside]:
-    """Hold the map against BAGUA's: who is fastest where bandwidth is low, or latency high.
+    """Compare the map with BAGUA's finding for low bandwidth and for high latency.
 
     S. Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021, and
     https://tutorials.baguasys.com/benchmark/ (BERT-Large, 1 to 100 Gb/s, up to 5 ms): with low
     bandwidth the algorithms that send fewer bytes win, with high latency the decentralized ones.
-    They report the time of an epoch, `by_epoch`; otherwise it is the time to the target.
 
-    Compared are the column of least bandwidth and the row of most latency, without the corner that
-    both share, of which the page shows nothing.
+    They report the time of an epoch, which `by_epoch` selects; otherwise this compares the time to
+    the target. It compares the column of least bandwidth and the row of most latency. It leaves out
+    the corner that both share, because the page shows nothing about it.
     """
     least = min(cell.place[1] for cell in cells)
     most = max(cell.place[0] for cell in cells)

@@ -448,7 +448,7 @@ sum_over_the_batches: expected
 absolute_values: expected
     .square() → .abs()
 not_around_the_full_gradient: expected
-    - full →
+    (gradient(rows) - full) → gradient(rows)
 the_first_batch_again: is the same number in each of
     torch.randperm(len(x), generator=generator)[:batch_size] → torch.arange(batch_size)
 one_batch: expected

@@ -424,7 +424,6 @@ edits_of(data_parallel_step__shares)("""
 uses_ddp: 4 × broadcast
     count = x.new_tensor(len(x))
   → from torch.nn.parallel import DistributedDataParallel
-  →
   → parallel = DistributedDataParallel(model, process_group=group)
   → …
     (model(x), y) * len(x) / count → (parallel(x), y) * len(x) / count * dist.get_world_size(group)

@@ -824,19 +824,18 @@ def diagnoses__spelt_out():
 
 edits_of(diagnoses__spelt_out)("""
 start: exhibit_1: not C (the replicas start from different weights)
-    "D" → "C"
+    "exhibit_1": "D" → "exhibit_1": "C"
 padding: exhibit_2: not A (padded rows are counted)
-    "B" → "A"
+    "exhibit_2": "B" → "exhibit_2": "A"
 mean_of_means: exhibit_3: not F
-    "E" → "F"
+    "exhibit_3": "E" → "exhibit_3": "F"
 not_cleared: exhibit_4: not H
-    "G" → "H"
+    "exhibit_4": "G" → "exhibit_4": "H"
 swapped: exhibit_5: not J
-    "I" → "?"
-    "J" → "I"
-    "?" → "J"
+    "exhibit_6": "J" → "exhibit_6": "I"
+    "exhibit_5": "I" → "exhibit_5": "J"
 rate: exhibit_6: not K
-    "J" → "K"
+    "exhibit_6": "J" → "exhibit_6": "K"
 """)
 
 
@@ -849,7 +848,7 @@ edits_of(diagnoses__spelt_out)("""
 one_missing: one for each of exhibit_1
     "exhibit_6": "J", →
 in_words: none of the letters A to L
-    "I" → "buffers"
+    "exhibit_5": "I" → "exhibit_5": "buffers"
 """)
 
 

@@ -194,7 +194,7 @@ in_the_dtype_of_the_result: numbers
 flat: has shape
     reshape(shape) → clone()
 divides: numbers
-    mul_ → div_
+    result.mul_(wire[:4].view(torch.float32)[0]) → result.div_(wire[:4].view(torch.float32)[0])
 reads_the_scale_at_the_end: numbers
     wire[4:] → wire[:-4]
     wire[:4] → wire[-4:].clone()

@@ -169,7 +169,6 @@ sends_before_it_receives (simulated, grader): waits in send
   → for j in range(k):
   →     if j != rank and weights[j, rank] > 0:
   →         dist.send(data, group=group, group_dst=j)
-  →
   → for j, b in buffers.items():
   →     dist.recv(b, group=group, group_src=j)
 waits_at_once (simulated, grader): Begin all messages, then compute, then wait
@@ -564,7 +563,7 @@ fraction_of_a_step: if steps were no whole number
 one_message: sends only one message in a step
     max(int((weights[:, j] != 0).sum()) - int(weights[j, j] != 0) for j in range(k)) → 1
 counts_itself: sends to itself as well
-    - int(weights[j, j] != 0) →
+    int((weights[:, j] != 0).sum()) - int(weights[j, j] != 0) → int((weights[:, j] != 0).sum())
 number_of_rank_0: ✗ a star in the middle
     for j in range(k)) → for j in (1,))
 one_latency_per_message: seconds: expected
@@ -603,7 +602,8 @@ seconds_only: expected (which, seconds)
 everybody_hears_itself: ✗ nothing of its own
     int(weights[j, j] != 0) → 1
 little_is_nothing: ✗ some hardly heard
-    != 0 → > 0.1
+    (weights[:, j] != 0) → (weights[:, j] > 0.1)
+    int(weights[j, j] != 0) → int(weights[j, j] > 0.1)
 no_step_at_all: ✗ any mean will do
     steps = 1 → steps = 0
 """)

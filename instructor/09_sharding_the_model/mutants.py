@@ -249,7 +249,6 @@ group_of_the_first_call: something is kept from the call before
   → def column_parallel__by_hook(linear, group=None, kept=[]):
   →     kept.append(group)
   →     group = kept[0]
-  →
 """)
 edits_of(column_parallel__by_function)("""
 without_outputs_no_sum: Ranks 0, 1 wait for rank 2
@@ -390,7 +389,6 @@ sums_on_the_way_back: K times the right one
 dist_nn: K times the right one
     y = Total.apply(partial)
   → import torch.distributed.nn as dnn
-  →
   → y = dnn.functional.all_reduce(
   →     partial.contiguous(), group=dist.group.WORLD if group is None else group
   → )
@@ -406,7 +404,6 @@ one_buffer_for_all_outputs: output
   → total = kept.setdefault("total", torch.empty(y.shape, dtype=y.dtype)).copy_(y)
     class Total(torch.autograd.Function):
   → kept = {}
-  →
   → …
 to_the_first: output
     work = dist.all_reduce(total, group=group, async_op=True)
@@ -457,7 +454,6 @@ group_of_the_first_call: after ‘3 ranks, fewer than one each’
   → def row_parallel__in_place(linear, group=None, kept=[]):
   →     kept.append(group)
   →     group = kept[0]
-  →
 """)
 edits_of(row_parallel__by_function)("""
 sums_in_bfloat16: output
@@ -652,7 +648,6 @@ one_for_all_models: parameter 0
 freezes: which parameters require a gradient
     optimizer = make_optimizer([mine])
   → …
-  →
   → for param in params:
   →     param.requires_grad_(False)
 goes_home_without_gradients: waits in reduce_scatter
@@ -866,7 +861,6 @@ numpys_numbers passes
     late, m = world_size - 1, 1
   → …
   → import numpy as np
-  →
     range(ahead) → np.arange(ahead)
     for i in range(m) → for i in np.arange(m)
 gpipe: a forward and a backward in turn

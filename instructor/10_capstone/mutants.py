@@ -275,7 +275,7 @@ def train__never_waits(job):
     return 0
 
 
-@fails("send tensors, of a size that all ranks know")
+@fails("Send tensors of a size that all ranks know")
 def train__sends_objects(job):
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, [p.detach() for p in job.model.parameters()])
@@ -376,7 +376,6 @@ edits_of(train__parameter_by_parameter)("""
 lowers_the_prices: virtual milliseconds, expected at most
     world_size = dist.get_world_size()
   → import sys
-  →
   → for name in list(sys.modules):
   →     if name.startswith("course_lib.capstone"):
   →         vars(sys.modules[name]).update(LAUNCH=0.0, price=lambda *_: (0.0, 0))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 
 ASSIGNMENT = "02_data_parallel_sgd"
 BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is activated
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.timeout(120), needs_sources]
 def course(tmp_path: Path) -> Path:
     """Return a course folder in which nothing was graded yet."""
     root = tmp_path / "a course"
-    shutil.copytree(SOURCES / ASSIGNMENT, root / "instructor" / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     return root
 

@@ -189,10 +189,10 @@ def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
     [
         (4, {"wait_for": 3, "leave_after": 2}, "worker 1 left: .* 3 workers, and only 2"),
         (2, {"leave_after": 2}, "all workers left after 2 of 20 updates"),
-        (1, {}, "20 updates from 0 workers"),
-        (2, {"bound": -1}, "bound=-1 is 0 or more"),
-        (3, {"bound": 1, "wait_for": 2}, "not for synchronous steps"),
-        (3, {"wait_for": 3}, "wait_for=3 of 2 workers"),
+        (1, {}, "updates=20 with 0 workers"),
+        (2, {"bound": -1}, "bound=-1 must be 0 or more"),
+        (3, {"bound": 1, "wait_for": 2}, "cannot be used with wait_for"),
+        (3, {"wait_for": 3}, "wait_for=3 must be 1 to 2"),
     ],
 )
 def test_what_cannot_go_on_is_named(ranks_of, k, options, why):

@@ -39,7 +39,7 @@ def test_one_rank_has_no_sums():
 def test_what_no_collective_adds_up_is_refused(wrong):
     held = marked_chunks(0, 3)
     held = 2 * held if wrong == "twice" else held + held.roll(1, 0)
-    with pytest.raises(ValueError, match=r"do not belong together: .*a0"):
+    with pytest.raises(ValueError, match=r"to one another: .*a0"):
         chunk_names(held)
 
 

@@ -218,7 +218,7 @@ def test_wrong_use_is_named(ranks_of, how, why):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: ring_mixing(0), "world_size is at least 1"),
+        (lambda: ring_mixing(0), "world_size must be at least 1"),
         (lambda: torus_mixing(0, 3), "at least one row and one column, not 0 × 3"),
     ],
 )

@@ -285,7 +285,7 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
 @pytest.mark.parametrize(
     ("method", "options", "why"),
     [
-        ("LocalSGD", {"every": 0}, "number of steps between two averages, not 0"),
+        ("LocalSGD", {"every": 0}, "every=0 must be at least 1 step between two averages"),
         ("DiLoCo", {"every": 0}, "multiple of fragments=1"),
         ("DiLoCo", {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
         ("DiLoCo", {"every": 4, "fragments": 0}, "multiple of fragments=0"),

@@ -1,19 +1,28 @@
 """The course's folders, and marks to skip tests if a student's copy lacks instructor/."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import ROOT
 
+LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
 RELEASED = ROOT / "assignments"
 SOURCES = ROOT / "instructor"
 
 needs_sources = pytest.mark.skipif(
-    not SOURCES.is_dir(), reason="this copy of the course leaves out instructor/"
+    not SOURCES.is_dir(), reason="this copy of the course has no instructor/"
 )
 
 
 def assignments(folder: Path) -> list[Path]:
     """Return the folders of the assignments in RELEASED or SOURCES, in order."""
-    return sorted(path.parent for path in folder.glob("*/checks.py"))
+    return sorted({path.parent for path in folder.glob("*/*.ipynb")})
+
+
+def copy_assignment(name: str, root: Path) -> Path:
+    """Copy what a course has of an assignment into a course folder; return the source's copy."""
+    given = root / RELEASED.name / name
+    shutil.copytree(RELEASED / name, given, ignore=LEFTOVERS, dirs_exist_ok=True)
+    return shutil.copytree(SOURCES / name, root / SOURCES.name / name, ignore=LEFTOVERS)

@@ -12,9 +12,9 @@ from typing import Any
 from course_lib.ranks.calls import per_rank
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.fabric_socket.client import FabricStopped, fabric_rank
-from course_lib.ranks.fabric_socket.server import FabricServer
 from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.socket_client import FabricStopped, fabric_rank
+from course_lib.ranks.simulated.socket_server import FabricServer
 from course_lib.ranks.trace.trace import Trace
 
 

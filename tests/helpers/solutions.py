@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import nbformat
 
+from autograder.course import handed_out
 from course_lib.checking import Check
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
@@ -19,7 +20,7 @@ from course_lib.checking.mutants import Mutant, mutants_of
 @cache
 def checks_of(folder: Path) -> dict[str, Check]:
     """Return the assignment's checks."""
-    return load_checks(folder / "checks.py")
+    return load_checks(handed_out(folder) / "checks.py")
 
 
 @cache
@@ -43,7 +44,8 @@ def trouble_in(folder: Path) -> str:
         except (Exception, SystemExit) as error:
             told = "".join(traceback.format_exception_only(error)).strip()
             frames = traceback.extract_tb(error.__traceback__)
-            own = [frame for frame in frames if Path(frame.filename).parent == folder]
+            mine = (folder, handed_out(folder))
+            own = [frame for frame in frames if Path(frame.filename).parent in mine]
             where = f"{own[-1].filename}, line {own[-1].lineno}: " if own else f"{folder.name}: "
             return told if isinstance(error, SyntaxError) else where + told
     return ""

@@ -21,10 +21,10 @@ from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
-from autograder.course import load_config
+from autograder.course import handed_out, load_config
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
-from tests.helpers.course_folders import ROOT, SOURCES
+from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment
 
 FILE = f"{ASSIGNMENT}.ipynb"
 TASKS = {"shard_bounds": 3.0, "average_gradients": 4.0, "data_parallel_step": 5.0}
@@ -57,7 +57,7 @@ class Member:
 
 def leave_few_cases(source: Path) -> None:
     """Change an assignment's folder so that each check has one visible and one hidden case."""
-    checks, hidden = source / "checks.py", source / "hidden.py"
+    checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(checks.read_text() + LESS)
     few = "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
     hidden.write_text(hidden.read_text() + few)
@@ -65,11 +65,11 @@ def leave_few_cases(source: Path) -> None:
 
 def course_of(root: Path, less: bool = False) -> Path:
     """Make a course folder in which the assignment is released; `less`: with few cases."""
-    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    source = copy_assignment(ASSIGNMENT, root)
     config = (ROOT / "nbgrader_config.py").read_text()
     (root / "nbgrader_config.py").write_text(config + CONFIG)
     if less:
-        leave_few_cases(root / SOURCES.name / ASSIGNMENT)
+        leave_few_cases(source)
     config = load_config(root)
     assert NbGraderAPI(config=config).generate_assignment(ASSIGNMENT)["success"]
     with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as gradebook:

@@ -1,11 +1,11 @@
-"""``course doctor``: what the course needs of a machine, tried out: fine, or what to do.
+"""``course doctor``: test what the course needs of a machine, and say what to do if it fails.
 
-- `finding`: what one look has found
+- `finding`: the result of one test
 - `software`: Python, PyTorch, kernels, JupyterLab's extensions
 - `machine`: cores, memory, disk, GPUs, network
-- `ranks`: ranks are started, and add up a tensor
+- `ranks`: starts ranks that add up a tensor
 - `sandbox`: what grading needs: bubblewrap, namespaces, control groups; and right grades
-- `report`: all looks in their order, as text and as JSON
+- `report`: runs all tests in order and prints them as text or as JSON
 """
 
 from course_lib.learner.doctor.report import DESCRIPTION, add_options, run

@@ -1,4 +1,4 @@
-"""What one look at the machine has found."""
+"""The result of one test of the machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Need = Literal["course", "grading", "nothing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something of the machine, and whether it is fine.
+    """One property of the machine, and whether it is fine.
 
     Attributes:
-        name: of what was looked at.
-        told: what is there, in one line.
-        advice: what to do, in one sentence; empty: it is fine.
-        needed_for: what does not work without; ``nothing``: less comfort, or less speed.
+        name: the name of what was tested.
+        told: what was found, in one line.
+        advice: what to do, in one sentence; empty if all is fine.
+        needed_for: what does not work without it; ``nothing``: only comfort or speed suffers.
 
     """
 

@@ -13,24 +13,24 @@ from course_lib.learner.doctor.finding import Finding
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
-"""Bytes. Four ranks share the memory that PyTorch itself takes, and need about half of this."""
+"""Bytes. Four ranks share PyTorch's own memory, and need about half of this."""
 ENOUGH_DISK = GIB // 2
 
 
 def memory() -> Finding:
-    """Look at what memory processes could still get, and how many cores they may use."""
+    """Test how much memory processes can still get, and how many cores they may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = _available()
     if free is None:
         return Finding("memory", f"unknown here; {cores} cores")
-    told = f"{free / GIB:.1f} GiB to be had, {cores} cores"
+    told = f"{free / GIB:.1f} GiB available, {cores} cores"
     if free < ENOUGH_MEMORY:
-        return Finding("memory", told, "close other programs: four ranks take a gibibyte or two")
+        return Finding("memory", told, "close other programs: four ranks need one or two gibibytes")
     return Finding("memory", told)
 
 
 def _available() -> int | None:
-    """Return the bytes that processes could get, of the machine and of this control group."""
+    """Return the bytes that processes can get from the machine and from this control group."""
     found = []
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -49,21 +49,22 @@ def _text(path: str) -> str:
 
 
 def disk() -> Finding:
-    """Look at the room for one's copies and for temporary files, and whether they can be made."""
+    """Test the disk space for copies and temporary files, and whether files can be made."""
     desk = default_desk(find_course())
     there = next(folder for folder in (desk, *desk.parents) if folder.exists())
     said = []
     for name, folder in (("your copies", there), ("temporary files", _temporary())):
         if folder is None:
             advice = "set TMPDIR to a folder that you may write to"
-            return Finding("disk", "no folder for temporary files can be written to", advice)
+            return Finding("disk", "there is no writable folder for temporary files", advice)
         free = shutil.disk_usage(folder).free
         said.append(f"{free / GIB:.1f} GiB for {name}")
         if not os.access(folder, os.W_OK):
-            return Finding("disk", f"{folder} is read-only", f"give {name} another place: --desk")
+            advice = f"choose another folder for {name}: --desk"
+            return Finding("disk", f"{folder} is read-only", advice)
         if free < ENOUGH_DISK:
-            told = f"{free / 2**20:.0f} MiB are free in {folder}, for {name}"
-            return Finding("disk", told, f"make room there: half a gibibyte is enough for {name}")
+            told = f"only {free / 2**20:.0f} MiB are free in {folder}, for {name}"
+            return Finding("disk", told, f"free some space: half a gibibyte is enough for {name}")
     return Finding("disk", ", ".join(said))
 
 
@@ -75,7 +76,7 @@ def _temporary() -> Path | None:
 
 
 def home() -> Finding:
-    """Look whether JupyterLab and IPython may keep their own files."""
+    """Test whether JupyterLab and IPython can write their own files."""
     try:
         from jupyter_core.paths import jupyter_runtime_dir
     except ImportError:
@@ -83,13 +84,13 @@ def home() -> Finding:
     folder = Path(jupyter_runtime_dir())
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not os.access(there, os.W_OK):
-        advice = "give JupyterLab another home: HOME=/a/folder/of/yours course lab"
-        return Finding("home", f"{there} cannot be written to", advice)
+        advice = "give JupyterLab another home folder: HOME=/a/folder/of/yours course lab"
+        return Finding("home", f"{there} is not writable", advice)
     return Finding("home", f"JupyterLab can write to {folder}")
 
 
 def port() -> Finding:
-    """Look whether the address of JupyterLab is free; where it is not, it takes the next one."""
+    """Test whether JupyterLab's port is free; if not, JupyterLab takes the next one."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 8888))
@@ -99,7 +100,7 @@ def port() -> Finding:
 
 
 def host_name() -> Finding:
-    """Look whether this machine knows its own name: torchrun asks for it, ranks here do not."""
+    """Test whether this machine knows its own name: torchrun needs that, our ranks do not."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -111,13 +112,13 @@ def host_name() -> Finding:
 
 
 def loopback() -> Finding:
-    """Look whether there is the interface over which CPU ranks talk."""
+    """Test whether the network interface that CPU ranks use is there."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     there = [name for _, name in socket.if_nameindex()]
     names = chosen.split(",") if chosen else ["lo", "lo0"]
     found = [name for name in names if name in there]
     if found and (chosen or _reaches_itself()):
-        return Finding("network", f"gloo talks over {found[0]}")
+        return Finding("network", f"gloo communicates over {found[0]}")
     if found:
         return Finding("network", f"{found[0]} is down", f"bring it up: ip link set {found[0]} up")
     advice = "unset it" if chosen else "bring the loopback interface up: ip link set lo up"
@@ -137,18 +138,18 @@ def _reaches_itself() -> bool:
 
 
 def gpus() -> Finding:
-    """Look at the GPUs, at NCCL, and at whether ranks may share a GPU."""
+    """Test the GPUs, NCCL, and whether ranks can share a GPU."""
     try:
         import torch
 
-        from course_lib.ranks.placement import nccl_version, share
+        from course_lib.ranks.for_graders import nccl_version, share
     except ImportError:
-        return Finding("GPUs", "PyTorch is missing: see there", "see PyTorch")
+        return Finding("GPUs", "PyTorch is missing", "see PyTorch")
     count = torch.cuda.device_count()
     if not count:
         if any(Path("/dev").glob("nvidia[0-9]*")) and torch.version.cuda:
-            advice = "update NVIDIA's driver, or look at CUDA_VISIBLE_DEVICES"
-            return Finding("GPUs", "there are some, and PyTorch sees none", advice, "nothing")
-        return Finding("GPUs", "none, and none is needed: ranks are processes on the CPU")
+            advice = "update NVIDIA's driver, or correct CUDA_VISIBLE_DEVICES"
+            return Finding("GPUs", "the machine has GPUs, but PyTorch sees none", advice, "nothing")
+        return Finding("GPUs", "none, and none is needed: ranks run as processes on the CPU")
     names = ", ".join(sorted({torch.cuda.get_device_name(each) for each in range(count)}))
     return Finding("GPUs", f"{count}: {names}; {share(2 * count, count, nccl_version()).why}")

@@ -1,4 +1,4 @@
-"""Ranks are started and add up a tensor: what all lectures do."""
+"""Start ranks that add up a tensor, as all lectures do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def simulated() -> Finding:
 
 
 def real() -> Finding:
-    """Start two processes that talk over gloo."""
+    """Start two processes that communicate over gloo."""
     return _try("cpu", "CPU ranks")
 
 
@@ -35,12 +35,12 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
             sums = ranks.run(_sum)
     except (RanksError, OSError, RuntimeError) as error:
         told = str(error).strip().splitlines()[0]
-        advice = "look at memory, disk and network above; the notebooks need this to work"
+        advice = "see memory, disk and network above; the notebooks need working ranks"
         return Finding(name, told, advice)
     if not all(torch.equal(each, torch.full((3,), float(size))) for each in sums):
-        return Finding(name, f"the sum was {sums}", "install PyTorch anew: it adds up wrongly")
+        return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
     return Finding(
-        name, f"{size} added up a tensor, {time.monotonic() - start:.1f} s with the start"
+        name, f"{size} added up a tensor in {time.monotonic() - start:.1f} s, start included"
     )
 
 

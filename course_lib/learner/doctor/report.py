@@ -1,4 +1,4 @@
-"""All looks in their order, and what came of them: as text, as JSON, as an exit status."""
+"""Run all tests in order; show their results as text, as JSON and as an exit status."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from course_lib.learner.doctor import machine, ranks, sandbox, software
 from course_lib.learner.doctor.finding import Finding, Need
 
 DESCRIPTION = (
-    "Look whether this machine has what the course needs: fine, or what to do. It exits with 0 if "
-    "lectures and checks will work, with --grading only if the autograder will, too; else with 1."
+    "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
+    "0 if lectures and checks will work (with --grading: and the autograder), else 1."
 )
 LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     *(software.python, software.packages, software.torch_build, software.course),
@@ -24,7 +24,7 @@ LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     *(sandbox.namespaces, sandbox.bubblewrap, sandbox.control_groups),
 )
 GRADING_LOOKS = (sandbox.graded,)
-"""Besides, with --grading: it takes a few seconds more."""
+"""Tests that --grading adds; they take a few seconds more."""
 _MARKS = {"course": "✗", "grading": "✗", "nothing": "!"}
 
 
@@ -34,12 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grading",
         action="store_true",
-        help="grade a solution, too; fail also where grading would",
+        help="also grade a solution; fail if grading would fail",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look at everything, print it, and return the exit status."""
+    """Run all tests, print the results, and return the exit status."""
     needs: set[Need] = {"course", "grading"} if arguments.grading else {"course"}
     found = []
     more = GRADING_LOOKS if arguments.grading else ()
@@ -59,15 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
 def findings(
     looks: Iterable[Callable[[], Finding | Iterator[Finding]]] = LOOKS,
 ) -> Iterator[Finding]:
-    """Yield what each look finds; one that fails itself is a finding too."""
+    """Yield the result of each test; a test that itself fails is a result too."""
     for look in looks:
         name = look.__name__.replace("_", " ")
         try:
             found = look()
             yield from [found] if isinstance(found, Finding) else found
         except Exception as error:
-            told = f"could not be looked at: {type(error).__name__}: {error}"
-            yield Finding(name, told, "report this, with the output of course doctor --json")
+            told = f"the test itself failed: {type(error).__name__}: {error}"
+            yield Finding(name, told, "please report this, with the output of course doctor --json")
 
 
 def text_of(finding: Finding) -> str:
@@ -88,7 +88,7 @@ def conclusion(found: list[Finding], needs: set[Need]) -> str:
     wrong = [each.name for each in found if not each.fine and each.needed_for == "course"]
     ungraded = [each.name for each in found if not each.fine and each.needed_for == "grading"]
     if wrong:
-        return f"Not ready: {', '.join(wrong)}. What to do stands behind each arrow."
+        return f"Not ready: {', '.join(wrong)}. The arrows show what to do."
     if ungraded and "grading" in needs:
         return f"Lectures and checks work; grading does not: {', '.join(ungraded)}."
     if ungraded:

@@ -1,4 +1,4 @@
-"""What grading needs besides, on Linux: a sandbox, a bound on its memory, and right grades."""
+"""Test what grading needs on Linux: a sandbox, a limit on its memory, and right grades."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SETTINGS = {
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
     "user.max_user_namespaces": ("0", "10000"),
 }
-"""Of the kernel: the value that forbids user namespaces, and one that allows them."""
+"""Kernel settings: the value that forbids user namespaces, and one that allows them."""
 _CANARY_SECONDS = 900.0
-"""Longer than three solutions take on a machine that is busy with others."""
+"""More than three solutions take on a busy machine."""
 
 
 def namespaces() -> Finding:
-    """Look at what the kernel lets ordinary users do; root needs no user namespace."""
+    """Test what the kernel lets ordinary users do; root needs no user namespace."""
     if sys.platform != "linux":
         advice = "grade on Linux, in WSL 2 or in a Linux container; all else works here"
         return Finding("namespaces", f"there are none on {sys.platform}", advice, "grading")
@@ -35,13 +35,13 @@ def namespaces() -> Finding:
         if value == forbids:
             advice = f"ask the administrator for: sysctl -w {name}={allows}"
             if os.geteuid() == 0:
-                return Finding("namespaces", f"{name} is {value}, which does not bind root")
+                return Finding("namespaces", f"{name} is {value}, which does not matter for root")
             return Finding("namespaces", f"{name} is {value}", advice, "grading")
-    return Finding("namespaces", "the kernel lets users make them")
+    return Finding("namespaces", "the kernel lets users create them")
 
 
 def bubblewrap() -> Finding:
-    """Start a sandbox, as the autograder does, and look whether it has what grading needs."""
+    """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
     if sys.platform != "linux":
         return Finding("sandbox", "only on Linux", "see namespaces", "grading")
     try:
@@ -51,26 +51,26 @@ def bubblewrap() -> Finding:
     except ImportError as error:
         return Finding("sandbox", f"{error.name} is missing", "see packages", "grading")
     try:
-        started = f"starts, with {probe()}"
+        started = f"it starts, with {probe()}"
         with SandboxedPlace() as place:
             ready(place)
         return Finding("sandbox", started)
     except SandboxUnavailable as error:
-        advice = "`autograder --version` lists what can be done, by system; only grading needs it"
+        advice = "`autograder --version` says what to do on each system; only grading needs this"
         return Finding("sandbox", " ".join(error.reason.split()), advice, "grading")
 
 
 def control_groups() -> Finding:
-    """Look whether the kernel can bound a submission's memory; else the grader watches it."""
+    """Test whether the kernel can limit a submission's memory; else the grader watches it."""
     if sys.platform != "linux":
         return Finding("control groups", "only on Linux", "see namespaces", "nothing")
     from autograder.sandbox.memory import MemoryGroup
 
     group = MemoryGroup.make(limit=2**30, processes=10)
     if group is None:
-        return Finding("control groups", "cannot be made: the grader watches the memory instead")
+        return Finding("control groups", "not available: the grader watches the memory instead")
     group.close()
-    return Finding("control groups", "bound the memory of a submission")
+    return Finding("control groups", "they limit the memory of a submission")
 
 
 def graded() -> Finding:
@@ -80,14 +80,14 @@ def graded() -> Finding:
         return Finding(name, "only on Linux", "see namespaces", "grading")
     root = find_course()
     if not (root / "instructor").is_dir():
-        told = "not tried: this copy of the course has no instructor/, and so no right solution"
+        told = "not tested: this copy of the course has no instructor/, so no right solution"
         return Finding(name, told)
     from autograder.sandbox.mounts import beside_packages
 
     paths = [str(PACKAGE.parent)] * beside_packages(PACKAGE)
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     command = [sys.executable, "-P", "-m", "autograder.passes.canary", "--course", str(root)]
-    advice = "grade nothing here before it is mended: it would cost points, or give them away"
+    advice = "do not grade here before this is fixed: the grades would be wrong"
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""Python and the packages that the course stands on."""
+"""Test Python and the packages that the course needs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DEPENDENCY = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)$")
 
 
 def python() -> Finding:
-    """Look at Python's version, and at whether it has an environment of its own."""
+    """Test Python's version, and whether it has an environment of its own."""
     told = f"{platform.python_version()} in {sys.prefix}"
     return Finding("Python", told)
 
 
 def packages() -> Finding:
-    """Look whether all that pyproject.toml asks for is installed, and new enough."""
+    """Test whether the packages in pyproject.toml are installed and new enough."""
     try:
         asked = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
@@ -40,10 +40,10 @@ def packages() -> Finding:
             wrong.append(f"{name} is missing")
             continue
         if _numbers(version) < _numbers(bound):
-            wrong.append(f"{name} is {version}, needed is {bound}")
+            wrong.append(f"{name} is {version}, but the course needs {bound}")
     if wrong:
         return Finding("packages", "; ".join(wrong), COMPLETE)
-    return Finding("packages", f"{count} that the course asks for are there")
+    return Finding("packages", f"all {count} that the course needs are installed")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def course() -> Finding:
-    """Look whether the lectures and assignments are there, and whether solutions are."""
+    """Test whether the lectures, assignments and solutions are there."""
     folder = find_course()
     if not (folder / "lectures" / "00_start_here.ipynb").is_file():
         advice = "install from a clone with `pip install -e .`, or from a wheel of the course"
@@ -62,7 +62,7 @@ def course() -> Finding:
 
 
 def torch_build() -> Finding:
-    """Look at PyTorch: its version, what it was built for, and whether it can run ranks."""
+    """Test PyTorch: its version, what it was built for, and whether it can run ranks."""
     try:
         import torch
         import torch.distributed as dist
@@ -73,18 +73,18 @@ def torch_build() -> Finding:
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
     told = f"{torch.__version__}, built for {built}"
     if not (dist.is_available() and dist.is_gloo_available()):
-        return Finding("PyTorch", f"{told}, without gloo", f"take another build of it; {COMPLETE}")
+        return Finding("PyTorch", f"{told}, without gloo", f"install another build; {COMPLETE}")
     has_driver = any(Path("/dev").glob("nvidia[0-9]*"))
     if has_driver and not torch.version.cuda:
-        advice = "install PyPI's torch, which brings CUDA, to use the GPUs: see README, pip"
-        return Finding("PyTorch", f"{told}; there are GPUs", advice, "nothing")
+        advice = "to use the GPUs, install PyPI's torch, which has CUDA: see README, pip"
+        return Finding("PyTorch", f"{told}, but there are GPUs", advice, "nothing")
     if torch.version.cuda and not has_driver:
-        told += "; there is no NVIDIA GPU, so the CUDA part only takes up disk"
+        told += "; there is no NVIDIA GPU, so the CUDA part only uses disk space"
     return Finding("PyTorch", told)
 
 
 def kernels() -> Iterator[Finding]:
-    """Look whether JupyterLab will offer the kernel that notebooks name, and the multi-rank one."""
+    """Test whether JupyterLab has the kernel that notebooks name, and the multi-rank one."""
     try:
         from jupyter_client.kernelspec import KernelSpecManager
     except ImportError:
@@ -92,16 +92,16 @@ def kernels() -> Iterator[Finding]:
         return
     there = KernelSpecManager().find_kernel_specs()
     if "python3" not in there:
-        yield Finding("kernels", "there is no kernel python3", COMPLETE)
+        yield Finding("kernels", "the kernel python3 is missing", COMPLETE)
     elif "data-parallel" not in there:
-        advice = "use %load_ext course_lib in a notebook, or install the course anew"
-        yield Finding("kernels", "python3; not the multi-rank one", advice, "nothing")
+        advice = "use %load_ext course_lib in a notebook, or install the course again"
+        yield Finding("kernels", "python3, but not the multi-rank kernel", advice, "nothing")
     else:
         yield Finding("kernels", "python3, and Data Parallel (multi-rank)")
 
 
 def extensions() -> Finding:
-    """Look whether nbgrader's panels are there, for formgrader; students do without."""
+    """Test whether nbgrader's panels are there: formgrader needs them, students do not."""
     advice = f"formgrader needs them: {COMPLETE}"
     try:
         version = metadata.version("nbgrader")

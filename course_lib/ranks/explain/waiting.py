@@ -11,7 +11,8 @@ them needs another one of the set, or one that has ended, so none will ever move
 ranks outside do. An empty set rules a deadlock out. (In a broadcast one receiver may be served
 before another has come; counting on that is the mistake that NCCL punishes with a hang.)
 
-`board.diagnosis` finds who waits on real ranks, `fabric.diagnosis` on simulated ones.
+`processes.board_diagnosis` finds who waits on real ranks, `simulated.fabric_diagnosis` on simulated
+ones.
 """
 
 from __future__ import annotations

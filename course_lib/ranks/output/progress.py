@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.output.printer import in_notebook
 
 _AFTER = 1.0
@@ -32,11 +31,11 @@ class Progress:
         """Return whether it is time for the next look."""
         return time.monotonic() >= self._next
 
-    def update(self, views: Sequence[RankView]) -> None:
-        """Show for how long the call has run, and what the ranks do."""
+    def update(self, doing: Iterable[str]) -> None:
+        """Show for how long the call has run, and what the ranks do: a few words of each."""
         now = time.monotonic()
         self._next = now + _EVERY
-        text = f"{now - self._start:.0f} s · {summary(views)}"
+        text = f"{now - self._start:.0f} s · {summary(doing)}"
         if in_notebook():
             if not _watched():
                 return
@@ -72,10 +71,6 @@ def _watched() -> bool:
     return bool(getattr(kernel, "_allow_stdin", True))
 
 
-def summary(views: Sequence[RankView]) -> str:
+def summary(doing: Iterable[str]) -> str:
     """Return what the ranks do, in one line: ``3 × waits in all_reduce #7, 1 × running``."""
-    parts = Counter(
-        view.text.partition(" (")[0] if view.state is RankPhase.BLOCKED else view.state.name.lower()
-        for view in views
-    )
-    return ", ".join(f"{count} × {what}" for what, count in parts.most_common())
+    return ", ".join(f"{count} × {what}" for what, count in Counter(doing).most_common())

@@ -15,8 +15,8 @@ import types
 from typing import Any
 
 import cloudpickle
-from torch.distributed import distributed_c10d as c10d
 
+from course_lib.ranks._torch.process_world import pickle_objects_with
 from course_lib.ranks.explain.lines import is_installed
 
 
@@ -26,7 +26,7 @@ def become_main() -> None:
     main.__getattr__ = _find  # type: ignore[method-assign]
     sys.modules["__main__"] = main
     # Objects of such classes are sent to other ranks by value, as the notebook sent them.
-    c10d._pickler = cloudpickle.Pickler
+    pickle_objects_with(cloudpickle.Pickler)
 
 
 def _find(name: str) -> Any:

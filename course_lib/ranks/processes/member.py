@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.explain.failure import Failure
 from course_lib.ranks.explain.lines import innermost_function
 from course_lib.ranks.output.printer import RankOutput
+from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.fork_client import ForkServer
-from course_lib.ranks.processes.messages import Answer
-from course_lib.ranks.processes.object_pipe import ObjectPipe
+from course_lib.ranks.processes.object_pipe import Answer, ObjectPipe
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor, until a rank is asked where it stands."""

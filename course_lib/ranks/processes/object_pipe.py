@@ -6,6 +6,13 @@ large one is written once into a nameless file in memory, whatever the number of
 socket carries the file's descriptor, and the reader maps the file, without a copy.
 
 A message is a few objects that belong together. The reader unpickles each of them when it likes.
+
+To the rank, for each call: a `CallHead`; the surroundings, or None if they have not changed; what
+all ranks share of the call; and what this rank alone gets of it, a list.
+
+From the rank: an `AnswerHead` and, with `DISPLAY`, a bundle, any number of times. With every other
+kind, two more objects: the log, as tuples of what an `Event` has, and the result or the `Failure`.
+`READY` comes once, before the first call; each call has one of the others.
 """
 
 from __future__ import annotations
@@ -20,12 +27,13 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from course_lib.ranks.board.memory import anonymous_file
 from course_lib.ranks.explain.pickling import Pickler
+from course_lib.ranks.memory import anonymous_file
+from course_lib.ranks.trace.event import Event
 
 _INLINE = 1 << 13
 """Bytes that surely fit into the socket's buffer, so that sending them never waits."""
@@ -232,3 +240,40 @@ class ObjectPipe:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+
+READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
+"""Kinds of answers."""
+
+
+class CallHead(NamedTuple):
+    """Tells a rank, before a call, what is not the notebook's."""
+
+    call: int
+    generation: int
+    """How many calls were given up before it."""
+    check_nan: bool
+
+
+class AnswerHead(NamedTuple):
+    """Tells the parent how a call ended; its log and its result follow."""
+
+    kind: int
+    dropped: int = 0
+    """Events that found no room in the log."""
+    joined: bool = True
+    """Whether the rank still has its process groups."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a rank, as it has arrived: unpickled as far as it is needed."""
+
+    head: AnswerHead
+    log: Read
+    value: Read
+    """Of the result, or of the `Failure`."""
+
+    def events(self) -> list[Event]:
+        """Return the log; it is unpickled only here, for nobody looks at most of them."""
+        return [Event(*event) for event in self.log()]

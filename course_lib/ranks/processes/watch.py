@@ -11,24 +11,25 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.diagnosis import (
-    DeadlockWatch,
-    board_states,
-    find_mismatch,
-    stuck_ranks,
-)
-from course_lib.ranks.board.failures import process_ended, some_raised
-from course_lib.ranks.board.views import RankPhase, RankView
 from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, timed_out, with_labels
 from course_lib.ranks.explain.lines import line_in_dump
 from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.output.progress import Progress
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_diagnosis import (
+    DeadlockWatch,
+    board_states,
+    find_mismatch,
+    process_ended,
+    some_raised,
+    stuck_ranks,
+)
+from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, read_dump
-from course_lib.ranks.processes.messages import DISPLAY, FAILURE, Answer
+from course_lib.ranks.processes.object_pipe import DISPLAY, FAILURE, Answer
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
@@ -106,7 +107,7 @@ class Watch:
                 if timeout is not None and now - start > timeout:
                     raise timed_out(what, timeout, self.states())
                 if progress.due():
-                    progress.update(views)
+                    progress.update(view.in_short for view in views)
         finally:
             if progress is not None:
                 progress.clear()

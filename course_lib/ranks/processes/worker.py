@@ -26,28 +26,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.board.board import Board
-from course_lib.ranks.board.memory import path_of
-from course_lib.ranks.board.views import RankPhase
 from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.metered.emulated_link import EmulatedLink
-from course_lib.ranks.metered.recorder import Recorder
-from course_lib.ranks.metered.work import GivenUp
-from course_lib.ranks.metered.world import World, joined_world
+from course_lib.ranks.memory import path_of
 from course_lib.ranks.output.displays import send_displays_to
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_views import RankPhase
+from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.main_module import OwnModules, become_main
-from course_lib.ranks.processes.messages import (
+from course_lib.ranks.processes.metered_work import GivenUp
+from course_lib.ranks.processes.object_pipe import (
     DISPLAY,
     FAILURE,
     GIVEN_UP,
     READY,
     RESULT,
     AnswerHead,
+    ObjectPipe,
+    Read,
+    pack,
 )
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Read, pack
+from course_lib.ranks.processes.recorder import Recorder
 from course_lib.ranks.processes.surroundings import enter
+from course_lib.ranks.processes.world import World, joined_world
 from course_lib.ranks.stopping import in_import
 
 _modules = OwnModules()

@@ -23,8 +23,9 @@ import torch
 from cloudpickle import cloudpickle as trackers
 from torch.nn import Parameter
 
-from course_lib.ranks.board.memory import anonymous_file
+from course_lib.ranks._torch.tensors import has_memory_alone
 from course_lib.ranks.explain.pickling import Pickler
+from course_lib.ranks.memory import anonymous_file
 
 
 class _View(NamedTuple):
@@ -193,10 +194,7 @@ def _take() -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what gives a tensor itself if nobody else has its memory, else a copy."""
 
     def give(tensor: torch.Tensor) -> torch.Tensor:
-        count = getattr(torch._C, "_storage_Use_Count", None)
-        # One is the tensor's, one that of the object that asks.
-        alone = count is not None and count(tensor.untyped_storage()._cdata) == 2
-        return tensor if alone else tensor.clone()
+        return tensor if has_memory_alone(tensor) else tensor.clone()
 
     return give
 

@@ -6,7 +6,6 @@ What no rank can have for itself, because nothing changes hands, is in the table
 from __future__ import annotations
 
 import _random
-import copy
 import ctypes
 import functools
 import os
@@ -21,6 +20,10 @@ from typing import Any
 
 import torch
 from cloudpickle import cloudpickle as trackers
+
+from course_lib.ranks._torch.tensors import new_print_options, print_options, use_print_options
+from course_lib.ranks._torch.thread_worlds import World
+from course_lib.ranks.simulated.store import SimulatedStore
 
 _SEED = torch.Generator().initial_seed()
 _HEADER = object.__basicsize__
@@ -147,7 +150,7 @@ class Surroundings:
         self._streams = sys.stdout, sys.stderr
         self._filters = list(warnings.filters)
         self._show = _ways_to_show()
-        self._options = copy.copy(torch._tensor_str.PRINT_OPTS)
+        self._options = new_print_options()
 
     def take(self) -> None:
         self._folder = _folder()
@@ -157,7 +160,7 @@ class Surroundings:
         self._streams = sys.stdout, sys.stderr
         self._filters = warnings.filters  # type: ignore[assignment]
         self._show = _ways_to_show()
-        self._options = torch._tensor_str.PRINT_OPTS
+        self._options = print_options()
 
     def give(self, there: Surroundings) -> None:
         """Give them to the process, whose own are `there`."""
@@ -172,7 +175,7 @@ class Surroundings:
                 warnings._filters_mutated()  # type: ignore[attr-defined]
         for name, way in zip(_SHOW, self._show, strict=True):
             setattr(warnings, name, way)
-        torch._tensor_str.PRINT_OPTS = self._options
+        use_print_options(self._options)
 
     def _names_of_its_own(self) -> frozenset[Any]:
         """Return the variables that are not as in the common environment."""
@@ -246,3 +249,44 @@ def _initial_python_state() -> tuple[Any, tuple[bytes, Any]]:
     state = random.getstate(), _fingerprint()
     random.setstate(before)
     return state
+
+
+class Worlds:
+    """The process groups and the store of K ranks, which stay between calls.
+
+    Attributes:
+        store: of all ranks.
+        of_rank: per rank, its process groups.
+        made: name of a group → the line on which it was made.
+        classes: per rank, its copies of the notebook's.
+
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.store = SimulatedStore(world_size)
+        self.made: dict[str, str] = {}
+        self.classes = [Classes() for _ in range(world_size)]
+        self.of_rank = [World() for _ in range(world_size)]
+
+    def states(self) -> list[PersonalState]:
+        """Return with what each rank begins a call."""
+        common = environment_with(_variables_of_all(len(self.of_rank)))
+        return [
+            PersonalState(classes, Surroundings(_variables_of_rank(rank), common))
+            for rank, classes in enumerate(self.classes)
+        ]
+
+
+def _variables_of_rank(rank: int) -> dict[str, str]:
+    """Return the environment variables that scripts expect, as under ``torchrun``, of one rank."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _variables_of_all(world_size: int) -> dict[str, str]:
+    """Return those that are the same on all ranks."""
+    return {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }

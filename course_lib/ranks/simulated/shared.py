@@ -64,12 +64,13 @@ def _same(before: Any, after: Any) -> bool:
 
 def _look(modules: Mapping[str, types.ModuleType]) -> dict[str, Any]:
     """Return by name what is shared: the process's settings, names in the user's own modules."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
     found: dict[str, Any] = {
         "sys.path": tuple(sys.path),
         "sys.getrecursionlimit()": sys.getrecursionlimit(),
         "locale": locale.setlocale(locale.LC_ALL),
-        "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
-        "torch.are_deterministic_algorithms_enabled()": torch._C._get_deterministic_algorithms(),
+        "torch.backends.mkldnn.enabled": torch.backends.mkldnn.enabled,
+        "torch.are_deterministic_algorithms_enabled()": deterministic,
     }
     for number in _SIGNALS:
         found[f"the handler of {number.name}"] = signal.getsignal(number)

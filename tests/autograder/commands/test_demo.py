@@ -18,7 +18,7 @@ from autograder import __main__ as program
 from autograder.commands import demo as module
 from autograder.commands.demo import ASSIGNMENT, Made, Result, demo, table
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -38,7 +38,7 @@ pytestmark = [
 def course(tmp_path_factory: Any) -> Iterator[Path]:
     """A course folder with a space in its path, as small as nbgrader allows."""
     root = tmp_path_factory.mktemp("a course")
-    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     for folder in (root, *root.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o055)
@@ -149,7 +149,7 @@ def test_feedback_explains_and_does_not_leak(course: Path, results: dict[str, Re
         for case in ("every length up to 40", "an empty parameter", "1 row each"):
             assert case not in html
     handed_out = {path.name for path in (course / "grading/demo/release" / ASSIGNMENT).iterdir()}
-    assert handed_out == {f"{ASSIGNMENT}.ipynb", "checks.py"}
+    assert handed_out == {f"{ASSIGNMENT}.ipynb"}
 
 
 def test_a_verdict_holds_what_a_replay_needs(course: Path, results: dict[str, Result]) -> None:

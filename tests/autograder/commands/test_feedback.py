@@ -33,7 +33,7 @@ from autograder.passes.formulas import with_formulas
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.timeline import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -75,16 +75,15 @@ def beacons() -> Iterator[Beacons]:
 def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
     """A course with two graded submissions: one attacks, one waits forever; and one question."""
     root = tmp_path_factory.mktemp("a course")
-    shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
-    shutil.copytree(ROOT / "assignments" / ASSIGNMENT, root / "assignments" / ASSIGNMENT)
+    copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     before = os.environ["PATH"]
     data = root / "grading"
     api = NbGraderAPI(config=load_config(root))
     assert api.generate_assignment(ASSIGNMENT)["success"]
     made = make_submissions(SOURCES / ASSIGNMENT, data / "release" / ASSIGNMENT)
-    attack = hostile(made["untouched"].notebook, beacons.address)
-    for name, notebook in {"eve": attack, "dan": made["deadlock"].notebook}.items():
+    eve = hostile(made["untouched"].notebook, beacons.address)
+    for name, notebook in {"eve": eve, "dan": made["deadlock"].notebook}.items():
         folder = data / "submitted" / name / ASSIGNMENT
         folder.mkdir(parents=True)
         nbformat.write(notebook, folder / f"{ASSIGNMENT}.ipynb")

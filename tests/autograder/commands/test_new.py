@@ -12,6 +12,7 @@ import pytest
 from autograder.__main__ import main
 from autograder.commands.new import NewError, new
 from autograder.commands.release import release
+from autograder.course import handed_out
 from course_lib.checking import run_check
 from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Ranks
@@ -73,15 +74,12 @@ def test_it_is_released_and_taken_out_again(course: Path) -> None:
     folder = new(course, NAME)
     assert release(course, say=lambda line: None) == [
         f"assignments/{NAME}/{NAME}.ipynb",
-        f"assignments/{NAME}/checks.py",
         "assignments/README.md",
         "instructor/README.md",
     ]
     shutil.rmtree(folder)
-    said: list[str] = []
-    release(course, say=said.append)
-    assert said[0] == f"{NAME}: no source (removed: {NAME}.ipynb, checks.py)"
-    assert not (course / "assignments" / NAME).exists()
+    shutil.rmtree(handed_out(folder))
+    release(course, say=lambda line: None)
     assert {path: path.read_bytes() for path in course.rglob("*.md")} == empty
 
 
@@ -89,7 +87,8 @@ def test_what_it_writes_is_formatted(course: Path) -> None:
     folder = new(course, NAME)
     config = ROOT / "pyproject.toml"
     for command in (["check"], ["format", "--check"]):
-        line = [sys.executable, "-m", "ruff", *command, "--config", str(config), str(folder)]
+        line = [sys.executable, "-m", "ruff", *command, "--config", str(config)]
+        line += [str(folder), str(handed_out(folder))]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -97,7 +96,7 @@ def test_what_it_writes_is_formatted(course: Path) -> None:
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = new(course, NAME) / "checks.py"
+    kept = handed_out(new(course, NAME)) / "checks.py"
     kept.write_text("mine")
     monkeypatch.chdir(course)
     for name, said in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
@@ -105,6 +104,9 @@ def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
         assert main() == 2
         assert said in capsys.readouterr().err
     assert kept.read_text() == "mine"
+    shutil.rmtree(course / "instructor" / NAME)
+    with pytest.raises(NewError, match=f"assignments/{NAME} exists already"):
+        new(course, NAME)
     (course / "instructor" / "README.md").write_text("# Nothing\n")
     with pytest.raises(NewError, match="restore it from git"):
         new(course, "13_another")

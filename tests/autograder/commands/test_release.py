@@ -19,7 +19,14 @@ from autograder.commands.release import ReleaseError, files, leaks, release
 from autograder.course import CourseNotFound, SourcesMissing, find_course
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import mutants_of
-from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
+from tests.helpers.course_folders import (
+    RELEASED,
+    ROOT,
+    SOURCES,
+    assignments,
+    copy_assignment,
+    needs_sources,
+)
 
 NAME = "02_data_parallel_sgd"
 
@@ -34,7 +41,8 @@ pytestmark = [
 @pytest.fixture
 def course(tmp_path: Path) -> Path:
     """Return a course with one assignment that was never released."""
-    shutil.copytree(SOURCES / NAME, tmp_path / "instructor" / NAME)
+    copy_assignment(NAME, tmp_path)
+    (tmp_path / "assignments" / NAME / f"{NAME}.ipynb").unlink()
     shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
     return tmp_path
 
@@ -68,7 +76,8 @@ def solution_lines(source: NotebookNode) -> set[str]:
 def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     source = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
     given = files(RELEASED / folder.name)
-    assert set(given) == {f"{folder.name}.ipynb", "checks.py"}
+    assert {f"{folder.name}.ipynb", "checks.py"} <= set(given)
+    assert set(given) <= {f"{folder.name}.ipynb", "checks.py", "judges.py"}
     notebook = nbformat.reads(given[f"{folder.name}.ipynb"].decode(), as_version=4)
     lines = {line.strip() for cell in notebook.cells for line in cell.source.splitlines()}
     # A script to mend is shown with its mistake: most of its lines are those of the solution.
@@ -92,10 +101,9 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
 def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
     target = course / "assignments" / NAME
     said: list[str] = []
-    paths = [f"assignments/{NAME}/{NAME}.ipynb", f"assignments/{NAME}/checks.py"]
-    paths.append("assignments/README.md")
+    paths = [f"assignments/{NAME}/{NAME}.ipynb", "assignments/README.md"]
     assert release(course, write=False, say=said.append) == paths
-    assert not target.exists()
+    assert [path.name for path in target.iterdir()] == ["checks.py"]
     assert release(course, say=said.append) == paths
     first = files(target)
     assert release(course, [NAME], say=said.append) == []
@@ -111,7 +119,7 @@ def test_the_overview_counts_what_was_tried_and_names_none_of_it() -> None:
         (row,) = (line for line in text.splitlines() if line.startswith(f"| [{folder.name}]("))
         mutants = mutants_of(load_module(folder / "mutants.py"))
         cells = [cell.strip() for cell in row.split("|")]
-        assert cells[2] == str(len(load_checks(folder / "checks.py")))
+        assert cells[2] == str(len(load_checks(RELEASED / folder.name / "checks.py")))
         assert cells[5:7] == [
             str(sum(m.reason is not None for m in mutants)),
             str(sum(m.reason is None for m in mutants)),
@@ -124,20 +132,32 @@ def test_the_overview_counts_what_was_tried_and_names_none_of_it() -> None:
 @needs_sources
 def test_what_was_edited_by_hand_or_has_no_source_any_more_is_put_right(course: Path) -> None:
     release(course, say=lambda line: None)
-    target = course / "assignments" / NAME
-    (target / "checks.py").write_text("CHECKS = {}")
-    (target / "solutions.py").touch()
+    target, gone = course / "assignments" / NAME, course / "assignments" / "01_gone"
+    (target / f"{NAME}.ipynb").write_text("{}")
+    (target / "figure.svg").touch()
     (target / "__pycache__").mkdir()
     (target / "__pycache__" / "checks.pyc").touch()
-    shutil.copytree(target, course / "assignments" / "01_gone")
+    shutil.copytree(target, gone)
     differing = release(course, say=lambda line: None)
     assert differing == [
-        *(f"assignments/01_gone/{name}" for name in (f"{NAME}.ipynb", "checks.py", "solutions.py")),
-        *(f"assignments/{NAME}/{name}" for name in ("checks.py", "solutions.py")),
+        *(f"assignments/01_gone/{name}" for name in (f"{NAME}.ipynb", "figure.svg")),
+        *(f"assignments/{NAME}/{name}" for name in (f"{NAME}.ipynb", "figure.svg")),
     ]
     assert files(target) == files(RELEASED / NAME)
     assert (target / "__pycache__" / "checks.pyc").exists()
-    assert not (course / "assignments" / "01_gone").exists()
+    assert set(files(gone)) == {"checks.py"}  # somebody wrote it: no program throws it away
+
+
+@needs_sources
+def test_checks_have_one_copy(course: Path) -> None:
+    """An edit in ``assignments/`` stays, and a second copy is refused."""
+    checks = course / "assignments" / NAME / "checks.py"
+    checks.write_text(checks.read_text() + "# mine\n")
+    release(course, say=lambda line: None)
+    assert checks.read_text().endswith("# mine\n")
+    shutil.copy(checks, course / "instructor" / NAME)
+    with pytest.raises(ReleaseError, match=rf"checks\.py[^~]*Move[^~]*assignments/{NAME}/"):
+        release(course)
 
 
 @needs_sources
@@ -146,7 +166,7 @@ def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course:
     edit(source, "try-2", source="Hint: `size, rest = divmod(length, world_size)`")
     with pytest.raises(ReleaseError, match=r"would show[^~]*size, rest = divmod"):
         release(course)
-    assert not (course / "assignments").exists()
+    assert not list((course / "assignments").rglob("*.ipynb"))
 
 
 @needs_sources

@@ -26,7 +26,8 @@ def points(notebook: Path, source: Path) -> tuple[float, float]:
 
     Cells to play with are not run, as in the grader.
     """
-    checks, hidden = load_checks(source / "checks.py"), load_module(source / "hidden.py")
+    checks = load_checks(RELEASED / source.name / "checks.py")
+    hidden = load_module(source / "hidden.py")
     earned = most = 0.0
     with (
         SandboxedPlace(masked_from(hidden.MASKED)) as place,

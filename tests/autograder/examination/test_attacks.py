@@ -209,7 +209,7 @@ def graded(
     """Grade the submission as the pass does; return the verdict and the notebook."""
     source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
-    checks = load_checks(source / "checks.py")
+    checks = load_checks(RELEASED / ASSIGNMENT / "checks.py")
     hidden = load_module(source / "hidden.py").HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:
         examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())

@@ -36,7 +36,7 @@ def raw(*data):
     except OSError:
         time.sleep(99)
 def frames():
-    return sys.modules["course_lib.ranks.fabric_socket.frames"]
+    return sys.modules["course_lib.ranks.simulated.socket_frames"]
 ---
 """
 
@@ -125,9 +125,9 @@ BOMBS = {
     ),
     "answers of many parts": Bomb("def f(x):\n    return [[]] * 340_000", "it came back", 8),
     "a long exception": Bomb(
-        "def f(x):\n    answer = sys.modules['course_lib.checking.wire'].encode("
+        "def f(x):\n    answer = sys.modules['course_lib.checking.on_ranks.wire'].encode("
         "{'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', 'trace': 't'})\n"
-        "    send = sys.modules['course_lib.checking.frames'].send_frame\n"
+        "    send = sys.modules['course_lib.checking.on_ranks.frames'].send_frame\n"
         "    for fd in range(3, 64):\n"
         "        try: send(socket.socket(fileno=os.dup(fd)), 7, answer)\n"
         "        except OSError: pass\n    time.sleep(99)",
@@ -135,15 +135,15 @@ BOMBS = {
     ),
     "buffers that were touched": Bomb(
         "def f(x):\n    found = client().context.handles.found\n"
-        "    Misuse = sys.modules['course_lib.ranks.fabric.handles'].Misuse\n"
+        "    Misuse = sys.modules['course_lib.ranks.simulated.handles'].Misuse\n"
         "    for i in range(1500):\n"
         "        found.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
         "    return x",
         "before its wait()",
     ),
     "a cell that says too much": Bomb(
-        "wire = sys.modules['course_lib.checking.wire']\n"
-        "send = sys.modules['course_lib.checking.frames'].send_frame\n"
+        "wire = sys.modules['course_lib.checking.on_ranks.wire']\n"
+        "send = sys.modules['course_lib.checking.on_ranks.frames'].send_frame\n"
         "told = wire.encode({'stdout': 'o' * 900_000, 'stderr': '', 'error': None})\n"
         "for fd in range(3, 64):\n"
         "    try: send(socket.socket(fileno=os.dup(fd)), 3, told)\n"

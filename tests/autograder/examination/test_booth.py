@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from autograder.examination import booth
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Job, Race, TapeError, draw, referee, write_tape
-from course_lib.checking.wire import WireError
+from course_lib.checking.on_ranks.wire import WireError
 from course_lib.ranks import Ranks, per_rank
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,7 +41,7 @@ def test_the_score_is_the_same_in_a_cell(tapes: list[torch.Tensor]) -> None:
     with SandboxedPlace() as place, booth.tapes_played_in(place):
         there, _ = referee(RACE, tapes, ["one", "two"])
         assert there == here  # to the last bit
-        with pytest.raises(TapeError, match="is no tape"):
+        with pytest.raises(TapeError, match="is not a tape"):
             referee(RACE, [torch.zeros(3)] * 2, ["one"])
         with pytest.raises(TapeError, match="cannot be played: its process ended"):
             booth._play(place, {"no": "race"}, tapes, ["one"])

@@ -17,8 +17,8 @@ from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, Check, equals, sends_at_most, task, time_within
-from course_lib.checking.given import Given
 from course_lib.checking.mutants import Mutant
+from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
@@ -82,7 +82,7 @@ def f(number):
 """,
     "frames": """
 def f(number):
-    from course_lib.ranks.fabric_socket import frames
+    from course_lib.ranks.simulated import socket_frames as frames
     if dist.get_rank() == 0:
         client()._channel.sendall(frames.compute(number * 1e-3))
     dist.barrier()
@@ -198,8 +198,8 @@ CHANGES = {
 }
 SILENT = """
 def silence():
-    effects = sys.modules["course_lib.checking.effects"]
-    given = sys.modules["course_lib.checking.given"]
+    effects = sys.modules["course_lib.checking.on_ranks.effects"]
+    given = sys.modules["course_lib.checking.on_ranks.given"]
     for name, member in list(vars(effects.Watch).items()):
         if not name.startswith(("__init__", "__", "add_")) and callable(member):
             setattr(effects.Watch, name, lambda *a, **k: {answer})
@@ -246,7 +246,7 @@ PATCHED = {
     ),
     "06_compression": (
         "the function changes x",
-        "import sys\n    Watch = sys.modules['course_lib.checking.effects'].Watch\n"
+        "import sys\n    Watch = sys.modules['course_lib.checking.on_ranks.effects'].Watch\n"
         "    Watch.effects = Watch.told = lambda *_: {}",
         "answered nonsense",
     ),

@@ -19,7 +19,7 @@ from autograder.examination.submission import Submission
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Mutant, mutants_of
-from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 from tests.helpers.tiers import tier
 
 pytestmark = [pytest.mark.timeout(240), needs_sources]
@@ -53,7 +53,7 @@ def examined(
     place: SandboxedPlace, source: str, task: str, on: On | None, limits: Limits | None = None
 ) -> Examined:
     folder = SOURCES / ASSIGNMENT
-    check = load_checks(folder / "checks.py")[task]
+    check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
     hidden = load_module(folder / "hidden.py").HIDDEN[task]
     with Submission(place, limits) as submission:
         submission.run_cell(NEEDED)

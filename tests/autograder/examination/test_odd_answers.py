@@ -62,8 +62,8 @@ ANSWERS = {
     "hangs up": loses("average_gradients", average("os.closerange(0, 64)")),
     "a frame of its own": loses(
         "average_gradients",
-        "from course_lib.checking.frames import header\n"
-        "from course_lib.checking.wire import encode\n"
+        "from course_lib.checking.on_ranks.frames import header\n"
+        "from course_lib.checking.on_ranks.wire import encode\n"
         + average(
             "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'left': [[1]]})\n"
             "    for fd in range(3, 64):\n"

@@ -17,7 +17,7 @@ from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.vet import MAX_FILES, _read, _repaired, notes, vet
-from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
+from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.whole_class import leave_few_cases
 
 pytestmark = [
@@ -111,8 +111,7 @@ class Course:
     """
 
     def __init__(self, root: Path) -> None:
-        source = shutil.copytree(SOURCES / ASSIGNMENT, root / SOURCES.name / ASSIGNMENT)
-        leave_few_cases(source)
+        leave_few_cases(copy_assignment(ASSIGNMENT, root))
         shutil.copy(ROOT / "nbgrader_config.py", root)
         self.data = root / "grading"
         self.api = NbGraderAPI(config=load_config(root, data=self.data))
@@ -158,16 +157,20 @@ def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
     assert not list((course.data / "autograded" / name).rglob("x"))
 
 
-def test_a_second_look_finds_nothing(tmp_path: Path) -> None:
+def test_a_second_look_tells_the_same_and_changes_nothing(tmp_path: Path) -> None:
+    """Grading may have been killed before anybody read the note of the first look."""
     folder = tmp_path / "submitted" / "ada" / "one"
     folder.mkdir(parents=True)
     path = folder / "one.ipynb"
     path.write_text('{"cells": [{"cell_type": "code", "source": ["a\\n", "b"]}, null, 3]}')
     vet("one", "*", [str(path)])
-    assert notes["ada", "one"] == [
-        "the notebook is damaged: set aside, and what can be read of it graded in its place"
-    ]
+    told = ["the notebook is damaged: set aside, and what can be read of it graded in its place"]
+    assert notes["ada", "one"] == told
     assert [cell.source for cell in nbformat.read(path, as_version=4).cells] == ["a\nb"]
+    mended = path.read_bytes()
+    vet("one", "*", [str(path)])
+    assert notes["ada", "one"] == told and path.read_bytes() == mended
+    shutil.rmtree(tmp_path / "set_aside")  # or the note is the student's own invention
     vet("one", "*", [str(path)])
     assert notes["ada", "one"] == []
 

@@ -47,7 +47,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
 @pytest.fixture
 def course(released: Course) -> Iterator[Course]:
     """Four submissions, nothing graded, and unchanged checks."""
-    checks = released.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = released.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     hand_in(released.root, released.members)
     yield released
@@ -166,7 +166,7 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     ids=["passes everything", "cannot draw its inputs"],
 )
 def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: str) -> None:
-    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
     checks.write_text(checks.read_text() + broken)
     desk = Desk(course)
@@ -211,7 +211,7 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(local, "ATTEMPTS", 1)  # each takes the start of a worker
     monkeypatch.setattr(local, "IN_A_ROW", 1)
-    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     checks.write_text(checks.read_text() + COUNTS.format(folder=str(tmp_path)))
 
     def grade(good: int) -> tuple[int, str]:

@@ -192,7 +192,7 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
 def test_a_mended_check_changes_nothing_before_it_is_booked(
     course: Course, autograder: Commands
 ) -> None:
-    checks = course.root / "instructor" / ASSIGNMENT / "checks.py"
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     before = booked(course.root)
     who = ("--student", "sum", "--student", "right")

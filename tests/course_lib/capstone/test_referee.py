@@ -65,7 +65,7 @@ def test_a_play_that_hangs_ends_at_its_limit_and_says_where(
     module = sys.modules["course_lib.capstone.referee"]  # the package's attribute is the function
     monkeypatch.setattr(module, "SECONDS", 2.0)
     monkeypatch.setattr(module, "play", hangs)
-    with pytest.raises(TapeError, match=r"to do it again takes more than 2 s") as caught:
+    with pytest.raises(TapeError, match=r"playing the tapes takes more than 2 s") as caught:
         rehearse(train, RACE)
     cause = caught.value.__cause__
     assert isinstance(cause, RankTimeout)
@@ -79,7 +79,7 @@ def test_a_play_that_does_not_start_is_not_the_tapes_fault(monkeypatch: pytest.M
         raise RankTimeout("The start took longer than its limit of 60 s.", [])
 
     monkeypatch.setattr(Ranks, "start", late)
-    with pytest.raises(TapeError, match=r"does not start: .* not the tape's fault: try again"):
+    with pytest.raises(TapeError, match=r"did not start: .* not the tape's fault: try again"):
         rehearse(train, RACE)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from course_lib.checking import Case
 from course_lib.checking.gradient_noise import drawn_anew, near_the_theory, row_gradients
-from course_lib.checking.training import SHAPES
+from course_lib.checking.shared.training import SHAPES
 from tests.helpers.findings import expect_said, said
 
 ROWS, SIZE, COUNT = 4, 2, 2

@@ -159,7 +159,10 @@ def wrapped_inside() -> None:
 
 @pytest.mark.parametrize(
     ("mistake", "message"),
-    [(the_older_wrapper, "wrapped again since"), (wrapped_inside, "wrapped already")],
+    [
+        (the_older_wrapper, "wrapped again, and"),
+        (wrapped_inside, "wrapped already"),
+    ],
 )
 def test_two_wrappers_of_one_module(ranks_of, mistake, message):
     with pytest.raises(RankError, match=message):

@@ -64,7 +64,7 @@ def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
     write(course / LECTURE, notebook("a = 2"))
     (note,) = refresh(course, desk)
     assert note == (
-        f"{LECTURE} is changed by you: it stays, the new version is beside it as 01_topic.new.ipynb"
+        f"{LECTURE} has your changes, so it stays. The new version is beside it: 01_topic.new.ipynb"
     )
     beside = desk / "lectures/01_topic.new.ipynb"
     assert sources(desk / LECTURE) == ["a = 1", "mine"] and sources(beside) == ["a = 2"]
@@ -110,7 +110,7 @@ def test_outputs_of_a_version_that_is_replaced_are_kept_beside_it(course: Path, 
     write(desk / LECTURE, ran(notebook("a = 1", "print(a)")))
     write(course / LECTURE, notebook("a = 2"))
     (note,) = refresh(course, desk)
-    assert note.endswith("yours, with its outputs, is now 01_topic.old.ipynb")
+    assert note.endswith("Yours, with its outputs, is now 01_topic.old.ipynb")
     assert outputs(desk / "lectures/01_topic.old.ipynb") == [
         *("result of a = 1\n", "result of print(a)\n")
     ]
@@ -147,7 +147,7 @@ def test_what_the_course_drops_goes_unless_it_is_the_students(course: Path, desk
     write(desk / CHECKS, "CHECKS = 'mine'")
     (course / LECTURE).unlink()
     (course / CHECKS).unlink()
-    assert refresh(course, desk) == [f"{CHECKS} is no longer part of the course: yours stays"]
+    assert refresh(course, desk) == [f"{CHECKS} is no longer part of the course; your copy stays"]
     assert there(desk) == ["assignments/02_topic/02_topic.ipynb", CHECKS]
     assert not (desk / "lectures").exists() and not (desk / "course_lib").exists()
     assert refresh(course, desk) == []
@@ -160,7 +160,7 @@ def test_a_students_own_file_under_a_name_that_the_course_takes_later(
     write(desk / "lectures/notes.txt", "mine")
     write(course / "lectures/03_later.ipynb", notebook("a = 3"))
     (note,) = refresh(course, desk)
-    assert note.startswith("lectures/03_later.ipynb is changed by you")
+    assert note.startswith("lectures/03_later.ipynb has your changes")
     assert sources(desk / "lectures/03_later.ipynb") == ["my notes"]
     assert (desk / "lectures/notes.txt").read_text() == "mine"
 

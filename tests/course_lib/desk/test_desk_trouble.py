@@ -123,7 +123,9 @@ def test_a_lecture_that_is_damaged_in_the_course_takes_nothing_away(
     course: Path, desk: Path
 ) -> None:
     write(course / LECTURE, "<<<<<<< HEAD")
-    assert refresh(course, desk) == [f"{LECTURE} is damaged in the course itself: not handed out"]
+    assert refresh(course, desk) == [
+        f"{LECTURE} is damaged in the course itself, so it was not handed out"
+    ]
     assert sources(desk / LECTURE) == ["a = 1", "print(a)", ""]
 
 
@@ -144,7 +146,7 @@ def test_the_command_says_what_a_student_should_know(
     write(course / LECTURE, notebook("a = 2"))
     assert main([]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"desk: {LECTURE} is changed by you")
+    assert line.startswith(f"desk: {LECTURE} has your changes")
     monkeypatch.setattr("course_lib.desk.__main__.COURSE", course / "lectures")
     assert main([]) == 2
     assert "pip install -e" in capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_a_machine_that_grades_wrongly_is_told(
         monkeypatch.setattr(sandbox, "_CANARY_SECONDS", 0.5)
     found = sandbox.graded()
     assert words in found.told and found.needed_for == "grading"
-    assert "grade nothing here" in found.advice
+    assert "do not grade here" in found.advice
 
 
 def test_without_solutions_it_says_what_was_not_tried(
@@ -104,7 +104,7 @@ def test_without_solutions_it_says_what_was_not_tried(
 ) -> None:
     monkeypatch.setattr(sandbox, "find_course", lambda: tmp_path)
     found = sandbox.graded()
-    assert found.fine and ("not tried" in found.told or sys.platform != "linux")
+    assert found.fine and ("not tested" in found.told or sys.platform != "linux")
 
 
 def test_a_look_that_stumbles_is_a_finding_too() -> None:
@@ -136,7 +136,7 @@ def test_an_incomplete_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     ("version", "cuda", "driver", "fine", "words"),
     [
         ("2.13.0+cpu", None, False, True, "built for the CPU"),
-        ("2.13.0", "13.0", False, True, "only takes up disk"),
+        ("2.13.0", "13.0", False, True, "only uses disk space"),
         ("2.13.0+cpu", None, True, False, "there are GPUs"),
         ("2.13.0", "13.0", True, True, "CUDA 13.0"),
     ],
@@ -159,14 +159,14 @@ def test_gpus_are_named_with_whether_ranks_may_share_them(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda each: "NVIDIA Fast")
-    monkeypatch.setattr("course_lib.ranks.placement.nccl_version", lambda: (2, 27))
+    monkeypatch.setattr("course_lib.ranks.for_graders.nccl_version", lambda: (2, 27))
     told = machine.gpus().told
     assert told == f"1: NVIDIA Fast; {share(2, 1, (2, 27)).why}"
 
 
 def test_full_disks_and_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 2**40, 2**20))
-    assert "make room" in machine.disk().advice
+    assert "free some space" in machine.disk().advice
     monkeypatch.setattr(machine, "_available", lambda: 2**29)
     assert machine.memory().told.startswith("0.5 GiB") and machine.memory().advice
     monkeypatch.setattr(machine, "_available", lambda: None)

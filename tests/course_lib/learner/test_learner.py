@@ -142,7 +142,7 @@ def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> No
     assert "there are rank" in capsys.readouterr().err
     mine.write_text("<<<<<<< HEAD")
     assert main(["check", NAME]) == 2
-    assert "is no notebook any more" in capsys.readouterr().err
+    assert "is not a valid notebook any more" in capsys.readouterr().err
 
 
 def test_check_survives_a_cell_that_ends_the_process(mine: Path, capfd: Any) -> None:
@@ -178,12 +178,12 @@ def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> 
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
     if how == signal.SIGINT:
-        assert process.returncode == 130 and "nothing is left running" in told
+        assert process.returncode == 130 and "no process is left running" in told
 
 
 def test_progress_counts_points_predictions_and_time(course: Path, capsys: Any) -> None:
     assert main(["progress"]) == 0
-    assert "Nothing is noted yet" in capsys.readouterr().out
+    assert "Nothing is recorded yet" in capsys.readouterr().out
     notes = course / "work" / ".desk"
     notes.mkdir(parents=True)
 
@@ -224,7 +224,7 @@ def test_solution_is_shown_after_a_question(
 def test_solution_says_where_there_is_none(course: Path, capsys: Any) -> None:
     (course / "instructor").rename(course.parent / "kept back")
     assert main(["solution", NAME, "--yes"]) == 2
-    assert "leaves out instructor/" in capsys.readouterr().err
+    assert "has no instructor/" in capsys.readouterr().err
 
 
 def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
@@ -264,7 +264,7 @@ def test_an_old_python_is_told_in_one_sentence(
         ast.parse(source, feature_version=(3, 9))
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "course: needs Python 3.11 or newer, and this is 3.9\n"
+    assert capsys.readouterr().err == "course: needs Python 3.11 or newer; this is 3.9\n"
 
 
 def test_a_full_disk_is_told_with_what_to_do(
@@ -277,4 +277,4 @@ def test_a_full_disk_is_told_with_what_to_do(
     monkeypatch.setattr("course_lib.desk.records.put", full)
     assert main(["start", NAME]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "No space left" in line and "make room" in line and "--desk" in line
+    assert "No space left" in line and "free some space" in line and "--desk" in line

@@ -80,10 +80,10 @@ def test_the_first_spares_pay_and_too_many_do_not() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"replica": 0}, "a replica has 1 to"),
-        ({"spares": 16384}, "a replica has 1 to 0"),
-        ({"device_mtbf": 0}, "device_mtbf is above 0"),
-        ({"restart": -1}, "restart is 0 or more"),
+        ({"replica": 0}, "replica must be 1 to"),
+        ({"spares": 16384}, "replica must be 1 to 0"),
+        ({"device_mtbf": 0}, "device_mtbf must be above 0"),
+        ({"restart": -1}, "restart must be 0 or more"),
     ],
 )
 def test_what_is_no_fleet_is_refused(change: dict[str, float], words: str) -> None:

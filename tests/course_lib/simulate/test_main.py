@@ -69,14 +69,14 @@ def test_validate_has_a_line_per_run(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["step"], "say --layers --width --heads --vocabulary, or --like"),
+        (["step"], "give --layers --width --heads --vocabulary, or --like"),
         (["step", "--like", "nothing"], "no published run begins with 'nothing'"),
         (["step", *TINY, "--tensor=3"], "tensor=3 does not divide"),
-        (["step", *TINY, "--data=3", "--batch=4"], "take a multiple of 3"),
-        (["step", *TINY, "--zero=4"], "zero is a stage of ZeRO"),
-        (["step", *TINY, "--schedule=best"], "schedule is one of 1f1b"),
-        (["failures", "--devices", "0"], "a replica has 1 to 0 devices"),
-        (["search", *TINY, "--ranks=0", "--batch=1"], "--ranks is at least 1"),
+        (["step", *TINY, "--data=3", "--batch=4"], "use a multiple of 3"),
+        (["step", *TINY, "--zero=4"], "zero must be a stage of ZeRO"),
+        (["step", *TINY, "--schedule=best"], "schedule must be one of 1f1b"),
+        (["failures", "--devices", "0"], "replica must be 1 to 0 devices"),
+        (["search", *TINY, "--ranks=0", "--batch=1"], "--ranks must be at least 1"),
     ],
     ids=lambda case: "-".join(case[-1:]) if isinstance(case, list) else "",
 )

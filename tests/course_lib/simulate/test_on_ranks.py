@@ -98,7 +98,7 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
     [
         (8, {"data": 1024, "batch": 1024}, "more than 512"),
         (8, {"tensor": 3, "batch": 1}, "does not divide width"),
-        (8, {"pipeline": 9, "batch": 9}, "some are empty"),
+        (8, {"pipeline": 9, "batch": 9}, "too few"),
         (2, {"data": 4, "batch": 4}, "overlap=False"),
         (8, {"data": 2, "zero": 1, "batch": 2}, "overlap=False"),
         (8, {"data": 2, "expert": 2, "batch": 2}, "experts"),

@@ -51,5 +51,5 @@ def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:
     lines = FILE.read_text().splitlines()
     broken = tmp_path / "runs.csv"
     broken.write_text("\n".join([*lines[:2], lines[2].replace("selene", "atlantis")]))
-    with pytest.raises(ValueError, match=r"runs\.csv, line 3: no cluster 'atlantis'"):
+    with pytest.raises(ValueError, match=r"runs\.csv, line 3: there is no cluster 'atlantis'"):
         load(broken)

@@ -36,7 +36,7 @@ def test_every_candidate_uses_all_devices_and_the_whole_batch() -> None:
 
 def test_a_model_that_fits_nowhere_says_what_it_would_take() -> None:
     huge = Transformer(layers=100, width=16384, heads=64, vocabulary=50000)
-    with pytest.raises(ValueError, match=r"the smallest takes .* GB of 80"):
+    with pytest.raises(ValueError, match=r"the smallest needs .* GB of 80"):
         search(huge, SELENE, ranks=8, batch=8)
     with pytest.raises(ValueError, match="cuts a batch of 3 sequences evenly"):
         search(Transformer(7, 64, 1, 10), SELENE, ranks=512, batch=3)

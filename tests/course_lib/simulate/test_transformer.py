@@ -98,7 +98,10 @@ def test_fused_attention_keeps_no_scores_and_skips_half_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"layers": 0}, "layers is at least 1"), ({"top_k": 2}, "visits 2 of 1 experts")],
+    [
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"top_k": 2}, "top_k=2 is more than experts=1"),
+    ],
 )
 def test_what_is_no_transformer_is_refused(change: dict[str, int], words: str) -> None:
     shape = {"layers": 2, "width": 8, "heads": 2, "vocabulary": 10}

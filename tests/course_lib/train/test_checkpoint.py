@@ -138,7 +138,7 @@ def test_a_checkpoint_that_the_system_does_not_let_read_is_not_taken_for_damaged
     newest.mkdir()  # an OSError for root too, whom no permission stops
     messages = ranks.run(refusal, config)
     assert messages[0] == messages[1]
-    assert f"Is a directory: '{newest}'. Name another folder" in messages[0]
+    assert f"Is a directory: '{newest}'. Choose another folder" in messages[0]
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, ch
     ranks.run(train, config)
     with pytest.raises(RankError, match=words) as error:
         ranks.run(train, replace(config, **change))
-    assert "name another folder with --checkpoint" in str(error.value)
+    assert "choose another folder with --checkpoint" in str(error.value)
 
 
 def test_options_that_do_not_decide_what_comes_out_may_change(ranks_of, tmp_path):
@@ -190,5 +190,5 @@ def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_refused_on_all_ranks(ranks_of, tmp_path):
     (tmp_path / "file").write_text("")
     config = replace(TEXT, checkpoint=str(tmp_path / "file" / "runs"))
-    with pytest.raises(RankError, match="Name another folder"):
+    with pytest.raises(RankError, match="Choose another folder"):
         ranks_of("simulated", 2).run(train, config)

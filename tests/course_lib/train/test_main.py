@@ -82,7 +82,7 @@ def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(r
     assert process.returncode == 0, errors
     assert (tmp_path / "rank 1 was killed").exists()
     assert "Traceback" not in errors  # rank 0, which lost its peer, says so in a line
-    assert "going on from kept at step 6 of 12" in output
+    assert "continuing from kept at step 6 of 12" in output
 
     config = TrainConfig(**vars_of(SMALL), steps=12, log_every=0)
     expected = same_everywhere(ranks_of("cpu", 2).run(train, config))
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
         process.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
         output, errors = process.communicate(timeout=45)
     assert process.returncode != 0
-    assert re.search(r"interrupted\. kept has step \d+: the same command goes on", errors)
+    assert re.search(r"interrupted\. kept has step \d+: the same command continues", errors)
     assert errors.count("interrupted") == 1
     assert "course_lib/train" not in errors  # torchrun's own traceback is all there is
     assert "KeyboardInterrupt" not in errors + output
@@ -169,9 +169,7 @@ def test_the_command_line_has_every_option_and_its_default():
     assert all(f"--{field.name.replace('_', '-')}" in shown for field in fields(TrainConfig))
 
 
-@pytest.mark.parametrize(
-    ("rank", "words"), [("0", "--lr is -1.0: it has to be above 0"), ("1", "")]
-)
+@pytest.mark.parametrize(("rank", "words"), [("0", "--lr is -1.0: it must be above 0"), ("1", "")])
 def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, words):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setattr("sys.argv", ["train", "--lr", "-1"])
@@ -197,7 +195,7 @@ def test_a_wrong_option_is_reported_also_if_rank_0_comes_last(tmp_path):
     with started(*TORCHRUN, "late.py", "--lr", "-1", folder=tmp_path) as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert errors.count("course_lib.train: --lr is -1.0: it has to be above 0") == 1
+    assert errors.count("course_lib.train: --lr is -1.0: it must be above 0") == 1
 
 
 def test_more_ranks_than_gpus_cannot_ask_for_gpus(monkeypatch):

@@ -60,7 +60,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "goes on from here" in err and "Traceback" not in err
+    assert "to continue from here" in err and "Traceback" not in err
     there = len(Records(results))
     assert there >= 1
     results.write_text(results.read_text() + '{"key": {"ki')  # as if it had been killed
@@ -107,8 +107,8 @@ def test_tuning_tries_the_same_rates_for_all_and_the_map_takes_the_best(
         (["--bandwidths", "0"], "bandwidths above 0"),
         (["--seeds", "-1"], "at least 1"),
         (["--straggler", "0"], "above 0"),
-        (["--write"], "goes with --tune"),
-        (["--tune", "--write", "--algorithms", "flat"], "with all algorithms"),
+        (["--write"], "needs --tune"),
+        (["--tune", "--write", "--algorithms", "flat"], "all algorithms"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from course_lib import cost_model
 from course_lib.ranks import Network, Ranks
+from course_lib.ranks._torch.collective_table import COLLECTIVES, KINDS
 from course_lib.ranks.costs.collective_time import (
     collective_bytes,
     collective_time,
     split_bytes,
 )
-from course_lib.ranks.fabric.values import apply_collective
-from course_lib.ranks.metered.collective_table import COLLECTIVES, KINDS
+from course_lib.ranks.simulated.collectives import apply_collective
 
 ALGORITHMS = ("ring", "tree", "central", "halving-doubling")
 NUMEL = 84_000  # divides by 1 … 8

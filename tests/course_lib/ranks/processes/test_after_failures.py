@@ -153,8 +153,7 @@ def test_a_signal_that_is_heard_late_does_not_end_the_next_call(ranks: Ranks) ->
     """It is: the rank answers from its main thread, while the one that hears it has no turn."""
 
     def program() -> bool:
-        from course_lib.ranks.metered import world
-        from course_lib.ranks.processes import worker
+        from course_lib.ranks.processes import worker, world
 
         if dist.get_rank() == 0:
             time.sleep(0.5)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from course_lib.ranks.simulated.streams import RankStreams
+from course_lib.ranks.simulated.rank_streams import RankStreams
 
 
 def test_a_stream_that_somebody_keeps_may_outlive_the_one_it_stands_in_for(

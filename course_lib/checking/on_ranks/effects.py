@@ -1,0 +1,152 @@
+"""What a function leaves behind: the rank's side, which tells what is there and judges nothing.
+
+All of it comes from a process that belongs to the student's code, which may tell anything. So it
+tells things and no verdicts: the tensors that came in, as they are now; addresses; states before
+and after. `side_effects`, where the verdict is made, compares them with what was sent. What has to
+be told falsely, one by one, is as much work as to leave it as it was: whoever sends back copies
+that he took beforehand could have worked on copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from course_lib.checking.on_ranks.wire import NotPlainError, encode
+
+
+class Watch:
+    """Notes what is there before the student's function runs; tells what is there afterwards.
+
+    Args:
+        watched: name → what must stay as it was; its tensors are those of now, whatever comes in
+            their containers later.
+
+    """
+
+    def __init__(self, watched: Mapping[str, Any]) -> None:
+        self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
+        self._parameters: dict[str, tuple[Sequence[Tensor], bool, dict[str, Any]]] = {}
+        self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
+        self._states = {name: _state_of(name) for name in GENERATORS}
+
+    def add_module(self, name: str, module: nn.Module) -> None:
+        """Watch what is not for a training step to change: mode, structure, hooks."""
+        self._modules[name] = module, aspects(module)
+
+    def add_parameters(
+        self, name: str, parameters: Sequence[Tensor], *, values: bool = True
+    ) -> None:
+        """Watch parameters whose gradients, and without `values` they too, may be changed."""
+        self._parameters[name] = parameters, values, _of_parameters(parameters, values)
+
+    def told(self, output: Any) -> dict[str, Any]:
+        """Return what is there now, and of some what was there before. `output`: of the program."""
+        told = {
+            "inputs": {name: sent_back(tensors) for name, tensors in self._tensors.items()},
+            "addresses": {
+                "of the inputs": {name: _addresses(each) for name, each in self._tensors.items()},
+                "of the output": _addresses(tensors_in(output)),
+            },
+            "parameters": {
+                name: [before, _of_parameters(parameters, values)]
+                for name, (parameters, values, before) in self._parameters.items()
+            },
+            "modules": {
+                name: [before, aspects(module), any(map(_beyond_autograd, module.parameters()))]
+                for name, (module, before) in self._modules.items()
+            },
+            "generators": {
+                name: [before, _state_of(name)] for name, before in self._states.items()
+            },
+            "gradients": torch.is_grad_enabled(),
+            "dtype": str(torch.get_default_dtype()),
+        }
+        torch.set_default_dtype(torch.float32)  # the next case may be this process's, too
+        return told
+
+
+def sent_back(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return copies of the tensors; ``None`` for one that has become nothing that can be sent."""
+    return [_copy(tensor) for tensor in tensors]
+
+
+def _copy(tensor: Tensor) -> Tensor | None:
+    try:
+        encode(tensor)
+    except NotPlainError:
+        return None
+    return tensor.detach().clone()
+
+
+def _addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Return where the memory of each tensor begins; 0 of one without numbers."""
+    return [t.untyped_storage().data_ptr() if t.numel() else 0 for t in tensors]
+
+
+def _of_parameters(parameters: Sequence[Tensor], values: bool) -> dict[str, Any]:
+    return {
+        "values": sent_back(parameters) if values else [],
+        "requires_grad": [each.requires_grad for each in parameters],
+        "hooks": sum(map(_hooks_on, parameters)),
+        "inference": any(map(_beyond_autograd, parameters)),
+    }
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a plain value."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def aspects(module: nn.Module) -> dict[str, Any]:
+    """Return what of a module is not for a function to change, by its code in `SENTENCES`."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    parameters = dict(module.named_parameters())
+    return {
+        "mode": [each.training for each in module.modules()],
+        "structure": [(name, id(p)) for name, p in parameters.items()]
+        + [name for name, _ in module.named_buffers()],
+        "requires_grad": [p.requires_grad for p in parameters.values()],
+        "hooks": [len(getattr(each, name)) for each in module.modules() for name in names]
+        + [_hooks_on(parameter) for parameter in parameters.values()],
+    }
+
+
+def _hooks_on(parameter: Tensor) -> int:
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return len(parameter._backward_hooks or ()) + len(after or ())
+
+
+def _beyond_autograd(parameter: Tensor) -> bool:
+    gradient = parameter.grad
+    return parameter.is_inference() or (gradient is not None and gradient.is_inference())
+
+
+def _numpy_state() -> bytes:
+    kind, words, *rest = np.random.get_state()
+    return repr((kind, *rest)).encode() + np.asarray(words).tobytes()
+
+
+GENERATORS: dict[str, Callable[[], bytes]] = {
+    "torch": lambda: torch.get_rng_state().numpy().tobytes(),
+    "Python": lambda: repr(random.getstate()).encode(),
+    "NumPy": _numpy_state,
+}
+"""Name → what gives its state."""
+
+
+def _state_of(name: str) -> str:
+    return hashlib.sha256(GENERATORS[name]()).hexdigest()

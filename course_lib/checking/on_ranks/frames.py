@@ -1,0 +1,138 @@
+"""Frames on a stream socket: how plain values travel between an examiner and student code.
+
+A frame is a header and a payload, which `wire` made::
+
+    magic | kind, 4 bytes | payload length, 8 bytes | payload
+
+The reader caps the length before it allocates anything.
+"""
+
+import socket
+import struct
+from enum import IntEnum
+
+from course_lib.checking.on_ranks.wire import MAX_BYTES, WireError
+
+_FRAME = struct.Struct("<4sIQ")
+_FRAME_MAGIC = b"DDPf"
+_CHUNK = 2**20
+
+
+class Frame(IntEnum):
+    """Kinds of frames between an examiner and the processes that run student code."""
+
+    CELL = 1
+    """To the notebook process: run a cell."""
+    TAKE = 2
+    """To the notebook process: hand over a function."""
+    DONE = 3
+    """From the notebook process: the answer. From a node: how one of its ranks ended."""
+    FUNCTION = 4
+    """From the notebook process, and on to the ranks: a student's function, in bytes that only they
+    may read."""
+    INPUT = 5
+    """To a rank: its input; it then runs the program."""
+    OUTPUT = 6
+    """From a rank: what the program returned."""
+    FAILURE = 7
+    """From a rank: the exception that the program raised, as texts."""
+    TOUCHED = 10
+    """From a rank, before its output: which buffers it used before their ``wait()``; see
+    `Observed.touched`."""
+    READY = 9
+    """From either: it stands, with all that it was given; from here on the student's code runs."""
+    PROGRAM = 8
+    """To a rank: the check's program."""
+
+
+def header(kind: int, payload: bytes) -> bytes:
+    """Return what stands in front of the payload. ``kind`` is the protocol's, in [0, 2**32)."""
+    return _FRAME.pack(_FRAME_MAGIC, kind, len(payload))
+
+
+def send_frame(sock: socket.socket, kind: int, payload: bytes) -> None:
+    """Write one frame to a blocking stream socket."""
+    sock.sendall(header(kind, payload))
+    sock.sendall(payload)
+
+
+def recv_frame(sock: socket.socket, max_bytes: int = MAX_BYTES) -> tuple[int, bytes]:
+    """Read one frame from a blocking stream socket and return its kind and payload.
+
+    Raises:
+        EOFError: the other end closed the stream between two frames.
+        WireError: it closed the stream inside a frame, sent something that is not a frame, or
+            announced more than ``max_bytes``; nothing is allocated for those.
+    """
+    start = _receive(sock, _FRAME.size)
+    if not start:
+        raise EOFError("the stream has ended")
+    if len(start) < _FRAME.size:
+        raise WireError("the stream ended inside a frame's header")
+    kind, length = _parse_header(start, max_bytes)
+    payload = _receive(sock, length)
+    if len(payload) < length:
+        raise WireError(f"the stream ended after {len(payload)} of a frame's {length} bytes")
+    return kind, payload
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        chunk = sock.recv(min(size - len(received), _CHUNK))
+        if not chunk:
+            break
+        received += chunk
+    return bytes(received)
+
+
+def _parse_header(header: bytes | bytearray, max_bytes: int) -> tuple[int, int]:
+    magic, kind, length = _FRAME.unpack_from(header)
+    if magic != _FRAME_MAGIC:
+        raise WireError("the bytes do not begin like a frame")
+    if length > max_bytes:
+        raise WireError(f"a frame of {length} bytes; at most {max_bytes} are accepted")
+    return kind, length
+
+
+class FrameReader:
+    """Frames out of a stream that arrives in pieces: for one who reads many sockets at once.
+
+    It never holds more than one frame of ``max_bytes`` and the last piece. After a ``WireError``
+    the stream has no meaning any more, and every further ``feed`` raises it again.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._error: WireError | None = None
+
+    @property
+    def inside_frame(self) -> bool:
+        """Whether a frame has begun that has not ended: an end of stream would cut it."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """Add the next piece of the stream; return the frames that are complete now.
+
+        Raises:
+            WireError: what arrived is not a frame, or announces more than ``max_bytes``. Frames
+                complete before it in the same piece are lost with it.
+        """
+        if self._error is not None:
+            raise self._error
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _FRAME.size:
+            try:
+                kind, length = _parse_header(self._buffer, self._max_bytes)
+            except WireError as error:
+                self._error = error
+                self._buffer.clear()
+                raise
+            end = _FRAME.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append((kind, bytes(memoryview(self._buffer)[_FRAME.size : end])))
+            del self._buffer[:end]
+        return frames

@@ -1,0 +1,229 @@
+"""The rank's side of a `task`: it dresses the arguments, calls the program, tells what is left.
+
+What goes in and out are plain values. Nothing here decides anything: on ranks that nobody trusts,
+it runs beside the student's code.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+import types
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.checking.on_ranks.effects import Watch, sent_back, tensors_in
+from course_lib.checking.on_ranks.held import HeldMemory
+from course_lib.checking.on_ranks.wire import NotPlainError, encode, leaves, without_numbers
+from course_lib.ranks.explain.lines import OURS, is_installed
+
+
+class Given:
+    """What a task's program is given beside its input: the case's forms, ready to hand on.
+
+    Attributes:
+        group: the process group of this rank, or ``None`` for all ranks.
+        device: where the input's tensors are, and a model should be.
+
+    """
+
+    def __init__(self, form: dict[str, Any], watched: dict[str, Any]) -> None:
+        self._iterable: str = form["iterable"]
+        self._training: bool = form["training"]
+        self.device = _device()
+        self.group = _my_group(form["groups"])
+        # After the groups: PyTorch may draw random numbers for their names.
+        self.watch = Watch(watched)
+
+    def group_among(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Return the group of this rank, for a function that works in several groups at once.
+
+        Args:
+            groups: lists of ranks, each rank in one of them; the same on all ranks.
+
+        """
+        mine = _my_group(groups)
+        assert mine is not None, "every rank is in a group"
+        return mine
+
+    def iterable(self, items: Sequence[Any]) -> Iterable[Any]:
+        """Return the items as a list, a tuple or a generator: whatever may be walked once."""
+        if self._iterable == "generator":
+            return (item for item in items)
+        return tuple(items) if self._iterable == "tuple" else list(items)
+
+    def model(self, module: nn.Module) -> nn.Module:
+        """Return the module in the case's mode; its mode, hooks and structure are watched."""
+        module.train(self._training)
+        self.watch.add_module("the model", module)
+        return module
+
+
+class _Groups(threading.local):
+    """The groups of this rank that earlier cases made: a process can hold only so many."""
+
+    def __init__(self) -> None:
+        self.world: Any = None
+        self.made: dict[tuple[int, ...], Any] = {}
+
+
+_groups = _Groups()
+
+
+def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Return the group among these that this rank is in; all ranks must ask for the same."""
+    if _groups.world is not dist.group.WORLD:
+        _groups.world, _groups.made = dist.group.WORLD, {}
+    mine = None
+    for members in map(tuple, groups):
+        if members not in _groups.made:
+            _groups.made[members] = dist.new_group(list(members))
+        if dist.get_rank() in members:
+            mine = _groups.made[members]
+    return mine
+
+
+def _world() -> dist.ProcessGroup | None:
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+_DESTROYED = "the process group was destroyed or replaced: it belongs to the caller, who needs it"
+
+Program = Callable[[Callable[..., Any], Any, Given], Any]
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """A task's program as a `Check` has it: from plain values to plain values.
+
+    Args:
+        program: ``program(function, mine, given)``, the author's.
+        may_change: keys of the input that the function may change, or return.
+        counts_memory: whether the bytes of tensors that are held are counted, from the first call
+            of the function until the program ends.
+
+    """
+
+    program: Program
+    may_change: tuple[str, ...] = ()
+    counts_memory: bool = False
+
+    def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
+        """Run the program; return its value and what it leaves behind."""
+        kept = self._kept_from(function, mine["before"]) if "before" in mine else []
+        before = sent_back(kept)
+        form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
+        watched = own if isinstance(own, dict) else {"its input": own}
+        given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
+        world = _world()  # none where a task needs no ranks and nobody made a group
+        held = HeldMemory() if self.counts_memory else None
+        try:
+            with ExitStack() as counting:
+                if held is not None:
+                    function = _begins(counting, held, function)
+                value = simple(self.program(function, own, given))
+                if held is not None:
+                    held.add_whole(value)
+            if _world() is not world:
+                raise RuntimeError(_DESTROYED)
+        except Exception as error:
+            # Only the student's lines: ours and PyTorch's lead to them, or come after.
+            raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
+        try:
+            for place, leaf in leaves(value):
+                encode(leaf, without_numbers(place) or "what comes back")
+        except NotPlainError as error:
+            return {"refused": str(error)}
+        left = {
+            **given.watch.told(value),
+            "asks": [tensor.requires_grad for tensor in tensors_in(own)],
+            "kept": [before, sent_back(kept)],
+        }
+        answer = {"value": value, "left": left}
+        return answer if held is None else {**answer, "held": held.told}
+
+    def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
+        """Run the program with another input; return the tensors that came back."""
+        own = _laid_out(before["own"], before["form"]["layout"])
+        try:
+            value = simple(self.program(function, own, Given(before["form"], {})))
+        except Exception as error:
+            raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()  # in the trace, what follows it is the case's own
+        return list(tensors_in(value))
+
+
+def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function; its first call begins the count, which ends with the stack."""
+    begun: list[HeldMemory] = []
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if not begun:
+            begun.append(stack.enter_context(held))
+        return function(*args, **kwargs)
+
+    return counted
+
+
+def simple(value: Any) -> Any:
+    """Return the value with NumPy's numbers and arrays as Python's and torch's, slices as pairs."""
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(simple(item) for item in value)
+    if type(value) is dict:
+        return {key: simple(item) for key, item in value.items()}
+    if isinstance(value, np.bool_ | np.floating):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value)
+    if isinstance(value, slice | range) and getattr(value, "step", None) in (None, 1):
+        return simple((value.start, value.stop))
+    if isinstance(value, Tensor | bool | int) or not hasattr(value, "__index__"):
+        return value
+    return operator.index(value)
+
+
+def own_frames(trace: types.TracebackType | None, program: Program) -> types.TracebackType | None:
+    """Return a traceback without the frames of the course, of the check and of PyTorch."""
+    check = program.__code__.co_filename
+    frames = []
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name != check and not name.startswith(OURS) and not is_installed(name):
+            frames.append(trace)
+        trace = trace.tb_next
+    following = None
+    for each in reversed(frames):
+        following = types.TracebackType(following, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return following
+
+
+def _device() -> torch.device:
+    """Return this rank's device: only on GPU ranks somebody has initialised CUDA."""
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")  # type: ignore[no-untyped-call]
+
+
+def _laid_out(value: Any, layout: str) -> Any:
+    """Return the plain value with its tensors laid out in memory as the case says."""
+    if isinstance(value, Tensor):
+        if layout == "transposed" and value.dim() > 1:
+            value = value.transpose(0, -1).contiguous().transpose(0, -1)
+        if layout == "strided" and value.dim():
+            wide = value.new_zeros(*value.shape[:-1], 2 * value.shape[-1])
+            wide[..., ::2] = value
+            value = wide[..., ::2]
+        return value.to(_device())
+    if isinstance(value, dict):
+        return {key: _laid_out(item, layout) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_laid_out(item, layout) for item in value)
+    return value

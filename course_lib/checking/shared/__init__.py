@@ -1,0 +1,6 @@
+"""Inputs, programs and judges that several assignments need.
+
+- `averaging`, `training`: means over a group, and steps of training that use them
+- `sums`: exact sums of what the ranks of a group have
+- `chain`: a chain of layers whose backward takes time
+"""

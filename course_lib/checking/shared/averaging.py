@@ -1,0 +1,123 @@
+"""Gradients that are averaged over ranks: inputs, program, judge.
+
+A wrong average is a wrong mixture. Member k of a group should hold ``sum_j M[k, j] v_j`` of the
+members' values v_j; nearly every mistake that people make is another matrix M, and so can be named
+when its numbers appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checking.cases import Case
+from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.on_ranks.given import Given
+
+Matrix = Callable[[Tensor], Tensor]
+"""From the members' numbers of rows, shape (K,), to the mixture, shape (K, K)."""
+
+
+def mean(rows: Tensor) -> Tensor:
+    """Every member counts as much: 1/K."""
+    return torch.ones_like(rows.outer(rows)) / len(rows)
+
+
+def by_rows(rows: Tensor) -> Tensor:
+    """Every member counts with its rows: B_j / B."""
+    return (rows / rows.sum()).expand(len(rows), -1)
+
+
+def own(rows: Tensor) -> Tensor:
+    """Every member holds its own value: the identity."""
+    return torch.eye(len(rows), dtype=rows.dtype)
+
+
+MISTAKES: dict[str, Matrix] = {
+    "the sum over the ranks, not the mean": lambda rows: len(rows) * mean(rows),
+    "this rank's own gradient: nothing was averaged": own,
+    "this rank's own gradient divided by the number of ranks: the sum did not arrive here (reduce "
+    "gives it to one rank, all_reduce to all)": lambda rows: own(rows) / len(rows),
+    "the first rank's gradient": lambda rows: own(rows)[:1].expand(len(rows), -1),
+    "the mean divided by the number of ranks once more": lambda rows: mean(rows) / len(rows),
+}
+
+
+def equals_mean(of: str, words: str, **options: Any) -> Judge:
+    """Judge by the mean over the group of a list of tensors.
+
+    Args:
+        of: key of the input whose tensors are averaged; None in the list stays None.
+        words: key of the value that holds the means, and the words of the report: ``{}`` stands for
+            the position, as in ``gradient of parameter {}``.
+        **options: of `equals`.
+
+    """
+
+    def mixed(matrix: Matrix) -> Oracle:
+        def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+            row = matrix(torch.ones(len(inputs), dtype=torch.float64))[me]
+            columns = zip(*(each[of] for each in inputs), strict=True)
+            return {words: [None if vs[0] is None else _mix(row, vs) for vs in columns]}
+
+        return oracle
+
+    return equals(mixed(mean), {name: mixed(m) for name, m in MISTAKES.items()}, **options)
+
+
+def _mix(row: Tensor, values: Sequence[Tensor]) -> Tensor:
+    total = sum(m * value.double() for m, value in zip(row, values, strict=True))
+    assert isinstance(total, Tensor)
+    return total.to(values[0].dtype)
+
+
+def gradient_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw the same weights and other gradients for every rank.
+
+    The case has ``shapes``, one per parameter, and may have ``frozen``, positions of parameters
+    that have no gradient on any rank.
+    """
+    shapes, frozen = case.parameters["shapes"], case.parameters.get("frozen", ())
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    weights = draw()
+    return [
+        {
+            "weights": weights,
+            "gradients": [None if i in frozen else g for i, g in enumerate(draw())],
+        }
+        for _ in range(case.world_size)
+    ]
+
+
+def gradient_program(average: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``average(params, group=group)`` where params have these gradients; return theirs."""
+    params = []
+    for weight, gradient in zip(mine["weights"], mine["gradients"], strict=True):
+        params.append(nn.Parameter(weight, requires_grad=gradient is not None))
+        params[-1].grad = gradient
+    given.watch.add_parameters("the parameters", params)
+    average(given.iterable(params), group=given.group)
+    return {"gradient of parameter {}": [param.grad for param in params]}
+
+
+def gradient_count(case: Case, rank: int) -> int:
+    """Return how many gradients a rank of such a case has."""
+    return len(case.parameters["shapes"]) - len(case.parameters.get("frozen", ()))
+
+
+def gradient_bytes(case: Case, rank: int) -> int:
+    """Return how many bytes they are together."""
+    frozen = case.parameters.get("frozen", ())
+    shapes = [s for i, s in enumerate(case.parameters["shapes"]) if i not in frozen]
+    return case.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def unless_alone(limit: Callable[[Case, int], int]) -> Callable[[Case, int], int]:
+    """Return the limit for ranks that have others in their group, and 0 for one alone."""
+    return lambda case, rank: limit(case, rank) if len(case.members(rank)) > 1 else 0

@@ -1,0 +1,1 @@
+"""What ranks need of PyTorch beyond its documentation, and the one table of collectives."""

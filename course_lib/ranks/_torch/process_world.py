@@ -1,0 +1,76 @@
+"""PyTorch's world of process groups, one per process: tables, numbers, and what makes groups.
+
+Ranks that are processes live in it from call to call; `thread_worlds` gives threads their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+
+def number_groups_from(count: int) -> None:
+    """Let the next group that this process makes have the number `count`, its name."""
+    c10d._world.group_count = count
+
+
+def all_groups() -> list[Any]:
+    """Return the groups of this process."""
+    return list(c10d._world.pg_map)
+
+
+def name_of(group: Any) -> str | None:
+    """Return a group's name; ``None`` if it is in no table."""
+    return c10d._world.pg_names.get(group)
+
+
+def is_registered(backend: object) -> bool:
+    """Return whether a backend of this name was added to PyTorch's own."""
+    return str(backend).upper() in dist.Backend._plugins
+
+
+def replace_new_group(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put ``wrap(before)`` in the place of what every way to make a group goes through."""
+    c10d._new_group_with_tag = wrap(c10d._new_group_with_tag)
+
+
+def pickle_objects_with(pickler: Any) -> None:
+    """Let ``dist.send_object_list`` and its like make pickles by `pickler`, a class."""
+    c10d._pickler = pickler
+
+
+def group_names(mesh: Any) -> Iterator[str]:
+    """Yield the names of the groups that a device mesh holds."""
+    yield from getattr(mesh, "_dim_group_names", None) or ()
+    for info in getattr(mesh, "_dim_group_infos", None) or ():  # before 2.9
+        yield info[2]
+
+
+def tables_of(group: Any) -> tuple[Any, ...]:
+    """Return what the tables hold of a group."""
+    world = c10d._world
+    return (
+        world.pg_map[group],
+        world.pg_names[group],
+        world.pg_group_ranks[group],
+        world.pg_backend_config[group],
+        world.pg_to_tag.get(group),
+        [tag for tag, groups in world.tags_to_pg.items() if group in groups],
+    )
+
+
+def put_back(group: Any, kept: tuple[Any, ...]) -> None:
+    """Enter again a group that was taken out and turned out to be in use."""
+    world = c10d._world
+    world.pg_map[group], name, world.pg_group_ranks[group] = kept[:3]
+    world.pg_names[group] = name
+    world.pg_backend_config[group] = kept[3]
+    if kept[4] is not None:
+        world.pg_to_tag[group] = kept[4]
+    for tag in kept[5]:
+        world.tags_to_pg.setdefault(tag, []).append(group)
+    torch._C._distributed_c10d._register_process_group(name, group)

@@ -1,0 +1,228 @@
+"""What PyTorch asks of a process group that is written in Python, answered once for all of ours.
+
+Every collective, whatever it was called by, arrives at `_collective`; every message at `_message`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks._torch.collective_table import COLLECTIVES, Collective
+from course_lib.ranks.explain.words import in_short
+from course_lib.ranks.trace.event import group_called
+
+
+class Watcher(Protocol):
+    """Sees what a rank launches, on all kinds of ranks; what it returns is the rank's handle."""
+
+    def collective(
+        self,
+        group: PythonGroup,
+        collective: Collective,
+        arguments: tuple[Any, ...],
+        options: Any,
+        launch: Callable[[], dist.Work],
+    ) -> dist.Work:
+        """Call `launch`, for a collective."""
+
+    def message(
+        self,
+        group: PythonGroup,
+        kind: str,
+        tensors: Any,
+        peer: int | None,
+        tag: int,
+        launch: Callable[[], dist.Work],
+    ) -> dist.Work:
+        """Call `launch`, for a send or a recv."""
+
+
+class _Watched(threading.local):
+    watcher: Watcher | None = None
+
+
+_watched = _Watched()
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Let `watcher` see what this thread launches."""
+    before, _watched.watcher = _watched.watcher, watcher
+    try:
+        yield
+    finally:
+        _watched.watcher = before
+
+
+class PythonGroup(dist.ProcessGroup):
+    """One process group of one rank.
+
+    Args:
+        rank: this rank, of the whole.
+        members: the group's ranks, in order, as ranks of the whole.
+        name: the same on all members.
+
+    """
+
+    backend = ""
+    """What `getBackendName` says."""
+
+    def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
+        super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
+        self._members = members
+        self._name = name
+
+    @property
+    def label(self) -> str:
+        """What people call the group; see `Event.group_name`."""
+        return group_called(self._name, str(self.group_desc))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The group's ranks, in order, as ranks of the whole."""
+        return self._members
+
+    @abstractmethod
+    def _collective(
+        self, collective: Collective, arguments: tuple[Any, ...], options: Any
+    ) -> dist.Work:
+        """Launch a collective, with the arguments of PyTorch's longer form."""
+
+    @abstractmethod
+    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        """Launch a send or a recv; `peer` is a rank of the whole, or ``None``: any."""
+
+    def __repr__(self) -> str:
+        return f"<{self.label or 'process group'}: ranks {in_short(self._members)}>"
+
+    # PyTorch asks a process group for these by name; without them it is "not set".
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getBackendName(self) -> str:
+        return self.backend
+
+    # Releases after 2.13 ask, of a Python group too, what its backend can do.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    # Checkpoints that are saved meanwhile ask for a group that takes tensors of the CPU.
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    # Point to point ------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        _check_contiguous("send", tensors)
+        return self._launch_message("send", tensors, self._peer("send to", peer), tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        _check_contiguous("recv", tensors)
+        return self._launch_message("recv", tensors, self._peer("recv from", peer), tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        return self._launch_message("recv", tensors, None, tag)
+
+    def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        watcher = _watched.watcher
+        if watcher is None:
+            return self._message(kind, tensors, peer, tag)
+        launch = lambda: self._message(kind, tensors, peer, tag)
+        return watcher.message(self, kind, tensors, peer, tag, launch)
+
+    def _peer(self, what: str, peer: int) -> int:
+        if not 0 <= peer < len(self._members):
+            raise ValueError(
+                f"{what} rank {peer}: this group has the ranks "
+                f"{', '.join(map(str, self._members))} (0 to {len(self._members) - 1} in it)"
+            )
+        return self._members[peer]
+
+
+def _check_contiguous(what: str, tensors: Any) -> None:
+    """Refuse what gloo and NCCL refuse, on all kinds of ranks and in the same words."""
+    if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
+        raise ValueError(f"{what} needs a contiguous tensor: make one with x.contiguous()")
+
+
+def read_arguments(
+    collective: Collective, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], Any]:
+    """Return (arguments, options) of a call in PyTorch's longer form or its shorter one.
+
+    The longer form ends with an object of options; the shorter one names them one by one, and
+    takes bare tensors: ``group.broadcast(tensor, 0)``.
+    """
+    arguments, rest = given[: collective.arguments], given[collective.arguments :]
+    options = named.pop("opts", None)
+    if rest and isinstance(rest[0], collective.options_type):
+        options, rest = rest[0], rest[1:]
+    if options is None:
+        options = collective.options()
+    spelled = {"root": "rootRank", "op": "reduceOp"}
+    chosen = dict(zip(collective.short, rest, strict=False))
+    chosen |= {spelled.get(name, name): value for name, value in named.items()}
+    if len(rest) > len(collective.short) or not chosen.keys() <= set(collective.short):
+        raise TypeError(f"{collective.method}() does not take these arguments: {given} {named}")
+    for name, value in chosen.items():
+        if value is not None:
+            setattr(options, name, value)
+    at = collective.short_if_tensor
+    if at is not None and isinstance(arguments[at], torch.Tensor):
+        arguments = tuple([each] for each in arguments)
+    return arguments, options
+
+
+def _method(collective: Collective) -> Callable[..., dist.Work]:
+    def method(self: PythonGroup, *given: Any, **named: Any) -> dist.Work:
+        arguments, options = read_arguments(collective, given, named)
+        watcher = _watched.watcher
+        if watcher is None:
+            return self._collective(collective, arguments, options)
+        launch = lambda: self._collective(collective, arguments, options)
+        return watcher.collective(self, collective, arguments, options, launch)
+
+    method.__name__ = collective.method
+    return method
+
+
+for _each in COLLECTIVES:
+    setattr(PythonGroup, _each.method, _method(_each))
+    if _each.old_method:
+        setattr(PythonGroup, _each.old_method, _method(_each))
+
+
+def refuse_nan(kind: str, tensors: Sequence[torch.Tensor], puts: bool = True) -> None:
+    """Check what a rank puts into a collective or a message.
+
+    `puts`: whether it does; who waits for another's broadcast may bring anything.
+
+    Raises:
+        FloatingPointError: some of it is NaN; says how much and where.
+
+    """
+    for tensor in tensors if puts else ():
+        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        values = tensor.detach()
+        found = torch.isnan(values).reshape(-1).nonzero()
+        if found.numel():
+            first = torch.unravel_index(found[0, 0], values.shape or (1,))
+            place = ", ".join(str(int(index)) for index in first)
+            raise FloatingPointError(
+                f"{kind} carries NaN: {found.numel()} of {values.numel()} elements, the first at "
+                f"[{place}]"
+            )

@@ -1,0 +1,301 @@
+"""Everything that simulated ranks need of PyTorch and that PyTorch does not document.
+
+PyTorch keeps one world of process groups per process, in ``distributed_c10d._world``. Simulated
+ranks are threads, and each needs a world of its own; PyTorch's own multi-threaded tests replace
+the same object. A test of each function here says what a new release of PyTorch has moved.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+BACKEND = "simulated"
+
+
+class RankContext(Protocol):
+    """What a thread must know to be a rank."""
+
+    rank: int
+    world_size: int
+    endpoint: Any
+    store: Any
+    works: Any
+    handles: Any
+    check_nan: bool
+
+    @property
+    def locate(self) -> Callable[[], str]:
+        """Return what names the line of user code that is running."""
+
+    def create(self, members: tuple[int, ...], name: str) -> Any:
+        """Make a process group."""
+
+
+class World:
+    """The process groups of one rank: the attributes that distributed_c10d keeps per process."""
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.pg_map: dict[Any, Any] = {}
+        self.pg_names: dict[Any, str] = {}
+        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_backend_config: dict[Any, str] = {}
+        self.group_count = 0
+        self.tags_to_pg: dict[str, list[Any]] = {}
+        self.pg_to_tag: dict[Any, str] = {}
+        self.pg_coalesce_state: dict[Any, list[Any]] = {}
+        self.pg_flight_recorder_hooks: dict[Any, Any] = {}  # after 2.13
+        self.comms: list[Any] = []
+
+    @property
+    def pg_config_info(self) -> list[dict[str, Any]]:
+        return [{"pg_name": name, "backend_config": BACKEND} for name in self.pg_names.values()]
+
+
+class _ThreadWorlds(threading.local):
+    """Looks like PyTorch's world, and is another one on each thread that has entered its own.
+
+    PyTorch looks here ten times per operation. A rank's attributes lie in its thread's dictionary,
+    where they are found without a step of Python; `__getattr__` comes only to other threads.
+    """
+
+    def __init__(self, ordinary: Any) -> None:
+        self.__dict__.update(_ordinary=ordinary, _entered=None)  # of every thread that looks here
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entered or self._ordinary, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._entered is None:
+            setattr(self._ordinary, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def enter(self, world: World) -> None:
+        self.__dict__.update(vars(world), _entered=world)
+        # PyTorch keeps a second list, by name, in C++: each thread has one of its own.
+        for group, name in world.pg_names.items():
+            c10d._register_process_group(name, group)  # type: ignore[arg-type]
+
+    def leave(self) -> None:
+        world = self._entered
+        if world is None:
+            return
+        for name in world.pg_names.values():
+            c10d._unregister_process_group(name)
+        mine = self.__dict__
+        vars(world).update({name: mine.pop(name) for name in vars(world)})
+        mine["_entered"] = None
+
+
+@contextmanager
+def thread_worlds() -> Iterator[None]:
+    """Let threads have process groups of their own; other threads keep the ones they have."""
+    if not isinstance(distributed_c10d._world, _ThreadWorlds):
+        distributed_c10d._world = _ThreadWorlds(distributed_c10d._world)  # type: ignore[assignment]
+    hook = sys.excepthook  # init_process_group replaces it, once per rank
+    isolate = c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        for module in (dist, distributed_c10d):
+            stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
+            stack.enter_context(_replaced(module, "monitored_barrier", _monitored_barrier))
+        stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
+        stack.enter_context(_one_profiler())
+        stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
+        for module in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
+        isolate(True)
+        try:
+            yield
+        finally:
+            isolate(False)
+            sys.excepthook = hook
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, replace: Callable[[Any], Any]) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, replace(before))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _init_process_group(before: Any) -> Any:
+    """Return `before`, harmless on a rank: it has its world, or gets it again if it left it."""
+
+    @functools.wraps(before)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        context = _local.context
+        if context is None or args[:1] == (BACKEND,):
+            before(*args, **kwargs)
+        elif not dist.is_initialized():
+            _initialize(context)
+
+    return init_process_group
+
+
+def _monitored_barrier(before: Any) -> Any:
+    """Return `before`, on a rank a barrier: who does not come to one is named in any case."""
+
+    @functools.wraps(before)
+    def monitored_barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
+        before(group, *args, **kwargs) if _local.context is None else dist.barrier(group)
+
+    return monitored_barrier
+
+
+def _rendezvous(before: Any) -> Any:
+    """Return `before`, refused on a rank: of PyTorch's packages only ``rpc`` still asks for it."""
+
+    @functools.wraps(before)
+    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+        if _local.context is None:
+            return before(*args, **kwargs)
+        raise RuntimeError(
+            "torch.distributed.rpc has one agent per process, and simulated ranks are threads of "
+            'one: use Ranks(…, on="cpu") or Ranks(…, on="simulated", isolated=True)'
+        )
+
+    return rendezvous
+
+
+def _wait_for_future(before: Any) -> Any:
+    """Return `before`, after which a rank lets others run until the future is done.
+
+    What PyTorch makes of our futures in C++ (``torch.futures.collect_all``, the reducer's) are
+    plain ones: they end when the rank's works do, and their own wait would let nobody else run.
+    """
+
+    def wait(self: Any) -> Any:
+        context = _local.context
+        if context is not None and not self.done():
+            context.works.finish_until(self.done)
+        return before(self)
+
+    return wait
+
+
+@contextmanager
+def _one_profiler() -> Iterator[None]:
+    """Refuse a rank's profiler while another rank's runs: a process has one, and two crash it."""
+    users: dict[int, int] = {}  # id of the profiler → rank
+
+    def prepare(before: Any) -> Any:
+        def prepare_trace(self: Any) -> Any:
+            context = _local.context
+            if context is None:
+                return before(self)
+            others = [rank for rank in users.values() if rank != context.rank]
+            if others:
+                raise RuntimeError(
+                    f"rank {others[0]} has a profiler running, and simulated ranks are threads of "
+                    "one process, which has only one: profile one rank (if dist.get_rank() == 0), "
+                    'or use Ranks(…, on="simulated", isolated=True) or on="cpu"'
+                )
+            users[id(self)] = context.rank
+            return before(self)
+
+        return prepare_trace
+
+    def leave(before: Any) -> Any:
+        def leave_profiler(self: Any, *raised: Any) -> Any:
+            try:
+                return before(self, *raised)
+            finally:
+                users.pop(id(self), None)
+
+        return leave_profiler
+
+    profile = torch.autograd.profiler.profile
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(profile, "_prepare_trace", prepare))
+        stack.enter_context(_replaced(profile, "__exit__", leave))
+        yield
+
+
+def join_world(context: RankContext, world: World | None = None) -> None:
+    """Make this thread a rank; the groups of `world` are those that it has from an earlier call."""
+    worlds: Any = distributed_c10d._world
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "meta"])
+    _local.context = context
+    worlds.enter(World() if world is None else world)
+    if not dist.is_initialized():
+        _initialize(context)
+
+
+def _initialize(context: RankContext) -> None:
+    """Make the rank's default group."""
+    dist.init_process_group(
+        BACKEND, store=context.store, rank=context.rank, world_size=context.world_size
+    )
+
+
+def leave_world() -> None:
+    """Leave this thread's process groups. The world keeps them."""
+    worlds: Any = distributed_c10d._world
+    worlds.leave()
+    _local.context = None
+
+
+def is_known(group: Any) -> bool:
+    """Return whether this thread's world has a process group."""
+    return group in distributed_c10d._world.pg_names
+
+
+class _Local(threading.local):
+    context: RankContext | None = None
+
+
+_local = _Local()
+
+
+def _run_backward(before: Any) -> Any:
+    """Return `before`, after which the rank's handles are watched again."""
+
+    @functools.wraps(before)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return before(*args, **kwargs)
+        finally:
+            if _local.context is not None:
+                _local.context.handles.resume()
+
+    return run_backward
+
+
+def current() -> RankContext | None:
+    """Return the rank that this thread is, or ``None``."""
+    return _local.context
+
+
+def here() -> RankContext:
+    """Return the rank that this thread is.
+
+    Raises:
+        RuntimeError: it is none.
+
+    """
+    if _local.context is None:
+        raise RuntimeError(
+            f'the backend "{BACKEND}" exists only on ranks of Ranks(on="simulated"), on the thread '
+            "that runs the function"
+        )
+    return _local.context
+
+
+def _create(options: Any, _: Any) -> Any:
+    members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    return here().create(members, options.group_id)

@@ -1,1 +1,0 @@
-"""What the ranks are doing, in memory that they share with their parent."""

@@ -1,1 +1,0 @@
-"""The simulated network: matches what ranks send and receive, and counts the time."""

@@ -1,0 +1,99 @@
+"""The one door into `ranks` for those who grade: checks, the autograder, the race; and the doctor.
+
+Others take from `ranks` its face, `explain`, `costs` and `trace`; the rest may change.
+"""
+
+from typing import TYPE_CHECKING
+
+from course_lib.later import later
+
+if TYPE_CHECKING:
+    from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+    from course_lib.ranks._torch.python_group import PythonGroup, watched_by
+    from course_lib.ranks._torch.thread_worlds import current, here
+    from course_lib.ranks.calls import (
+        Sources,
+        cell_labels,
+        cell_sources,
+        install_sources,
+        pack_call,
+    )
+    from course_lib.ranks.placement import nccl_version, place, share
+    from course_lib.ranks.processes.fork_client import (
+        ForkServer,
+        ForkServerError,
+        end_soon,
+        preload,
+    )
+    from course_lib.ranks.processes.fork_server import serve
+    from course_lib.ranks.processes.huge_pages import collapse
+    from course_lib.ranks.processes.launch import WIDE
+    from course_lib.ranks.processes.worker import redirect_output
+    from course_lib.ranks.simulated.collectives import why_not
+    from course_lib.ranks.simulated.fabric_diagnosis import explain_misuse
+    from course_lib.ranks.simulated.handles import MAX_MISUSES, Misuse
+    from course_lib.ranks.simulated.operation import Operation, check_tensors
+    from course_lib.ranks.simulated.socket_client import FabricClient, FabricStopped, fabric_rank
+    from course_lib.ranks.simulated.socket_frames import Bounds
+    from course_lib.ranks.simulated.socket_server import FabricServer
+
+__all__ = [
+    "KINDS",
+    "MAX_MISUSES",
+    "WIDE",
+    "Bounds",
+    "Collective",
+    "FabricClient",
+    "FabricServer",
+    "FabricStopped",
+    "ForkServer",
+    "ForkServerError",
+    "Misuse",
+    "Operation",
+    "PythonGroup",
+    "Sources",
+    "cell_labels",
+    "cell_sources",
+    "check_tensors",
+    "collapse",
+    "current",
+    "end_soon",
+    "explain_misuse",
+    "fabric_rank",
+    "here",
+    "install_sources",
+    "nccl_version",
+    "pack_call",
+    "place",
+    "preload",
+    "redirect_output",
+    "reduction_of",
+    "serve",
+    "share",
+    "watched_by",
+    "why_not",
+]
+
+# Each part comes when it is asked for: a sandbox, for one, is started without a fabric.
+__getattr__ = later(
+    __name__,
+    {
+        "KINDS Collective reduction_of": "_torch.collective_table",
+        "PythonGroup watched_by": "_torch.python_group",
+        "current here": "_torch.thread_worlds",
+        "Sources cell_labels cell_sources install_sources pack_call": "calls",
+        "nccl_version place share": "placement",
+        "ForkServer ForkServerError end_soon preload": "processes.fork_client",
+        "serve": "processes.fork_server",
+        "collapse": "processes.huge_pages",
+        "WIDE": "processes.launch",
+        "redirect_output": "processes.worker",
+        "why_not": "simulated.collectives",
+        "explain_misuse": "simulated.fabric_diagnosis",
+        "MAX_MISUSES Misuse": "simulated.handles",
+        "Operation check_tensors": "simulated.operation",
+        "FabricClient FabricStopped fabric_rank": "simulated.socket_client",
+        "Bounds": "simulated.socket_frames",
+        "FabricServer": "simulated.socket_server",
+    },
+)

@@ -1,0 +1,394 @@
+"""The board: what every rank is doing, in memory that all ranks and their parent share.
+
+A rank writes its own part and reads the others'; the parent reads, and between calls resets the
+states. Nothing is locked: every number is one aligned 64-bit word, written by one process. So the
+parent can say what a rank was doing when it was killed, and a rank can see, before it enters a
+collective, that another rank entered a different one. Only the short texts can be read while they
+are being written; they are for people, and a decision is never based on one look.
+
+The parent need not trust the ranks: whatever stands on the board is read as bounded numbers and
+bounded text, never as objects.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from functools import partial
+
+from course_lib.ranks.memory import anonymous_file
+from course_lib.ranks.processes.board_views import (
+    Channel,
+    GroupView,
+    Message,
+    RankPhase,
+    RankView,
+    Wait,
+)
+
+MAX_BOARD_RANKS = 64
+MAX_GROUPS = 64
+"""Process groups that one rank may use in one call."""
+MAX_CHANNELS = 1024
+"""Different (direction, peer, tag, group) that one rank may use for messages in one call."""
+RING = 64
+"""How many of its latest collectives a rank shows, per group; messages, per channel."""
+
+SIGNATURE, WHERE, TEXT = 96, 160, 256
+"""Bytes of the texts: what a collective is, a line of code, what a rank does."""
+ENTRY = SIGNATURE + WHERE
+# Words of the head.
+STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING, MISMATCH, GIVEN_UP = range(10)
+HEAD = 10
+CHANNEL_WORDS = 2 + RING  # key, messages started, what each of the latest is
+GROUP_HEAD = 3  # key, members as a bit mask, entered
+
+
+class Pages:
+    """A file of fixed layout, mapped into the parent and into every rank."""
+
+    def __init__(self, fd: int, world_size: int) -> None:
+        if not 1 <= world_size <= MAX_BOARD_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size}")
+        self.fd = fd
+        self.world_size = world_size
+        self._groups_at = 8 * (HEAD + MAX_CHANNELS * CHANNEL_WORDS)
+        self._group_size = 8 * GROUP_HEAD + RING * ENTRY
+        self._text_at = self._groups_at + MAX_GROUPS * self._group_size
+        self._stride = self._text_at + TEXT + WHERE
+        size = self._stride * world_size
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+        self._map = mmap.mmap(fd, size)
+        self._bytes = memoryview(self._map)
+        self._words = self._bytes[: size // 8 * 8].cast("Q")
+        # Before and after every call each rank's part is looked at: where it begins is known.
+        self._heads = range(0, self._stride // 8 * world_size, self._stride // 8)
+        self._texts = range(self._text_at, self._text_at + size, self._stride)
+        self._found: dict[tuple[int, int], int] = {}
+        self._seen: dict[int, int] = {}  # rank → how many of its channels are in `_found`
+
+    def close(self) -> None:
+        """Unmap the board and close its file descriptor; closing again does nothing."""
+        if self._map.closed:
+            return  # by now the descriptor's number may be another file's
+        self._words.release()
+        self._bytes.release()
+        self._map.close()
+        os.close(self.fd)
+
+    def _group(self, rank: int, slot: int) -> int:
+        return rank * self._stride + self._groups_at + slot * self._group_size
+
+    def _find_group(self, rank: int, key: int) -> int | None:
+        for slot in range(MAX_GROUPS):
+            word = self._group(rank, slot) // 8
+            if self._words[word] == key:
+                return word
+            if self._words[word] == 0:
+                return None
+        return None
+
+    def _channel(self, rank: int, key: int, create: bool = False) -> int:
+        """Return the first word of a channel; 0 if there is none."""
+        if (known := self._found.get((rank, key))) is not None:
+            return known
+        slot = self._seen.get(rank, 0)
+        while slot < MAX_CHANNELS:
+            word = rank * self._stride // 8 + HEAD + slot * CHANNEL_WORDS
+            found = self._words[word]
+            if found == 0:
+                if not create:
+                    return 0
+                self._words[word] = found = key
+            self._found[rank, found] = word
+            self._seen[rank] = slot = slot + 1
+            if found == key:
+                return word
+        if not create:
+            return 0
+        raise RuntimeError(
+            f"a rank uses more than {MAX_CHANNELS} different tags and peers in one call; use a "
+            "tag again, for example the number of the step modulo 8"
+        )
+
+    def forget_places(self) -> None:
+        """Look for groups and channels anew: a rank, before a call on a board that was cleared."""
+        self._found.clear()
+        self._seen.clear()
+
+    def _clear_places(self, rank: int) -> None:
+        first = rank * self._stride // 8 + HEAD
+        for word in range(first, first + MAX_CHANNELS * CHANNEL_WORDS, CHANNEL_WORDS):
+            if self._words[word] == 0:
+                break
+            self._words[word] = self._words[word + 1] = 0
+        for slot in range(MAX_GROUPS):
+            word = self._group(rank, slot) // 8
+            if self._words[word] == 0:
+                break
+            self._words[word] = self._words[word + 2] = 0
+
+    def _latest(self, group_at: int, entered: int) -> dict[int, tuple[str, str]]:
+        shown = range(max(1, entered - RING + 1), entered + 1)
+        return {seq: self._entry(group_at, seq) for seq in shown}
+
+    def _entry(self, group_at: int, seq: int) -> tuple[str, str]:
+        entry = group_at + 8 * GROUP_HEAD + (seq % RING) * ENTRY
+        return self._read_text(entry, SIGNATURE), self._read_text(entry + SIGNATURE, WHERE)
+
+    def _write_texts(self, rank: int, text: str, where: str) -> None:
+        at = self._texts[rank]
+        if not text and not where:  # as mostly
+            self._bytes[at] = self._bytes[at + TEXT] = 0
+            return
+        self._write_text(at, text, TEXT)
+        self._write_text(at + TEXT, where, WHERE)
+
+    def _write_text(self, at: int, text: str, size: int) -> None:
+        # The end of a path says more than its beginning.
+        if not text:  # as mostly
+            self._bytes[at] = 0
+            return
+        data = text.encode("utf-8", "replace")[-size:]
+        self._bytes[at : at + size] = data.ljust(size, b"\0")
+
+    def _read_text(self, at: int, size: int) -> str:
+        if not self._bytes[at]:  # as mostly: nothing to say
+            return ""
+        text = bytes(self._bytes[at : at + size]).rstrip(b"\0").decode("utf-8", "replace")
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else "�" for c in text)
+
+
+_PHASES = {int(phase): phase for phase in RankPhase}
+_WAITS = {int(wait): wait for wait in Wait}
+
+
+class Board(Pages):
+    """What every rank does, for all ranks and their parent.
+
+    ``Board.create(world_size)`` makes one without a name in the file system: it is gone when the
+    last process that maps it is gone, however that process ends.
+
+    A process group has a *key*, which is the same on all its ranks, and on each rank a *slot*: the
+    number of the place where that rank keeps it. `seq` numbers collectives and messages from 1.
+    """
+
+    @classmethod
+    def create(cls, world_size: int) -> Board:
+        """Make a board of zeros for `world_size` ranks."""
+        return cls(anonymous_file("board"), world_size)
+
+    # A rank writes ---------------------------------------------------------------------------
+
+    def set_state(self, rank: int, state: RankPhase, text: str = "", where: str = "") -> None:
+        """Say what `rank` does now."""
+        self._write_texts(rank, text, where)
+        self._change(rank, state, Wait.NOTHING)
+
+    def set_all(self, state: RankPhase) -> None:
+        """Say that all ranks are in `state`: between calls, by the parent."""
+        words, number, now = self._words, int(state), time.monotonic_ns()
+        for word, text in zip(self._heads, self._texts, strict=True):
+            self._bytes[text] = self._bytes[text + TEXT] = 0
+            words[word + SINCE] = now
+            words[word + WAIT] = 0
+            words[word + STATE] = number
+            words[word + CHANGES] += 1
+
+    def give_up(self, call: int) -> None:
+        """Say that all ranks shall end the call of this number: by the parent, for good."""
+        for word in self._heads:
+            self._words[word + GIVEN_UP] = call
+
+    def block(
+        self,
+        rank: int,
+        wait: Wait,
+        *,
+        group: int = 0,
+        seq: int = 0,
+        channel: Channel | None = None,
+        text: str = "",
+        where: str = "",
+    ) -> None:
+        """Say that `rank` waits: in collective `seq` of `group`, or message `seq` of `channel`."""
+        self._write_texts(rank, text, where)
+        word = rank * self._stride // 8
+        self._words[word + GROUP] = group
+        self._words[word + SEQ] = seq
+        self._words[word + CHANNEL] = channel.word() if channel is not None else 0
+        self._change(rank, RankPhase.BLOCKED, wait)
+
+    def unblock(self, rank: int) -> None:
+        """Say that `rank` runs its own code again."""
+        self._change(rank, RankPhase.RUNNING, Wait.NOTHING)
+
+    def start_message(self, rank: int, channel: Channel, what: Message) -> int:
+        """Count one more message that `rank` starts on `channel`; return its number, from 1."""
+        word = self._channel(rank, channel.word(), create=True)
+        seq = self._words[word + 1] + 1
+        self._words[word + 2 + seq % RING] = what.word()
+        self._words[word + 1] = seq
+        return seq
+
+    def see_mismatch(self, rank: int) -> None:
+        """Say that `rank` has seen that the ranks do not fit together, whatever it does then."""
+        self._words[rank * self._stride // 8 + MISMATCH] = 1
+
+    def add_pending(self, rank: int, change: int) -> None:
+        """Count operations that were launched and are not over."""
+        word = rank * self._stride // 8
+        self._words[word + PENDING] = max(0, self._words[word + PENDING] + change)
+        self._words[word + CHANGES] += 1
+
+    def open_group(self, rank: int, key: int, members: tuple[int, ...]) -> int:
+        """Give `rank` a place for a process group and return its number."""
+        for slot in range(MAX_GROUPS):
+            word = self._group(rank, slot) // 8
+            if self._words[word] == key:  # of an earlier call that is not over
+                return slot
+            if self._words[word] == 0:
+                self._words[word + 1] = sum(1 << member for member in members)
+                self._words[word] = key
+                return slot
+        raise RuntimeError(
+            f"a rank uses more than {MAX_GROUPS} process groups in one call; "
+            "make them once and keep them, instead of a new one per step"
+        )
+
+    def enter_collective(self, rank: int, slot: int, signature: str, where: str) -> int:
+        """Show that `rank` enters its next collective of a group; return its number, from 1."""
+        at = self._group(rank, slot)
+        seq = self._words[at // 8 + 2] + 1
+        entry = at + 8 * GROUP_HEAD + (seq % RING) * ENTRY
+        self._write_text(entry, signature, SIGNATURE)
+        self._write_text(entry + SIGNATURE, where, WHERE)
+        self._words[at // 8 + 2] = seq
+        return seq
+
+    def clear(self) -> None:
+        """Forget the groups and channels of the last call: between calls, by the parent.
+
+        Every rank then calls `forget_places` before it writes again.
+        """
+        for rank in range(self.world_size):
+            self._clear_places(rank)
+            word = rank * self._stride // 8
+            self._words[word + PENDING] = self._words[word + MISMATCH] = 0
+
+    # Anyone reads ----------------------------------------------------------------------------
+
+    def take_back_message(self, rank: int, channel: Channel) -> None:
+        """Count one message less: the last that `rank` started on `channel` was refused."""
+        if word := self._channel(rank, channel.word()):
+            self._words[word + 1] -= 1
+
+    def count(self, rank: int, channel: Channel) -> int:
+        """Return how many messages `rank` has started on `channel`."""
+        word = self._channel(rank, channel.word())
+        return self._words[word + 1] if word else 0
+
+    def message(self, rank: int, channel: Channel, seq: int) -> Message | None:
+        """Return what message `seq` of `rank` on `channel` is, if it shows it."""
+        word = self._channel(rank, channel.word())
+        if not word or not 0 <= self._words[word + 1] - seq < RING:
+            return None
+        return Message.of(self._words[word + 2 + seq % RING])
+
+    def collective(self, rank: int, key: int, seq: int) -> tuple[str, str] | None:
+        """Return (signature, line) of collective `seq` of `rank` in the group, if it shows it."""
+        word = self._find_group(rank, key)
+        if word is None or not 0 <= self._words[word + 2] - seq < RING:
+            return None
+        return self._entry(8 * word, seq)
+
+    def given_up(self, rank: int) -> int:
+        """Return the number of the latest call that `rank` shall end; 0 if there was none."""
+        return self._words[rank * self._stride // 8 + GIVEN_UP]
+
+    def changes(self) -> tuple[int, ...]:
+        """Return how often each rank has changed its part: equal twice means nothing happened."""
+        return tuple(
+            self._words[rank * self._stride // 8 + CHANGES] for rank in range(self.world_size)
+        )
+
+    def pending(self) -> int:
+        """Return how many operations of all ranks were launched and are not over."""
+        return sum(
+            self._words[rank * self._stride // 8 + PENDING] for rank in range(self.world_size)
+        )
+
+    def untouched(self) -> bool:
+        """Return whether no rank has communicated since the board was cleared."""
+        words, to_groups = self._words, self._groups_at // 8
+        for word in self._heads:
+            if words[word + HEAD] or words[word + to_groups] or words[word + PENDING]:
+                return False
+        return True
+
+    def views(self) -> list[RankView]:
+        """Return every rank's part, in rank order."""
+        return [self.view(rank) for rank in range(self.world_size)]
+
+    def view(self, rank: int) -> RankView:
+        """Return `rank`'s part of the board as plain values."""
+        base = rank * self._stride
+        # The state is read first: of a rank that has finished, every counter is final.
+        head = self._words[base // 8 : base // 8 + HEAD].tolist()
+        wait = _WAITS.get(head[WAIT], Wait.NOTHING)
+        channels, latest = {}, {}
+        for slot in range(MAX_CHANNELS):
+            word = base // 8 + HEAD + slot * CHANNEL_WORDS
+            if self._words[word] == 0:
+                break
+            channel = Channel.of(self._words[word])
+            if channel.peer < self.world_size:
+                channels[channel] = self._words[word + 1]
+                latest[channel] = word
+        groups = {}
+        for slot in range(MAX_GROUPS):
+            at = self._group(rank, slot)
+            key, members, entered = self._words[at // 8 : at // 8 + 3].tolist()
+            if key == 0:
+                break
+            groups[key] = GroupView(
+                members=tuple(r for r in range(self.world_size) if members >> r & 1),
+                entered=entered,
+                read_latest=partial(self._latest, at, entered),
+            )
+        message = Channel.of(head[CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
+        if message is not None and message.peer >= self.world_size:
+            message = None
+        return RankView(
+            rank=rank,
+            state=_PHASES.get(head[STATE], RankPhase.RUNNING),
+            changes=head[CHANGES],
+            wait=wait,
+            group=head[GROUP],
+            seq=head[SEQ],
+            channel=message,
+            since=head[SINCE] / 1e9,
+            pending=head[PENDING],
+            text=self._read_text(base + self._text_at, TEXT),
+            where=self._read_text(base + self._text_at + TEXT, WHERE),
+            channels=channels,
+            groups=groups,
+            saw_mismatch=bool(head[MISMATCH]),
+            read_messages=lambda channel: self._messages(latest[channel]),
+        )
+
+    def _messages(self, word: int) -> dict[int, Message]:
+        count = self._words[word + 1]
+        shown = range(max(1, count - RING + 1), count + 1)
+        return {seq: Message.of(self._words[word + 2 + seq % RING]) for seq in shown}
+
+    def _change(self, rank: int, state: RankPhase, wait: Wait) -> None:
+        word = rank * self._stride // 8
+        self._words[word + SINCE] = time.monotonic_ns()
+        self._words[word + WAIT] = wait
+        self._words[word + STATE] = state
+        self._words[word + CHANGES] += 1

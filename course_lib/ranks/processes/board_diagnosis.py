@@ -1,0 +1,300 @@
+"""From what stands on the board to what is wrong; `explain.waiting` finds the words.
+
+Of a rank that has ended a call, everything on the board is final. An operation that needs such a
+rank is *unfinished*: also when nobody waits for it yet, it can never complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from course_lib.ranks.explain.errors import (
+    DeadlockError,
+    MismatchError,
+    RankError,
+    RanksError,
+    RankState,
+)
+from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
+from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
+from course_lib.ranks.processes.board_views import Channel, RankPhase, RankView, Wait
+
+NEW_GROUPS = (1 << 33) - 1
+"""Key of a group that is none: its collectives are the calls of ``dist.new_group``, for which
+nobody waits and which all ranks must make alike."""
+
+_ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
+
+
+def waits_for(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
+    """Return the ranks that have yet to start what `rank` waits for; empty if it is served."""
+    if rank.state is not RankPhase.BLOCKED:
+        return ()
+    if rank.wait is Wait.COLLECTIVE:
+        group = rank.groups.get(rank.group)
+        members = group.members if group is not None else ()
+        return tuple(m for m in members if _entered(ranks[m], rank.group) < rank.seq)
+    if rank.from_anyone:
+        return _possible_senders(rank, ranks)
+    if rank.channel is not None and _missing(rank, rank.channel, rank.seq, ranks):
+        return (rank.channel.peer,)
+    return ()
+
+
+def _possible_senders(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
+    """Return who may yet send to a rank that receives from anyone; empty if somebody has."""
+    assert rank.channel is not None
+    members = rank.groups[rank.channel.group].members if rank.channel.group in rank.groups else ()
+    senders = tuple(member for member in members if member != rank.rank)
+    for sender in senders:
+        to_it = Channel(True, rank.rank, rank.channel.tag, rank.channel.group)
+        if ranks[sender].count(to_it) > rank.count(to_it.other_end(sender)):
+            return ()
+    return senders
+
+
+def _entered(rank: RankView, group: int) -> int:
+    """Return how many collectives the rank entered; -1 if it is not connected to the group."""
+    return rank.groups[group].entered if group in rank.groups else -1
+
+
+def _missing(rank: RankView, channel: Channel, count: int, ranks: Sequence[RankView]) -> int:
+    """Return how many of `count` messages of `rank` on a channel the peer has yet to start."""
+    return max(0, count - ranks[channel.peer].count(channel.other_end(rank.rank)))
+
+
+def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
+    """Return what every blocked rank waits in."""
+    kinds = {Wait.SEND: "send", Wait.RECV: "recv"}
+    found = {}
+    for rank in ranks:
+        if rank.state is RankPhase.BLOCKED:
+            kind = kinds.get(rank.wait, "collective" if rank.seq else "new_group")
+            tag = 0 if rank.channel is None else rank.channel.tag
+            group = rank.group if rank.channel is None else rank.channel.group
+            awaited = waits_for(rank, ranks)
+            found[rank.rank] = Waiting(
+                rank.rank, kind, awaited, rank.seq, tag, group, one_is_enough=rank.from_anyone
+            )
+    return found
+
+
+def stuck_ranks(ranks: Sequence[RankView]) -> dict[int, Waiting]:
+    """Return the ranks that can never go on, each with what it waits in."""
+    return stuck(_waiting(ranks), {rank.rank for rank in ranks if rank.state in _ENDED})
+
+
+def _unmatched(ranks: Sequence[RankView]) -> list[Unmatched]:
+    """Return the messages that one side has started and the other has not."""
+    return [
+        Unmatched(rank.rank, channel.sends, channel.peer, channel.tag, channel.group, missing)
+        for rank in ranks
+        for channel, count in rank.channels.items()
+        if (missing := _missing(rank, channel, count, ranks))
+    ]
+
+
+def find_deadlock(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:
+    """Return the explained deadlock if the board shows one, else ``None``.
+
+    The board is not read in one instant, so a deadlock counts only if it is still there, with
+    nothing changed, at a later look: `DeadlockWatch` takes both.
+    """
+    waiting = stuck_ranks(ranks)
+    return deadlock(waiting, board_states(ranks, now), _unmatched(ranks)) if waiting else None
+
+
+def find_unfinished(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:
+    """Return the operations that need a rank which has ended the call, explained, or ``None``.
+
+    Certain at one look: of a rank that has ended, everything on the board is final.
+    """
+    finished = {rank.rank for rank in ranks if rank.state is RankPhase.FINISHED}
+    return unfinished(
+        [left for left in _unmatched(ranks) if left.peer in finished],
+        [gap for rank in finished for gap in _skipped_by(ranks[rank], ranks)],
+        board_states(ranks, now),
+        over=all(rank.state in _ENDED for rank in ranks),
+    )
+
+
+def _skipped_by(ended: RankView, ranks: Sequence[RankView]) -> list[Skipped]:
+    """Return the collectives that others have entered and a rank that has ended did not."""
+    gaps: dict[tuple[int, int], Skipped] = {}
+    for rank in ranks:
+        for key, group in rank.groups.items():
+            theirs = max(0, _entered(ended, key))
+            missing = group.entered - theirs
+            if ended.rank not in group.members or missing <= 0:
+                continue
+            before = gaps.get((key, missing))
+            others = (*before.others, rank.rank) if before else (rank.rank,)
+            signature, where = group.latest.get(theirs + 1, ("", ""))
+            gap = Skipped(ended.rank, others, missing, theirs + 1, signature, where, _noun(key))
+            gaps[key, missing] = gap
+    return list(gaps.values())
+
+
+def _noun(key: int) -> str:
+    return "new_group" if key == NEW_GROUPS else "collective"
+
+
+def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
+    """Return the first collective or message in which two ranks differ, explained, or ``None``."""
+    keys = {key for rank in ranks for key in rank.groups}
+    for key in sorted(keys):
+        seen: dict[int, dict[int, tuple[str, str]]] = {}
+        members: set[int] = set()
+        for rank in ranks:
+            if key in rank.groups:
+                members.update(rank.groups[key].members)
+                for seq, entry in rank.groups[key].latest.items():
+                    seen.setdefault(seq, {})[rank.rank] = entry
+        for seq in sorted(seen):
+            if len({signature for signature, _ in seen[seq].values()}) > 1:
+                noun = _noun(key)
+                return collective_mismatch(seq, seen[seq], members, board_states(ranks), noun)
+    return _mismatched_message(ranks)
+
+
+def _mismatched_message(ranks: Sequence[RankView]) -> MismatchError | None:
+    for rank in ranks:
+        for channel in filter(lambda channel: channel.sends, rank.channels):
+            peer, other = ranks[channel.peer], channel.other_end(rank.rank)
+            if not peer.count(other):
+                continue
+            received = peer.read_messages(other)
+            for seq, sent in rank.read_messages(channel).items():
+                got = received.get(seq, sent)
+                if got != sent:
+                    return message_mismatch(
+                        rank.rank, (sent.numel, sent.dtype), peer.rank, (got.numel, got.dtype),
+                        board_states(ranks),
+                    )  # fmt: skip
+    return None
+
+
+def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[RankState]:
+    """Return one row per rank: what it does, where, and for how long."""
+    now = time.monotonic() if now is None else now
+    rows = []
+    for rank in ranks:
+        running = rank.state in (RankPhase.BLOCKED, RankPhase.RUNNING)
+        doing = rank.text if rank.state is RankPhase.BLOCKED else rank.state.name.lower()
+        if rank.state is RankPhase.STARTING:
+            doing = "starting"
+        if rank.state is RankPhase.RUNNING and rank.pending:
+            doing = f"running, {rank.pending} operation{'s' * (rank.pending != 1)} not over"
+        rows.append(
+            RankState(
+                rank.rank,
+                doing,
+                rank.where if rank.state is not RankPhase.RUNNING else "",
+                max(0.0, now - rank.since) if running else None,
+            )
+        )
+    return rows
+
+
+class DeadlockWatch:
+    """Finds a deadlock whose ranks have not changed anything for `patience` seconds."""
+
+    def __init__(self, patience: float = 0.3) -> None:
+        self._patience = patience
+        self._changes: dict[int, tuple[int, float]] = {}
+
+    def look(
+        self, ranks: Sequence[RankView], asleep: Collection[int] = ()
+    ) -> DeadlockError | MismatchError | None:
+        """Return the deadlock once it is certain, else ``None``.
+
+        Or the mismatch that a rank has seen, and has not raised: others may wait because of it.
+
+        `asleep`: ranks that the system shows asleep in compiled code. PyTorch's DDP waits there
+        for its last buckets, where no process group is told; such a rank is taken to wait for the
+        operations it has launched.
+        """
+        now = time.monotonic()
+        for rank in ranks:
+            if self._changes.get(rank.rank, (-1, now))[0] != rank.changes:
+                self._changes[rank.rank] = rank.changes, now
+        if any(r.saw_mismatch and now - r.since >= self._patience for r in ranks):
+            return find_mismatch(ranks)
+        if (left := find_unfinished(ranks, now)) is not None:
+            # Not at once: the rank may be about to raise, which would say more.
+            if any(
+                rank.state is RankPhase.FINISHED and now - rank.since >= self._patience
+                for rank in ranks
+            ):
+                return find_deadlock(ranks, now) or left
+            return None
+        ranks = [_as_blocked(rank, ranks) if rank.rank in asleep else rank for rank in ranks]
+        if all(now - self._changes[r][1] >= self._patience for r in stuck_ranks(ranks)):
+            return find_deadlock(ranks, now)
+        return None
+
+
+def _as_blocked(rank: RankView, ranks: Sequence[RankView]) -> RankView:
+    """Return `rank` as waiting for its first launched collective that another has not entered."""
+    if rank.state is not RankPhase.RUNNING or not rank.pending:
+        return rank
+    for key, group in rank.groups.items():
+        if key == NEW_GROUPS:
+            continue
+        missing = [group.entered - max(0, _entered(ranks[m], key)) for m in group.members]
+        if max(missing, default=0) >= rank.pending:
+            seq = group.entered - max(missing) + 1
+            signature, where = group.latest.get(seq, ("", ""))
+            return replace(
+                rank,
+                state=RankPhase.BLOCKED,
+                wait=Wait.COLLECTIVE,
+                group=key,
+                seq=seq,
+                text=f"waits in compiled code for {signature.split(' ')[0]} #{seq}",
+                where=where,
+            )
+    return rank
+
+
+def some_raised(
+    failures: Mapping[int, Failure],
+    views: Sequence[RankView],
+    states: Sequence[RankState] | None = None,
+) -> RanksError:
+    """Return the error for exceptions on some ranks; `states`: what the others do, if known."""
+    rows = board_states(views) if states is None else states
+    for failure in failures.values():
+        if failure.mismatch:
+            # A rank that has ended may have taken its side of a message from the board.
+            words = f"{failure.message[:1].upper()}{failure.message[1:]}."
+            return find_mismatch(views) or MismatchError(words, rows)
+    # The one whose board entry stopped changing first failed first.
+    first = min(failures, key=lambda rank: views[rank].since)
+    return rank_error(failures, first, rows, failures[first].original())
+
+
+def process_ended(
+    rank: int, status: int | None, dump: str, views: Sequence[RankView], where: str
+) -> RanksError:
+    """Return the error for a rank whose process ended; `status` as in `exit_reason`."""
+    if (mismatch := find_mismatch(views)) is not None:
+        return mismatch
+    states = [
+        RankState(rank, "process ended", where or state.where) if state.rank == rank else state
+        for state in board_states(views)
+    ]
+    detail = "The other ranks were stopped." if len(views) > 1 else ""
+    if dump:
+        detail = f"{dump.rstrip()}\n\n{detail}".rstrip()
+    return RankError(
+        f"Rank {rank}'s process ended: {exit_reason(status)}.", states, detail, rank=rank
+    )
+
+
+def out_of_step(views: Sequence[RankView]) -> RanksError | None:
+    """Return the error for a call in which all ranks ended but not all communication."""
+    return find_mismatch(views) or find_unfinished(views)

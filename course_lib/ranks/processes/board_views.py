@@ -1,0 +1,156 @@
+"""What the board shows, as plain values: one `RankView` per rank, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+
+class RankPhase(IntEnum):
+    """What a rank is doing."""
+
+    STARTING = 0
+    IDLE = 1
+    RUNNING = 2
+    BLOCKED = 3
+    FINISHED = 4
+    RAISED = 5
+
+
+class Wait(IntEnum):
+    """What a blocked rank waits in."""
+
+    NOTHING = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECV = 3
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """One process group as one rank sees it: its members and how many collectives it entered."""
+
+    members: tuple[int, ...]
+    entered: int
+    read_latest: Callable[[], dict[int, tuple[str, str]]] = dict
+
+    @cached_property
+    def latest(self) -> dict[int, tuple[str, str]]:
+        """Sequence number → (signature, line of code), for the latest collectives.
+
+        Read from the board on first use: most looks at it need only the counters.
+        """
+        return self.read_latest()
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Messages that match one another: one direction, peer, tag and process group."""
+
+    sends: bool
+    """True on the rank that sends, False on the rank that receives."""
+    peer: int
+    tag: int
+    group: int
+
+    # As one word: direction, 6 bits of peer, 24 of tag, 33 of group key.
+    MAX_TAG = (1 << 24) - 1
+
+    def word(self) -> int:
+        """Return the channel as one non-zero 64-bit word."""
+        return self.sends << 63 | self.peer << 57 | self.tag << 33 | self.group
+
+    @classmethod
+    def of(cls, word: int) -> Channel:
+        """Return the channel that a word stands for."""
+        return cls(
+            bool(word >> 63), word >> 57 & 63, word >> 33 & cls.MAX_TAG, word & ((1 << 33) - 1)
+        )
+
+    @classmethod
+    def any_source(cls, rank: int, tag: int, group: int) -> Channel:
+        """Return the channel on which `rank` waits for whoever sends: nobody sends to itself."""
+        return cls(False, rank, tag, group)
+
+    def other_end(self, rank: int) -> Channel:
+        """Return how the peer names this channel of `rank`."""
+        return Channel(not self.sends, rank, self.tag, self.group)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a send and its receive must agree on."""
+
+    numel: int
+    dtype: str
+    """For example ``float32``."""
+
+    def word(self) -> int:
+        """Return it as one 64-bit word."""
+        code = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else len(_DTYPES)
+        return self.numel << 8 | code
+
+    @classmethod
+    def of(cls, word: int) -> Message:
+        """Return the message that a word stands for; a dtype that is not known by name is ''."""
+        code = word & 255
+        return cls(word >> 8, _DTYPES[code] if code < len(_DTYPES) else "")
+
+
+_DTYPES = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("complex64", "complex128", "uint16", "uint32", "uint64"),
+)
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank's part of the board at one moment."""
+
+    rank: int
+    state: RankPhase
+    changes: int
+    """How often this part has changed: equal twice means that nothing happened in between."""
+    wait: Wait
+    group: int
+    """Key of the process group that it waits in."""
+    seq: int
+    """Which collective, or which message of the channel, it waits for, from 1; 0: the group itself
+    is being made."""
+    channel: Channel | None
+    since: float
+    """When the state began, in seconds of the machine's monotonic clock."""
+    pending: int
+    """Operations that were launched and are not over."""
+    text: str
+    where: str
+    channels: Mapping[Channel, int]
+    """Messages started so far, by channel."""
+    groups: Mapping[int, GroupView]
+    saw_mismatch: bool = False
+    read_messages: Callable[[Channel], dict[int, Message]] = lambda channel: {}
+    """Of a channel: number of a message → what it is, for the latest ones."""
+
+    @property
+    def from_anyone(self) -> bool:
+        """Whether it waits for a message from any rank."""
+        return self.channel is not None and self.channel.peer == self.rank
+
+    @property
+    def peer(self) -> int:
+        """The other rank of the message that this rank waits for."""
+        return self.channel.peer if self.channel is not None else 0
+
+    @property
+    def in_short(self) -> str:
+        """In a few words, what the rank does."""
+        if self.state is RankPhase.BLOCKED:
+            return self.text.partition(" (")[0]
+        return self.state.name.lower()
+
+    def count(self, channel: Channel) -> int:
+        """Return how many messages this rank has started on `channel`."""
+        return self.channels.get(channel, 0)

@@ -1,0 +1,347 @@
+"""A slow network for real ranks: it says when an operation is over; the data has long arrived.
+
+The parent of the ranks runs it, in a thread. Every rank tells it what it starts, and when; once
+all who take part have told, it sends the messages over the same `Links`, by the same algorithms,
+as the simulated network, and tells each rank its end. So both kinds of ranks take the same time,
+and the sending and the receiving side of a link are busy with one message at a time.
+
+Messages that share a link take turns, whichever group they are of: each is sent when its moment
+has come, and not when its collective begins.
+
+A rank has one end of it, an `EmulatedLink`: what the rank starts, it tells; what is over, it is
+told, ahead of time; whoever waits for an operation sleeps until its end. The data moves at once,
+through gloo. So communication overlaps with computation, and buckets queue. As long as gloo itself
+is faster than the emulated network, the times are those of the model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.costs.collective_time import start_collective
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.streams import Running, Streams
+from course_lib.ranks.processes.recorder import MeteredOperation
+
+_AHEAD = 2e-3
+"""Seconds by which messages are sent before their moment, so that ranks hear of an end in time."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank is ready for."""
+
+    rank: int
+    id: int
+    """The rank's own number for it."""
+    kind: str
+    group: int
+    seq: int
+    members: tuple[int, ...]
+    """Of a message: sender and receiver."""
+    tag: int
+    posted: float
+    """Since when it is ready, in seconds of the machine's monotonic clock."""
+    sizes: Sequence[int]
+    """Bytes of each tensor that the rank puts in; of a receive, that it gets."""
+    root: int
+    """As a position among the members."""
+    itemsize: int
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what all who take part have in common."""
+        kind = "message" if self.kind in ("send", "recv") else self.kind
+        return (kind, self.group, self.members, self.tag, self.seq)
+
+
+class EmulatedNetwork:
+    """The network of K ranks, each at the other end of a connection.
+
+    Args:
+        network: what messages cost.
+        connections: to each rank's `EmulatedLink`.
+        clock: the machine's monotonic clock.
+
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        connections: Sequence[Connection],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._network = network
+        self._connections = list(connections)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.forget()
+        threading.Thread(target=self._run, name="emulated-network", daemon=True).start()
+
+    def forget(self) -> None:
+        """Begin anew, with free links: the ranks have dropped what was under way."""
+        with self._lock:
+            self._links = Links(self._network, len(self._connections))
+            self._open: dict[tuple[Any, ...], dict[int, Offer]] = {}
+            self._streams: Streams[Offer] = Streams(self._tell, self._push)
+            self._heap: list[tuple[float, int, int, Running[Offer] | list[Offer]]] = []
+            self._pushed = 0
+            self._ends: dict[int, list[tuple[int, float]]] = {}
+
+    def _run(self) -> None:
+        left = selectors.DefaultSelector()
+        for rank, connection in enumerate(self._connections):
+            left.register(connection, selectors.EVENT_READ, rank)
+        while left.get_map():
+            # Whatever was told by now is taken before anything is sent.
+            now = self._clock()
+            for ready, _ in left.select(self._patience(now)):
+                connection = self._connections[ready.data]
+                try:
+                    self._listen(ready.data, connection)
+                except (OSError, EOFError, ValueError, TypeError):  # the rank has ended
+                    left.unregister(connection)
+                    connection.close()
+            with self._lock:
+                self._send(now + _AHEAD)
+                self._tell_all()
+        left.close()
+
+    def _listen(self, rank: int, connection: Connection) -> None:
+        """Take what a rank has told."""
+        while True:
+            together = json.loads(connection.recv_bytes(1 << 16))
+            with self._lock:
+                for told in together:
+                    told[4] = tuple(told[4])
+                    self._take(Offer(rank, *told))
+            if not connection.poll():
+                return
+
+    def _patience(self, now: float) -> float | None:
+        """Return the seconds until the next message is to be sent; ``None``: there is none."""
+        with self._lock:
+            return max(0.0, self._heap[0][0] - _AHEAD - now) if self._heap else None
+
+    def _take(self, offer: Offer) -> None:
+        """Note what a rank is ready for; let it begin if all are who take part."""
+        offers = self._open.setdefault(offer.key(), {})
+        offers[offer.rank] = offer
+        if len(offers) < len(offer.members):
+            return
+        del self._open[offer.key()]
+        parts = [offers[member] for member in offer.members]
+        if offer.kind in ("send", "recv"):
+            self._push(max(part.posted for part in parts), parts)
+            return
+        transfer = start_collective(
+            offer.kind,
+            self._network,
+            self._links,
+            offer.members,
+            [part.sizes for part in parts],
+            offer.root,
+            offer.itemsize,
+        )
+        self._streams.add(parts, transfer)
+
+    def _push(self, start: float, what: Running[Offer] | list[Offer]) -> None:
+        rank = (what.parts if isinstance(what, Running) else what)[0].rank
+        self._pushed += 1
+        heapq.heappush(self._heap, (start, rank, self._pushed, what))
+
+    def _send(self, until: float) -> None:
+        """Send the messages that start before `until`, in the order of their times."""
+        while self._heap and self._heap[0][0] < until:
+            start, _, _, what = heapq.heappop(self._heap)
+            if isinstance(what, Running):
+                others = min(until, self._heap[0][0]) if self._heap else until
+                self._streams.go_on(what, max(others, math.nextafter(start, math.inf)))
+                continue
+            sender, receiver = what
+            left, arrival = self._links.send(sender.rank, receiver.rank, sum(sender.sizes), start)
+            self._tell(sender, left)
+            self._tell(receiver, arrival)
+
+    def _tell(self, offer: Offer, end: float) -> None:
+        self._ends.setdefault(offer.rank, []).append((offer.id, end))
+
+    def _tell_all(self) -> None:
+        """Tell every rank its new ends at once: each time it is told, it wakes."""
+        told, self._ends = self._ends, {}
+        for rank, ends in told.items():
+            with suppress(OSError):
+                self._connections[rank].send_bytes(json.dumps(ends).encode())
+
+
+_LOOK_AGAIN = 3e-4
+"""Seconds between two looks at gloo, where it is later than the network."""
+_MOST_AT_ONCE = 64
+"""Operations that a rank tells of at once, so that what it writes is never long."""
+MAX_LAG = 0.003
+"""Seconds by which an operation counts as started earlier, at most: see `Transfer.woke`."""
+
+
+@dataclass
+class Transfer:
+    """One operation on its way through the emulated network."""
+
+    link: EmulatedLink
+    inner: dist.Work | None = None
+    end: float = math.inf
+    """When it is over, in seconds of the machine's monotonic clock; known once all are ready."""
+    told: threading.Event = field(default_factory=threading.Event)
+    """Set when the end is known: the two sides of a message, or all of a group, have begun."""
+    _callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    def is_over(self) -> bool:
+        """Return whether the network has carried it by now."""
+        return self.end <= time.monotonic()
+
+    def wait(self) -> None:
+        """Return when the network has carried it."""
+        self.told.wait()
+        if (left := self.end - time.monotonic()) > 0:
+            time.sleep(left)
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when all is over, in a thread of its own; at once if it is."""
+        with self.link.lock:
+            told = self.told.is_set()
+            if not told:
+                self._callbacks.append(callback)
+        if told and self.is_over() and (self.inner is None or self.inner.is_completed()):
+            callback()
+        elif told:
+            self._call_later(callback)
+
+    def _end_at(self, end: float) -> None:
+        with self.link.lock:
+            self.end = end
+            self.told.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call_later(callback)
+
+    def _call_later(self, callback: Callable[[], None]) -> None:
+        call = self.link.given_up
+
+        def run() -> None:
+            self.wait()
+            while self.inner is not None and not self.inner.is_completed():
+                if self.link.given_up != call:
+                    return
+                time.sleep(_LOOK_AGAIN)
+            callback()
+
+        # Not in the link's thread: it may wait for an operation, of whose end that would tell.
+        threading.Thread(target=run, name="emulated-callback", daemon=True).start()
+
+    def woke(self, waited_since: float, now: float) -> None:
+        """Take note that the rank goes on, later than the network would let it.
+
+        The machine woke it late. What it starts next counts as started earlier by so much; else
+        the delays would add up along a chain of messages. A rank that came to wait when the
+        transfer was over was not woken at all: it is as late as it was before.
+        """
+        on_time = max(waited_since - self.link.lag, self.end)
+        self.link.lag = min(max(0.0, now - on_time), MAX_LAG)
+
+
+class EmulatedLink:
+    """The link between one rank and the network."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.lag = 0.0
+        self.lock = threading.Lock()
+        self.given_up = 0
+        """How many calls were given up."""
+        self._count = 0
+        self._held: list[str] = []
+        self._holding = 0
+        self._open: dict[int, Transfer] = {}
+        threading.Thread(target=self._run, name="emulated-link", daemon=True).start()
+
+    def carry(
+        self, what: MeteredOperation, sizes: Sequence[int], inner: dist.Work | None
+    ) -> Transfer:
+        """Return a transfer that is over when the network has carried the operation.
+
+        Args:
+            what: the operation.
+            sizes: bytes of each tensor that this rank puts in; of a receive, that it gets.
+            inner: the work that moves the data, if it ends without anybody waiting for it.
+
+        """
+        me, peer = what.recorder.rank, what.peer
+        members, tag, root = what.members, 0, 0
+        if what.channel is not None:
+            assert peer is not None
+            members = (me, peer) if what.channel.sends else (peer, me)
+            tag = what.channel.tag
+        elif peer is not None:
+            root = members.index(peer)
+        itemsize = getattr(torch, what.dtype, torch.uint8).itemsize
+        ready = what.start - self.lag
+        transfer = Transfer(self, inner)
+        with self.lock:
+            self._count += 1
+            self._open[self._count] = transfer
+            offer = [self._count, what.kind, what.group, what.seq, members, tag]
+            offer += [ready, list(sizes), root, itemsize]
+            self._held.append(json.dumps(offer))
+            if not self._holding or len(self._held) == _MOST_AT_ONCE:
+                self._tell()
+        return transfer
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Tell the network at once of what is started meanwhile: one wake-up instead of many."""
+        with self.lock:
+            self._holding += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._holding -= 1
+                if not self._holding:
+                    self._tell()
+
+    def _tell(self) -> None:
+        if self._held:
+            self._connection.send_bytes(f"[{','.join(self._held)}]".encode())
+            self._held.clear()
+
+    def forget(self) -> None:
+        """Drop what is under way: the call was given up."""
+        with self.lock:
+            self._open.clear()
+            self._held.clear()
+            self.lag = 0.0
+            self.given_up += 1
+
+    def _run(self) -> None:
+        while True:
+            try:
+                ends = json.loads(self._connection.recv_bytes())
+            except (OSError, EOFError):  # the network is the parent's: it has gone
+                return
+            for number, end in ends:
+                with self.lock:
+                    transfer = self._open.pop(number, None)
+                if transfer is not None:  # else its call was given up
+                    transfer._end_at(end)

@@ -1,0 +1,162 @@
+"""gloo as metered groups need it: connected when first used, and without its gaps.
+
+The group of all ranks connects at once. Any other is made in a moment and waits for nobody: two
+members connect when they first exchange something, so that a rank which never makes the group
+holds up only those that need it. That first exchange may wait for the other member's part in it.
+
+Some of gloo's works cannot say when they are over, and some operations it does not have; they are
+composed of those that it has.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks._torch.collective_table import Collective
+
+
+def _device() -> Any:
+    """Return a network device for one group; ``None`` where gloo can only connect at once.
+
+    Groups that share one, and connect when first used, wait for ever.
+    """
+    make: Any = dist.ProcessGroupGloo
+    names = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    try:
+        if names[0]:
+            return make.create_device(interface=names[0], lazy_init=True)
+        return make.create_default_device(lazy_init=True)
+    except TypeError:
+        return None
+
+
+def connect(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
+    """Return gloo's process group of these members, or NCCL's if this process uses a GPU.
+
+    `lazy`: whether gloo connects when first used, where it can.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        nccl: Any = dist.ProcessGroupNCCL
+        return nccl(store, rank, size, timeout)
+    device = _device() if lazy else None
+    if device is None:
+        return gloo(store, rank, size, timeout)
+    options = gloo._Options()
+    options._devices, options._timeout = [device], timeout
+    return gloo(store, rank, size, options)
+
+
+class ComposedWork(dist.Work):
+    """A work made of others: over when they are, after a last step on this rank.
+
+    Args:
+        parts: the works.
+        finish: the last step, such as cutting a piece out of what has come.
+        result: what the future holds in the end.
+
+    """
+
+    def __init__(
+        self, parts: Sequence[dist.Work], finish: Callable[[], object], result: Any
+    ) -> None:
+        super().__init__()
+        self._parts = parts
+        self._finish: Callable[[], object] | None = finish
+        self._result = result
+        self._lock = threading.Lock()
+
+    def _finish_once(self) -> Any:
+        with self._lock:
+            if self._finish is not None:
+                with torch.no_grad():
+                    self._finish()
+                self._finish = None
+        return self._result
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for part in self._parts:
+            part.wait(timeout) if timeout else part.wait()
+        self._finish_once()
+        return True
+
+    def is_completed(self) -> bool:
+        if not all(part.is_completed() for part in self._parts):
+            return False
+        self._finish_once()
+        return True
+
+    def get_future(self) -> Any:
+        every = torch.futures.collect_all([part.get_future() for part in self._parts])
+        return every.then(lambda futures: (futures.value(), self._finish_once())[1])
+
+    def is_success(self) -> bool:
+        return all(part.is_success() for part in self._parts)
+
+    def exception(self) -> Any:
+        return next(filter(None, (part.exception() for part in self._parts)), None)
+
+    def result(self) -> Any:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], options: Any) -> Any:
+    """Launch a collective on gloo or NCCL; return its work."""
+    if isinstance(inner, dist.ProcessGroupGloo):
+        if collective.method == "reduce_scatter_single":
+            output, whole = arguments
+            return _reduce_scatter(inner, output, [whole], output, options)
+        if collective.method == "reduce_scatter":
+            (output,), (inputs,) = arguments
+            return _reduce_scatter(inner, output, inputs, arguments[0], options)
+        if collective.method == "alltoall" and _uneven(inner, *arguments):
+            return _all_to_all(inner, *arguments)
+    method = getattr(inner, collective.method, None) or getattr(inner, collective.old_method)
+    return method(*arguments, options)
+
+
+def _reduce_scatter(
+    inner: Any, output: torch.Tensor, inputs: Sequence[torch.Tensor], result: Any, options: Any
+) -> ComposedWork:
+    """Reduce everything everywhere and keep a piece, as gloo does; its own work never ends."""
+    everything = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
+    reduce = dist.AllreduceOptions()
+    reduce.reduceOp = options.reduceOp
+    piece = everything.view(inner.size(), -1)[inner.rank()]
+    return ComposedWork(
+        [inner.allreduce([everything], reduce)],
+        lambda: output.copy_(piece.view(output.shape)),
+        result,
+    )
+
+
+def _uneven(inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+    sizes = {tensor.numel() for tensor in (*outputs, *inputs)}
+    return len(sizes) > 1 or not hasattr(inner, "alltoall")
+
+
+def _all_to_all(
+    inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]
+) -> ComposedWork:
+    """Exchange tensors of different sizes: as one tensor, cut where gloo is told."""
+    sends = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
+    sizes = [tensor.numel() for tensor in outputs]
+    came = torch.empty(sum(sizes), dtype=sends.dtype)
+
+    def deal() -> None:
+        for output, piece in zip(outputs, torch.split(came, sizes), strict=True):
+            output.copy_(piece.view(output.shape))
+
+    method = getattr(inner, "all_to_all_single", None) or inner.alltoall_base
+    work = method(came, sends, sizes, [tensor.numel() for tensor in inputs], dist.AllToAllOptions())
+    return ComposedWork([work], deal, outputs)

@@ -1,0 +1,272 @@
+"""A process group that says what it does.
+
+`MeteredProcessGroup` passes every operation on to gloo or NCCL. Before it does, it writes on the
+`Board` what this rank enters; when the operation is over, it adds an `Event` to the rank's log.
+Because it stands where PyTorch looks for a process group, it sees everything: calls of
+``torch.distributed``, of `DistributedDataParallel`, and of code that has never heard of it.
+
+Two rules make hangs findable:
+
+- What a rank enters is compared with what the other ranks entered *before* gloo sees it. gloo
+  would crash on different sizes, and take one dtype for another without a word.
+- A send is complete when its receive is posted, for every size, as with NCCL. gloo does the same
+  today; that the board's counters are asked too keeps it so, and makes polling work: gloo never
+  calls a message complete before somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks._torch.collective_table import (
+    KINDS,
+    Collective,
+    reduction_of,
+    sent_to_others,
+    signature_of,
+)
+from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
+from course_lib.ranks.explain.errors import CollectiveMismatch
+from course_lib.ranks.processes.board import SIGNATURE
+from course_lib.ranks.processes.board_views import Channel, Message, Wait
+from course_lib.ranks.processes.emulated_network import EmulatedLink
+from course_lib.ranks.processes.gloo import launch
+from course_lib.ranks.processes.metered_work import AnySourceWork, MeteredWork
+from course_lib.ranks.processes.recorder import MeteredOperation, Recorder
+from course_lib.ranks.trace.event import group_called
+
+NAMES_PER_CALL = 1 << 20
+"""The groups of call number c of a rank are named c times this, plus 1, plus 2, …"""
+
+
+class MeteredProcessGroup(PythonGroup):
+    """A process group around gloo or NCCL, whose every operation is shown and logged.
+
+    Args:
+        members: its ranks, in order, as ranks of the whole.
+        name: the same on all members.
+        recorder: of this rank.
+        link: this rank's end of an emulated network, if there is one.
+        connect: makes the inner group; called again after a call that was given up.
+
+    """
+
+    backend = "metered"
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        name: str,
+        recorder: Recorder,
+        link: EmulatedLink | None,
+        connect: Callable[[], Any],
+    ) -> None:
+        super().__init__(recorder.rank, members, name)
+        self._recorder = recorder
+        self._link = link
+        self._connect = connect
+        self._inner: Any = None
+        self._met: set[int] = set()
+        """The ranks with whom it has exchanged a message since it connected."""
+        self.key = zlib.crc32(name.encode()) + 1
+        self._slot, self._opened_in = -1, -1
+
+    @property
+    def label(self) -> str:
+        """What people call the group: by its number within the call."""
+        name = self._name
+        number = str(int(name) % NAMES_PER_CALL) if name.isdecimal() else name
+        return group_called(number, str(self.group_desc))
+
+    def connect(self) -> None:
+        """Make the inner group, or make it anew."""
+        self._inner = self._connect()
+        self._met.clear()
+
+    def _place(self) -> int:
+        """Return this group's place on the board in the current call."""
+        me = self._recorder
+        if self._opened_in != me.calls:
+            self._slot = me.board.open_group(me.rank, self.key, self._members)
+            self._opened_in = me.calls
+        return self._slot
+
+    # Collectives -----------------------------------------------------------------------------
+
+    def _collective(
+        self, collective: Collective, arguments: tuple[Any, ...], options: Any
+    ) -> dist.Work:
+        if collective.one_by_one:  # functional collectives ask for several; gloo has no such thing
+            outputs, inputs = arguments
+            return self._one_by_one(collective.one_by_one, outputs, inputs, options)
+        me, kind = self._recorder, KINDS[collective.kind]
+        operations = collective.operations(arguments, self.size())
+        tensors = [
+            tensor
+            for puts, gets in operations
+            for tensor in (gets if kind.sized_by_what_it_gets else puts)
+        ]
+        root = self._members[options.rootRank] if kind.to_one else None
+        if me.check_nan:
+            refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
+        reduction = reduction_of(options.reduceOp) if kind.reduces else ""
+        signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
+        where = me.locate()
+        seq = me.board.enter_collective(me.rank, self._place(), signature, where)
+        what = f"collective #{seq} of this group"
+        compare_entries(me, self._members, self.key, seq, signature, what)
+        me.add_pending(1)
+        operation = MeteredOperation(
+            me, kind.name, self._members, root, _nbytes(tensors), _dtype(tensors), where,
+            Wait.COLLECTIVE, self.key, seq, group_name=self.label,
+            sent=sent_to_others(kind.name, _puts(operations), self.rank()),
+        )  # fmt: skip
+        # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
+        operation.block()
+        try:
+            inner = launch(self._inner, collective, arguments, options)
+        except Exception:
+            me.add_pending(-1)  # refused, so not under way
+            raise
+        finally:
+            operation.unblock()
+        emulated = None
+        if self._link is not None:
+            sizes = [tensor.numel() * tensor.element_size() for tensor in _puts(operations)]
+            emulated = self._link.carry(operation, sizes, inner)
+        sliced = isinstance(self._inner, dist.ProcessGroupGloo)
+        work = MeteredWork(inner, operation, emulated=emulated, sliced=sliced)
+        if getattr(options, "asyncOp", False):
+            # Otherwise an operation that is over would last, in the log, until someone waits.
+            work.watch()
+        return work
+
+    def _one_by_one(self, method: str, outputs: Any, inputs: Any, options: Any) -> dist.Work:
+        works: list[dist.Work] = []
+        for output, part in zip(outputs, inputs, strict=True):
+            if works:
+                works[-1].wait()
+            works.append(getattr(self, method)(output, part, options))
+        return works[-1]
+
+    # Point to point ------------------------------------------------------------------------
+
+    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        me, sends = self._recorder, kind == "send"
+        if not 0 <= tag <= Channel.MAX_TAG:
+            raise ValueError(f"tag must be 0 to {Channel.MAX_TAG}, got {tag}")
+        self._place()
+        if peer is None:
+            return self._from_anyone(tensors, tag)
+        if me.check_nan:
+            refuse_nan(kind, tensors, sends)
+        channel = Channel(sends, peer, tag, self.key)
+        other_end = channel.other_end(me.rank)
+        what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
+        seq = me.board.start_message(me.rank, channel, what)
+        self._compare_message(seq, channel, what)
+        me.add_pending(1)
+        operation = self._operation(kind, tensors, peer, channel, seq)
+        launch = self._inner.send if sends else self._inner.recv
+        connects = peer not in self._met
+        if connects:
+            operation.block()  # gloo may have to connect first
+        try:
+            inner = launch(tensors, self._members.index(peer), tag)
+            self._met.add(peer)
+        except Exception:
+            me.board.take_back_message(me.rank, channel)  # refused, so never started
+            me.add_pending(-1)
+            raise
+        finally:
+            if connects:
+                operation.unblock()
+        emulated = None
+        if self._link is not None:
+            emulated = self._link.carry(operation, [operation.bytes], None)
+        return MeteredWork(
+            inner,
+            operation,
+            arrived=None if me.alone else lambda: me.board.count(peer, other_end) >= seq,
+            emulated=emulated,
+        )
+
+    def _operation(
+        self, kind: str, tensors: Any, peer: int | None, channel: Channel, seq: int
+    ) -> MeteredOperation:
+        me, wait = self._recorder, Wait.SEND if kind == "send" else Wait.RECV
+        return MeteredOperation(
+            me, kind, self._members, peer, _nbytes(tensors), _dtype(tensors), me.locate(),
+            wait, self.key, seq, channel, group_name=self.label,
+        )  # fmt: skip
+
+    def _compare_message(self, seq: int, channel: Channel, mine: Message) -> None:
+        me = self._recorder
+        other_end = channel.other_end(me.rank)
+        theirs = None if me.alone else me.board.message(channel.peer, other_end, seq)
+        if theirs is None or theirs == mine:
+            return
+        me.board.see_mismatch(me.rank)
+        verbs = ("sends", "receives") if channel.sends else ("receives", "sends")
+        raise CollectiveMismatch(
+            f"rank {me.rank} {verbs[0]} {mine.numel} elements of {mine.dtype}, but rank "
+            f"{channel.peer} {verbs[1]} {theirs.numel} elements of {theirs.dtype}"
+        )
+
+    def _from_anyone(self, tensors: Any, tag: int) -> dist.Work:
+        me = self._recorder
+        if me.alone:
+            raise NotImplementedError(
+                "recv without a source needs ranks on one machine (NCCL has none either): "
+                "name the rank, as in dist.recv(tensor, src=0)"
+            )
+        others = [member for member in self._members if member != me.rank]
+
+        def find() -> int | None:
+            for peer in others:
+                sent = me.board.count(peer, Channel(True, me.rank, tag, self.key))
+                if sent > me.board.count(me.rank, Channel(False, peer, tag, self.key)):
+                    return peer
+            return None
+
+        waiting = Channel.any_source(me.rank, tag, self.key)
+        operation = self._operation("recv", tensors, None, waiting, 0)
+        return AnySourceWork(
+            operation, find, lambda peer: self._message("recv", tensors, peer, tag)
+        )
+
+
+def compare_entries(
+    recorder: Recorder, members: Sequence[int], key: int, seq: int, signature: str, what: str
+) -> None:
+    """Compare what this rank enters with what the others have.
+
+    Raises:
+        CollectiveMismatch: another rank has entered something else.
+
+    """
+    for other in members:
+        entry = recorder.board.collective(other, key, seq) if other != recorder.rank else None
+        if entry is not None and entry[0] != signature:
+            recorder.board.see_mismatch(recorder.rank)
+            raise CollectiveMismatch(
+                f"{what} is '{signature}' on rank {recorder.rank} "
+                f"but '{entry[0]}' on rank {other} ({entry[1]})"
+            )
+
+
+def _puts(operations: Sequence[tuple[Sequence[torch.Tensor], Any]]) -> list[torch.Tensor]:
+    return [tensor for puts, _ in operations for tensor in puts]
+
+
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _dtype(tensors: Sequence[torch.Tensor]) -> str:
+    return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""

@@ -1,0 +1,253 @@
+"""Handles of metered operations: what ``async_op=True``, ``isend`` and ``irecv`` return.
+
+`AnySourceWork` is that of a receive from whichever rank sends first: the board knows who has sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.processes.emulated_network import Transfer
+from course_lib.ranks.processes.recorder import MeteredOperation
+
+_ending = threading.Lock()
+_SLICE = timedelta(seconds=0.2)
+"""Of a wait in compiled code: after it, Python may see a signal."""
+_PAUSE = 1e-5, 2e-4
+"""Seconds between two looks whether the other side has come: the least and the most."""
+
+
+class GivenUp(BaseException):
+    """Raised on a rank whose call has failed elsewhere: it unwinds, and is kept."""
+
+
+class MeteredWork(dist.Work):
+    """Work of the inner group; waiting for it stands on the board, its end goes into the log.
+
+    Args:
+        inner: the work of gloo or NCCL.
+        operation: what it is part of.
+        arrived: of a message, says whether the other side has started it too; it is not over
+            before that. ``None`` for a collective.
+        emulated: its way through an emulated network; else ``None``.
+        sliced: whether `inner` can be waited for a little at a time.
+
+    """
+
+    def __init__(
+        self,
+        inner: dist.Work,
+        operation: MeteredOperation,
+        arrived: Callable[[], bool] | None = None,
+        emulated: Transfer | None = None,
+        sliced: bool = False,
+    ) -> None:
+        super().__init__()
+        self._inner = inner
+        self._operation = operation
+        self._arrived = arrived
+        self._emulated = emulated
+        self._sliced = sliced and arrived is None
+        self._over = False
+        self._given_up = self._pulled = False
+        self._future: torch.futures.Future[Any] | None = None
+        self._trigger: torch.futures.Future[None] = torch.futures.Future()
+        self._awaited = False
+        recorder, message = operation.recorder, operation.channel is not None
+        self._open = recorder.open_messages if message else recorder.open_collectives
+        self._open.add(self)
+
+    @property
+    def group(self) -> int:
+        """Key of the process group."""
+        return self._operation.group
+
+    def _end(self) -> None:
+        with _ending:  # a callback of gloo's thread may come while this one waits
+            if not self._over:
+                self._over = True
+                if self._awaited:
+                    self._operation.note_waited()
+                self._operation.over()
+                self._open.discard(self)
+                self._operation.recorder.keep(self, self._operation.bytes)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._note_waited()
+        waited_since = time.monotonic()
+        if self._emulated is not None and self._emulated.is_over():
+            self._wait_inner(timeout)  # for bytes that are nearly here
+        else:
+            self._operation.block()
+            try:
+                self._wait_others()
+                self._wait_inner(timeout)
+            finally:
+                self._operation.unblock()
+        if self._emulated is not None:
+            self._emulated.woke(waited_since, time.monotonic())
+        self._end()
+        return True
+
+    def _wait_others(self) -> None:
+        if self._emulated is not None:
+            self._emulated.wait()  # which knows, without being asked, when all have come
+            return
+        pause, most = _PAUSE
+        while self._arrived is not None and not self._arrived():
+            time.sleep(pause)
+            pause = min(2 * pause, most)
+
+    def _wait_inner(self, timeout: timedelta) -> None:
+        if timeout or not self._sliced:
+            self._inner.wait(timeout) if timeout else self._inner.wait()
+            return
+        while True:
+            try:
+                self._inner.wait(_SLICE)
+                return
+            except RuntimeError:  # of gloo, or merely that the slice is over
+                if self._inner.is_completed():
+                    self._inner.wait()  # says which
+                    return
+
+    def get_future(self) -> Any:
+        # DDP's reducer waits for the future, in C++, and never calls wait().
+        self._note_waited()
+        return self.watch()
+
+    def watch(self) -> Any:
+        """Return its future, which notes the end; for those who look on, not the one who waits."""
+        if self._future is None:
+            self._future = self._trigger.then(lambda _: self._value())
+            self._future.add_done_callback(lambda _: self._end())
+            if self._emulated is not None:
+                self._emulated.when_over(self._pull)
+            else:
+                self._inner.get_future().add_done_callback(lambda _: self._pull())
+        return self._future
+
+    def _pull(self) -> None:
+        with _ending:
+            first, self._pulled = not self._pulled, True
+        if first:
+            self._trigger.set_result(None)
+
+    def _value(self) -> Any:
+        if self._given_up:
+            raise RuntimeError("the call was given up: it has failed on another rank")
+        return self._inner.get_future().value()
+
+    def give_up(self) -> None:
+        """Fail whoever waits for the future in compiled code: in any thread."""
+        self._given_up = True
+        if self._future is not None:
+            self._pull()
+
+    def is_completed(self) -> bool:
+        self._note_waited()
+        return self.poll()
+
+    def _note_waited(self) -> None:
+        with _ending:
+            self._awaited = True
+            if self._over:
+                self._operation.note_waited()
+
+    def poll(self) -> bool:
+        """Return whether it is over; for those who look on, not for the one who waits."""
+        if self._over:
+            return True
+        if self._emulated is not None and not self._emulated.is_over():
+            return False
+        if self._arrived is None:
+            done = bool(self._inner.is_completed())
+        elif done := self._arrived():
+            self._inner.wait()  # gloo never calls a message complete before somebody waits for it
+        if done:
+            self._end()
+        return done
+
+    def is_success(self) -> bool:
+        return bool(self._inner.is_success())
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> Any:
+        return self._inner.result()
+
+    def source_rank(self) -> int:
+        peer, members = self._operation.peer, self._operation.members
+        return -1 if peer is None else members.index(peer)
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+
+
+class AnySourceWork(dist.Work):
+    """Becomes an ordinary receive once it is known from whom.
+
+    Args:
+        operation: how it stands on the board until then.
+        find: returns the rank of a sender that waits, or ``None``.
+        receive: launches the receive from that rank.
+
+    """
+
+    def __init__(
+        self,
+        operation: MeteredOperation,
+        find: Callable[[], int | None],
+        receive: Callable[[int], dist.Work],
+    ) -> None:
+        super().__init__()
+        self._operation = operation
+        self._find = find
+        self._receive = receive
+        self._work: dist.Work | None = None
+
+    def _look(self) -> dist.Work | None:
+        if self._work is None and (sender := self._find()) is not None:
+            self._work = self._receive(sender)
+        return self._work
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._look() is None:
+            self._operation.block()
+            try:
+                pause, most = _PAUSE
+                while self._look() is None:
+                    time.sleep(pause)
+                    pause = min(2 * pause, most)
+            finally:
+                self._operation.unblock()
+        assert self._work is not None
+        return bool(self._work.wait(timeout))
+
+    def is_completed(self) -> bool:
+        work = self._look()
+        return work is not None and bool(work.is_completed())
+
+    def get_future(self) -> Any:
+        raise NotImplementedError("a receive from any rank has no future: wait() for it")
+
+    def is_success(self) -> bool:
+        return self._work is not None and bool(self._work.is_success())
+
+    def source_rank(self) -> int:
+        return -1 if self._work is None else int(self._work._source_rank())
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self.wait()

@@ -1,0 +1,229 @@
+"""What a rank notes down about its communication: one `Event` per operation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from course_lib.ranks.explain.waiting import waits_in
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_views import Channel, RankPhase, Wait
+from course_lib.ranks.trace.event import Event, computation
+
+MAX_EVENTS = 200_000
+"""Events that one rank keeps of one call; the rest are counted."""
+_SETTLE = 0.5
+_MAX_KEPT = 64
+_MAX_KEPT_BYTES = 1 << 22
+_ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
+
+
+@dataclass
+class Recorder:
+    """What the process groups of one rank share: the board, and the log of the current call."""
+
+    board: Board
+    rank: int
+    events: list[Event]
+    locate: Callable[[], str]
+    """Returns the line of user code that is running, for example ``Cell In[3], line 7``."""
+    blocked: list[tuple[float, float]] = field(default_factory=list)
+    """When the rank's own thread stood still, waiting for communication."""
+    alone: bool = False
+    """Whether nobody else writes on the board: the other ranks are on other machines."""
+    check_nan: bool = False
+    """Whether this call refuses NaN in what the rank puts into communication."""
+    dropped: int = 0
+    open_messages: set[Any] = field(default_factory=set)
+    """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
+    open_collectives: set[Any] = field(default_factory=set)
+    """Works of collectives that are not yet in the log."""
+    calls: int = 0
+    """How many calls have begun; a group has its place on the board for one of them."""
+    given_up: int = 0
+    """How many calls were given up while operations were under way: their end counts no more."""
+    _kept: deque[tuple[Any, int]] = field(default_factory=deque)
+    _kept_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, event: Event) -> int:
+        """Add an event to the log of this call; return its place there, or -1 if there is none."""
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(event)
+            return len(self.events) - 1
+        self.dropped += 1
+        return -1
+
+    def add_pending(self, change: int) -> None:
+        """Count an operation that was launched (+1) or is over (-1), in any thread."""
+        with self._lock:
+            self.board.add_pending(self.rank, change)
+
+    def keep(self, work: Any, nbytes: int) -> None:
+        """Keep a work that is over for a while.
+
+        C++ may still hold it where nobody in Python does, as DDP's join does with one of a few
+        bytes; without its part in Python it has no future. Its tensors are kept with it, so few.
+        """
+        with self._lock:
+            self._kept.append((work, nbytes))
+            self._kept_bytes += nbytes
+            while len(self._kept) > _MAX_KEPT or self._kept_bytes > _MAX_KEPT_BYTES:
+                self._kept_bytes -= self._kept.popleft()[1]
+
+    def begin(self, check_nan: bool = False) -> None:
+        """Begin the log of a new call, on a board that may have been cleared."""
+        self.calls += 1
+        self.check_nan = check_nan
+        self.board.forget_places()
+        self.events.clear()
+        self.blocked.clear()
+        self.open_messages.clear()
+        self.open_collectives.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.dropped = 0
+
+    def give_up(self) -> None:
+        """Forget what is under way: it will never be over."""
+        with self._lock:
+            self.given_up += 1
+        for work in [*self.open_collectives, *self.open_messages]:
+            work.give_up()
+        self.open_messages.clear()
+        self.open_collectives.clear()
+
+    def settle(self) -> None:
+        """Wait, at the end of a call, until its collectives are in the log.
+
+        DDP's end with a callback in a thread of gloo, which may come after the step that they
+        were for. While other ranks still run, one of them may have yet to take part, and the
+        call would wait for it anyway; after that, `_SETTLE` seconds are enough. A message that
+        both sides have started is over too, whether or not anybody waits for it.
+        """
+        if not self.open_messages and not self.open_collectives:
+            return
+        for message in list(self.open_messages):
+            message.poll()
+        last = time.monotonic()
+        pause = 1e-4
+        while self.open_collectives:
+            for work in list(self.open_collectives):
+                work.poll()
+            now = time.monotonic()
+            views = [] if self.alone else self.board.views()
+            if any(view.state in _ACTIVE and view.rank != self.rank for view in views):
+                last = now
+            if now - last > _SETTLE:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-2)
+
+    def compute(self, start: float, end: float) -> list[Event]:
+        """Return what lies between the waits of a call that ran from `start` to `end`.
+
+        A wait inside compiled code, such as that of PyTorch's DDP for its last bucket, is not
+        known here and counts as computation.
+        """
+        if not self.blocked:
+            return [computation(self.rank, start, end)] if end > start else []
+        spans, at = [], start
+        for begin, over in [*sorted(self.blocked), (end, end)]:
+            if begin > at:
+                spans.append(computation(self.rank, at, begin))
+            at = max(at, over)
+        return spans[:MAX_EVENTS]
+
+
+@dataclass
+class MeteredOperation:
+    """One operation from its launch until it is over: shown on the board, then in the log."""
+
+    recorder: Recorder
+    kind: str
+    members: tuple[int, ...]
+    peer: int | None
+    bytes: int
+    dtype: str
+    where: str
+    wait: Wait
+    group: int
+    seq: int
+    channel: Channel | None = None
+    start: float = field(default_factory=time.monotonic)
+    begun_in: int = field(init=False)
+    """Value of `Recorder.given_up` when it was launched."""
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
+    sent: int | None = None
+    """Bytes for other ranks, where they are known; see `Event.sent`."""
+    _waited: bool = False
+    _blocked_since: float = 0.0
+    _noted: tuple[int, Event] | None = None
+
+    def __post_init__(self) -> None:
+        self.begun_in = self.recorder.given_up
+
+    def block(self) -> None:
+        """Show that the rank stands still until this operation is over."""
+        self._blocked_since = time.monotonic()
+        self.recorder.board.block(
+            self.recorder.rank,
+            self.wait,
+            group=self.group,
+            seq=self.seq,
+            channel=self.channel,
+            text=waits_in(
+                self.kind,
+                seq=self.seq,
+                peer=self.peer,
+                tag=0 if self.channel is None else self.channel.tag,
+                nbytes=self.bytes,
+                members=self.members,
+                world_size=self.recorder.board.world_size,
+                group_name=self.group_name,
+            ),
+            where=self.where,
+        )
+
+    def unblock(self) -> None:
+        """Show that the rank runs again."""
+        self.recorder.board.unblock(self.recorder.rank)
+        self.recorder.blocked.append((self._blocked_since, time.monotonic()))
+
+    def over(self, end: float | None = None) -> None:
+        """Note the operation down as over."""
+        if self.begun_in != self.recorder.given_up:
+            return
+        event = Event(
+            self.recorder.rank,
+            self.kind,
+            self.members,
+            self.peer,
+            self.bytes,
+            self.dtype,
+            self.seq,
+            self.start,
+            time.monotonic() if end is None else end,
+            self.where,
+            self.group_name,
+            self._waited,
+            self.sent,
+        )
+        self._noted = self.recorder.note(event), event
+        self.recorder.add_pending(-1)
+
+    def note_waited(self) -> None:
+        """Note that the rank waited for it, or asked for it, now or after it was over."""
+        self._waited = True
+        if self._noted is not None:
+            at, event = self._noted
+            events = self.recorder.events
+            # Of an earlier call, the log is gone.
+            if 0 <= at < len(events) and events[at] is event:
+                events[at] = event._replace(waited=True)
+                self._noted = at, events[at]

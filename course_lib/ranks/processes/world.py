@@ -1,0 +1,308 @@
+"""One rank's world of process groups, from call to call.
+
+A script makes its world, uses it and destroys it; a notebook's ranks are used again and again. So
+here the world outlives what a call does to it:
+
+- ``dist.init_process_group(...)`` finds the ranks joined already; ``destroy_process_group()`` holds
+  until the end of the call.
+- Every call numbers its groups from a number of its own, so that a rank that skipped one in an
+  earlier call is in step again. Calls of ``dist.new_group`` are counted on the board: one that a
+  rank skipped is found when the call ends.
+- Groups that nothing can reach any more are freed, and with them gloo's threads and sockets.
+- After a call that was given up, every group connects anew: what is left of the call in the old
+  connections meets nobody.
+
+All of it needs what PyTorch does not document: that is in `_torch.process_world`.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from course_lib.ranks._torch.process_world import (
+    all_groups,
+    group_names,
+    is_registered,
+    name_of,
+    number_groups_from,
+    put_back,
+    replace_new_group,
+    tables_of,
+)
+from course_lib.ranks.explain.words import spans
+from course_lib.ranks.processes.board import SIGNATURE
+from course_lib.ranks.processes.board_diagnosis import NEW_GROUPS
+from course_lib.ranks.processes.emulated_network import EmulatedLink
+from course_lib.ranks.processes.gloo import connect
+from course_lib.ranks.processes.metered_group import (
+    NAMES_PER_CALL,
+    MeteredProcessGroup,
+    compare_entries,
+)
+from course_lib.ranks.processes.recorder import Recorder
+
+_FEW_GROUPS = 8
+"""So many groups are not worth a look which of them can still be reached."""
+
+_installed: tuple[Recorder, EmulatedLink | None] | None = None
+_world: World | None = None
+
+
+def install(recorder: Recorder, link: EmulatedLink | None = None) -> None:
+    """Make the backend ``metered`` known to torch.distributed in this process.
+
+    `link`: this rank's end of an emulated network, if there is one.
+    """
+    global _installed
+    _installed = recorder, link
+    if "metered" not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            "metered", _create, extended_api=True, devices=["cpu", "cuda"]
+        )
+
+
+def joined_world() -> World | None:
+    """Return the world of this process, if it is one of the ranks that `Ranks` started."""
+    return _world
+
+
+def _create(options: Any, _: Any) -> MeteredProcessGroup:
+    if _installed is None:
+        raise RuntimeError("the backend 'metered' exists only on ranks that Ranks(...) started")
+    recorder, link = _installed
+    members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    name, store, timeout = options.group_id, options.store, options.timeout
+    if _world is not None:
+        return _world.create(members, name, timeout)
+    rank = members.index(recorder.rank)
+    group = MeteredProcessGroup(
+        members, name, recorder, link, lambda: connect(store, rank, len(members), timeout)
+    )
+    with _without_greeting():
+        group.connect()
+    return group
+
+
+@contextmanager
+def _without_greeting() -> Iterator[None]:
+    """Keep what gloo prints once it is connected, before PyTorch 2.11, out of a rank's output."""
+    if torch.__version__ >= "2.11":
+        yield
+        return
+    sys.stdout.flush()
+    output = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
+class World:
+    """The process groups of a rank that `Ranks` started. There is one per process.
+
+    Args:
+        recorder: of this rank.
+        link: its end of an emulated network, if there is one.
+        path: of the file through which the ranks find one another.
+        timeout: of waits in gloo.
+
+    """
+
+    def __init__(
+        self, recorder: Recorder, link: EmulatedLink | None, path: str, timeout: timedelta
+    ) -> None:
+        global _world
+        _world = self
+        self.recorder = recorder
+        self._link = link
+        self._size = recorder.board.world_size
+        self._timeout = timeout
+        self._store = dist.FileStore(path, self._size)  # type: ignore[attr-defined]
+        self._generation = 0
+        self._call = 0
+        self._destroyed = 0
+        self._everyone: MeteredProcessGroup | None = None
+        self._groups: weakref.WeakSet[MeteredProcessGroup] = weakref.WeakSet()
+        self._given_up: list[Any] = []  # gloo would wait for what they still wait for
+        self._looked_at = _FEW_GROUPS
+        self._new_groups = -1, -1
+        self._local: Counter[str] = Counter()
+        self._local_name = ""
+        install(recorder, link)
+        self._init = c10d.init_process_group
+        self._stand_in("init_process_group", self._join_again)
+        self._stand_in("monitored_barrier", self._monitored_barrier)
+        if link is not None:
+            self._stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
+        replace_new_group(self._counting)
+        self._join()
+
+    def _stand_in(self, name: str, function: Callable[..., Any]) -> None:
+        for module in (dist, c10d):
+            setattr(module, name, function)
+
+    # Joining, and joining again -----------------------------------------------------------------
+
+    def _join(self) -> None:
+        rank, store = self.recorder.rank, self._store
+        number_groups_from(0)  # the group of all ranks then always has the same name
+        self._init("metered", store=store, rank=rank, world_size=self._size, timeout=self._timeout)
+        self._destroyed += 1
+        number_groups_from(self._call * NAMES_PER_CALL + self._destroyed * 1000)
+
+    def _join_again(
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        """Stand in for ``dist.init_process_group``: these ranks are joined already.
+
+        Simulated ranks in threads of this one have a backend, and a world, of their own.
+        """
+        if is_registered(backend) and backend != "metered":
+            self._init(backend, init_method, timeout, world_size, rank, *more, **named)
+            return
+        mine = self.recorder.rank
+        if rank not in (-1, mine) or world_size not in (-1, self._size):
+            raise ValueError(
+                f"init_process_group(rank={rank}, world_size={world_size}) on rank {mine} of "
+                f"{self._size}: these ranks are joined already; leave rank and world_size out"
+            )
+        if not dist.is_initialized():
+            self._join()
+
+    def begin(self, call: int, generation: int) -> None:
+        """Make the world whole again: before every call, of which all ranks give the number.
+
+        `generation`: how many calls were given up before it.
+        """
+        if generation != self._generation:
+            self._generation = generation
+            self.recorder.give_up()
+            if self._link is not None:
+                self._link.forget()
+            for group in list(self._groups):
+                self._given_up.append(group._inner)
+                group.connect()
+        self._call, self._destroyed = call, 0
+        self._local.clear()
+        if not dist.is_initialized():
+            self._join()
+        number_groups_from(call * NAMES_PER_CALL + 1)
+        if len(all_groups()) > self._looked_at:
+            self._free_groups()
+            self._looked_at = max(_FEW_GROUPS, 2 * len(all_groups()))
+
+    # Groups -------------------------------------------------------------------------------------
+
+    def create(
+        self, members: tuple[int, ...], name: str, timeout: timedelta
+    ) -> MeteredProcessGroup:
+        """Return a new group; or, of all ranks, the one that was there before."""
+        everyone = self._everyone
+        if name == "0" and everyone is not None:
+            return everyone
+        rank = members.index(self.recorder.rank)
+
+        name = self._local_name or name
+        made_in = f"{name} of call {self._call}, world {self._destroyed}"
+
+        def inner() -> Any:
+            prefix = f"{made_in}, generation {self._generation}"
+            apart = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
+            return connect(apart, rank, len(members), timeout, lazy=name != "0")
+
+        group = MeteredProcessGroup(members, name, self.recorder, self._link, inner)
+        with _without_greeting():
+            group.connect()
+        self._groups.add(group)
+        if name == "0":
+            self._everyone = group
+        return group
+
+    def _counting(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``_new_group_with_tag``, counted on the board and always metered."""
+        signature = inspect.signature(new_group)
+
+        def counted(*given: Any, **named: Any) -> Any:
+            bound = signature.bind(*given, **named)
+            if not is_registered(bound.arguments.get("backend")):
+                bound.arguments["backend"] = None  # gloo too: the default, which is metered
+            ranks = bound.arguments.get("ranks")
+            if not bound.arguments.get("use_local_synchronization"):
+                self._count_new_group(ranks)
+            elif ranks is not None and self.recorder.rank in ranks:
+                # PyTorch's own name counts groups that the other members may not have.
+                members = spans(sorted(ranks))
+                self._local[members] += 1
+                self._local_name = f"ranks {members}, number {self._local[members]}"
+            try:
+                return new_group(*bound.args, **bound.kwargs)
+            finally:
+                self._local_name = ""
+
+        return counted
+
+    def _count_new_group(self, ranks: Any) -> None:
+        me, everyone = self.recorder, tuple(range(self._size))
+        if self._new_groups[0] != me.calls:
+            self._new_groups = me.calls, me.board.open_group(me.rank, NEW_GROUPS, everyone)
+        members = sorted(ranks) if ranks is not None else list(everyone)
+        text = f"new_group of ranks {spans(members)}"[:SIGNATURE]
+        seq = me.board.enter_collective(me.rank, self._new_groups[1], text, me.locate())
+        if not me.alone:
+            compare_entries(me, everyone, NEW_GROUPS, seq, text, f"new_group #{seq}")
+
+    def _free_groups(self) -> None:
+        """Destroy the groups that only PyTorch's tables hold: no variable, no device mesh."""
+        named = {
+            name
+            for each in gc.get_objects()
+            if type(each) is DeviceMesh
+            for name in group_names(each)
+        }
+        recorder = self.recorder
+        works = [*recorder.open_collectives, *recorder.open_messages]
+        busy = {work.group for work in works}
+        groups = all_groups()
+        while groups:
+            group = groups.pop()
+            name = name_of(group)
+            if group is self._everyone or name in named or getattr(group, "key", 0) in busy:
+                continue
+            kept = tables_of(group)
+            found = weakref.ref(group)
+            dist.destroy_process_group(group)
+            del group
+            if (still := found()) is not None:
+                put_back(still, kept)
+
+    # What PyTorch offers for gloo alone -----------------------------------------------------------
+
+    def _monitored_barrier(
+        self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Stand in for ``dist.monitored_barrier``: a barrier, as all here are monitored."""
+        dist.barrier(group)

@@ -1,0 +1,205 @@
+"""Collectives: who has entered, whether they agree, and what happens when the last one is there.
+
+What one does to the tensors are plain functions on the tensors of all ranks. The sum runs in rank
+order, in float32 for the 16-bit types, and is rounded once; every rank gets the same bits. gloo and
+NCCL add in other orders: results differ from theirs by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from course_lib.ranks.costs.collective_time import start_collective
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.streams import Running, Streams
+from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, stream_of
+
+
+class Collectives:
+    """The collectives of a fabric that are not over.
+
+    Args:
+        network: says which algorithms they take.
+        links: carry their messages.
+        end: called with each operation and its end, in virtual seconds.
+        offer: called with a time, and with a collective that can go on then.
+
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        links: Links,
+        end: Callable[[Operation, float], None],
+        offer: Callable[[float, Running[Operation]], None],
+    ) -> None:
+        self._network = network
+        self._links = links
+        self._end = end
+        self._open: dict[tuple[bool, str, int], dict[int, Operation]] = {}
+        self._streams = Streams(end, offer)
+
+    def enter(self, operation: Operation) -> None:
+        """Let one rank enter; when it is the last, move the data, and let the messages begin.
+
+        Raises:
+            Mismatch: the ranks do not call the same.
+
+        """
+        key = (*stream_of(operation), operation.seq)
+        entered = self._open.setdefault(key, {})
+        entered[operation.rank] = operation
+        first = next(iter(entered.values()))
+        same = operation is first or operation.members == first.members
+        if not same or operation.signature() != first.signature():
+            raise Mismatch(list(entered.values()))
+        if len(entered) < len(operation.members):
+            return
+        del self._open[key]
+        parts = [entered[member] for member in operation.members]
+        if operation.kind == NEW_GROUP:
+            for part in parts:
+                self._end(part, part.posted)
+            return
+        if operation.kind == "all_to_all":
+            _check_splits(parts)
+        root = 0 if operation.peer is None else operation.members.index(operation.peer)
+        sizes = [[t.numel() * t.element_size() for t in part.inputs] for part in parts]
+        itemsize = operation.nbytes // operation.numel if operation.numel else 1
+        transfer = start_collective(
+            operation.kind, self._network, self._links, operation.members, sizes, root, itemsize
+        )
+        apply_collective(
+            operation.kind,
+            operation.op,
+            root,
+            [part.inputs for part in parts],
+            [part.outputs for part in parts],
+        )
+        self._streams.add(parts, transfer)
+
+    def go_on(self, running: Running[Operation], until: float) -> None:
+        """Send what a collective can send before `until`."""
+        self._streams.go_on(running, until)
+
+    def unserved(self) -> list[Operation]:
+        """Return the operations whose collective is not complete."""
+        return [operation for entered in self._open.values() for operation in entered.values()]
+
+
+def _check_splits(parts: list[Operation]) -> None:
+    for i, sender in enumerate(parts):
+        for j, receiver in enumerate(parts):
+            sent, got = sender.inputs[j].numel(), receiver.outputs[i].numel()
+            if sent != got:
+                raise Mismatch(
+                    parts,
+                    f"In all_to_all, rank {sender.rank} sends {sent} elements to rank "
+                    f"{receiver.rank}, which expects {got}.",
+                )
+
+
+Tensors = Sequence[torch.Tensor]
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda total, part: torch.minimum(total, part, out=total),
+    "max": lambda total, part: torch.maximum(total, part, out=total),
+    "band": torch.Tensor.bitwise_and_,
+    "bor": torch.Tensor.bitwise_or_,
+    "bxor": torch.Tensor.bitwise_xor_,
+}
+
+
+def why_not(op: str, dtype: torch.dtype) -> str:
+    """Return why tensors of `dtype` cannot be reduced by `op`; empty if they can."""
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if op not in REDUCTIONS:
+        return f"ReduceOp.{op.upper()} is not simulated"
+    if op == "avg" and whole:
+        return f"ReduceOp.AVG needs a floating-point dtype, got {dtype}"
+    if op in ("band", "bor", "bxor") and not whole:
+        return f"ReduceOp.{op.upper()} needs integers, got {dtype}"
+    if op in ("min", "max") and dtype.is_complex:
+        return f"ReduceOp.{op.upper()} needs an order, and {dtype} has none"
+    return ""
+
+
+def reduce_tensors(parts: Tensors, op: str) -> torch.Tensor:
+    """Return the reduction of tensors of equal size, flat.
+
+    Raises:
+        ValueError: the operation, or the operation on this dtype, does not exist.
+
+    """
+    dtype = parts[0].dtype
+    if reason := why_not(op, dtype):
+        raise ValueError(reason)
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+    total = parts[0].reshape(-1).to(wide, copy=True)
+    for part in parts[1:]:
+        REDUCTIONS[op](total, part.reshape(-1).to(wide))
+    if op == "avg":
+        total /= len(parts)
+    return total.to(dtype)
+
+
+@torch.no_grad()
+def apply_collective(
+    kind: str, op: str, root: int, inputs: Sequence[Tensors], outputs: Sequence[Tensors]
+) -> None:
+    """Carry out a collective: read every rank's `inputs`, write every rank's `outputs`.
+
+    Args:
+        kind: for example ``"all_gather"``.
+        op: of a reduction, for example ``"sum"``; else empty.
+        root: of a rooted collective, as a rank of the group.
+        inputs: per rank, the tensors that it puts in. One for every rank of the group where each
+            gets its own (scatter, reduce_scatter, all_to_all).
+        outputs: per rank, the tensors that it gets, in the same way (all_gather, gather).
+
+    Tensors on the ``meta`` device have no values; nothing happens to them.
+    """
+    if any(t.is_meta for side in (inputs, outputs) for tensors in side for t in tensors):
+        return
+    ranks = range(len(inputs))
+    if kind in ("all_reduce", "reduce"):
+        for i in range(len(inputs[0])):
+            total = reduce_tensors([tensors[i] for tensors in inputs], op)
+            for rank in ranks if kind == "all_reduce" else [root]:
+                _write(outputs[rank][i], total)
+    elif kind == "reduce_scatter":
+        totals = [reduce_tensors([tensors[i] for tensors in inputs], op) for i in ranks]
+        for rank in ranks:
+            _write(outputs[rank][0], totals[rank])
+    elif kind == "broadcast":
+        for rank in ranks:
+            for target, value in zip(outputs[rank], inputs[root], strict=True):
+                if rank != root:
+                    _write(target, value)
+    elif kind == "all_gather":
+        for rank in ranks:
+            for source in ranks:
+                _write(outputs[rank][source], inputs[source][0])
+    elif kind == "gather":
+        for rank in ranks:
+            _write(outputs[root][rank], inputs[rank][0])
+    elif kind == "scatter":
+        for rank in ranks:
+            _write(outputs[rank][0], inputs[root][rank])
+    elif kind == "all_to_all":
+        sent = [[tensor.clone() for tensor in tensors] for tensors in inputs]
+        for rank in ranks:
+            for source in ranks:
+                _write(outputs[rank][source], sent[source][rank])
+    elif kind != "barrier":
+        raise NotImplementedError(f"{kind} is not simulated")
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.detach().copy_(source.detach().reshape(target.shape))

@@ -1,0 +1,265 @@
+"""The fabric: matches what ranks send and receive, carries it out, and counts the time it takes.
+
+It is a discrete-event simulation. A rank posts operations at its own clock and waits for them; the
+fabric lets them happen in the order of their times, and only when no rank can still post an earlier
+one. So the outcome depends on what the ranks do, and not on which of them this computer ran first.
+
+The fabric knows no threads, no processes and no process groups: `simulated.baton` drives it with
+threads, `simulated.socket_server` with processes at the other end of a socket.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from enum import Enum
+
+from course_lib.ranks._torch.this_thread import unseen
+from course_lib.ranks.costs.links import Links
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.streams import Running
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.simulated.collectives import Collectives
+from course_lib.ranks.simulated.operation import (
+    NEW_GROUP,
+    Mismatch,
+    Operation,
+    event_of,
+    stream_of,
+)
+from course_lib.ranks.simulated.point_to_point import Messages
+from course_lib.ranks.trace.event import Event, computation
+
+
+class Phase(Enum):
+    """What a rank does."""
+
+    RUNNING = "running"
+    READY = "ready to go on"
+    BLOCKED = "blocked"
+    FINISHED = "finished"
+    RAISED = "raised"
+
+
+class Fabric:
+    """World of `world_size` ranks on `network`.
+
+    Attributes:
+        network: the one it was made with.
+        clock: per rank, virtual seconds.
+        phase: per rank.
+        waiting: per rank, the operation that it is blocked in.
+        made: name of a group → the line on which it was made; also those of earlier runs.
+        failure: what went wrong, once something has; nothing happens any more then.
+
+    """
+
+    def __init__(
+        self, world_size: int, network: Network, made: dict[str, str] | None = None
+    ) -> None:
+        self.world_size = world_size
+        self.network = network
+        self.clock = [0.0] * world_size
+        self.phase = [Phase.RUNNING] * world_size
+        self.waiting: list[Operation | None] = [None] * world_size
+        self._events: list[Event] = []
+        self.failure: RanksError | Mismatch | None = None
+        self.entered: Counter[tuple[bool, str, int]] = Counter()
+        """(whether groups are made, group, rank) → how many of these the rank has posted."""
+        self.made: dict[str, str] = {} if made is None else made
+        self._links = Links(network, world_size)
+        self._in_flight = Messages(network, self._links, self._end)
+        self._collectives = self._no_collectives()
+        self._messages: Counter[tuple[int, int, str]] = Counter()
+        self._heap: list[tuple[float, int, int, int, Operation | Running[Operation]]] = []
+        self._posted = 0
+        self._at_once = [(0.0, 0)] * world_size
+        """Per rank, the clock at its last post, and how many it had posted at that clock before."""
+        self._ready: list[tuple[float, int]] = []
+        self._polls: Counter[int] = Counter()
+        self._span: dict[int, int] = {}
+        """Rank → where in `_events` its last computation stands: one that goes on is one event."""
+        self._unwaited: dict[Operation, int] = {}
+        """Operations that are over and nobody waited for → where in `_events` they stand."""
+
+    @property
+    def events(self) -> list[Event]:
+        """One per finished operation, in the order of their ends."""
+        return sorted(self._events, key=lambda event: (event.end, event.rank))
+
+    # What a rank does -----------------------------------------------------------------------
+
+    def post(self, operation: Operation) -> None:
+        """Enter an operation at its rank's clock. It happens later, when its time has come."""
+        rank = operation.rank
+        operation.posted = self.clock[rank]
+        if operation.kind in ("send", "recv"):
+            other = -1 if operation.peer is None else operation.peer
+            message = (rank, other, operation.kind)
+            self._messages[message] += 1
+            operation.seq = self._messages[message]
+        else:
+            if operation.made:
+                self.made.setdefault(operation.made, operation.where)
+            key = stream_of(operation)
+            self.entered[(*key, rank)] += 1
+            operation.seq = self.entered[(*key, rank)]
+        clock, before = self._at_once[rank]
+        turn = before + 1 if clock == operation.posted else 0
+        self._at_once[rank] = operation.posted, turn
+        self._push(operation.posted, turn, rank, operation)
+
+    def _push(
+        self, time: float, turn: int, rank: int, what: Operation | Running[Operation]
+    ) -> None:
+        """Queue what happens at `time`. Of what ranks post at once, everyone's first comes first.
+
+        Were it rank by rank, rank 0's third message would be sent before the first of rank 1, and
+        an exchange in which no two first messages meet at a port would take twice as long.
+        """
+        self._posted += 1
+        heapq.heappush(self._heap, (time, turn, rank, self._posted, what))
+
+    def _no_collectives(self) -> Collectives:
+        return Collectives(
+            self.network,
+            self._links,
+            self._end,
+            lambda time, running: self._push(time, 0, running.parts[0].rank, running),
+        )
+
+    def advance(self, rank: int, seconds: float, where: str = "") -> None:
+        """Let `rank` compute for `seconds`."""
+        start = self.clock[rank]
+        end = self.clock[rank] = start + seconds
+        if seconds <= 0:
+            return
+        at = self._span.get(rank)
+        if at is not None and self._events[at][8:10] == (start, where):
+            self._events[at] = self._events[at]._replace(end=end)
+        else:
+            self._span[rank] = len(self._events)
+            self._events.append(computation(rank, start, end, where))
+
+    def wait(self, operation: Operation) -> bool:
+        """Let the operation's rank wait for it; return whether the rank is blocked now."""
+        rank = operation.rank
+        self._polls[rank] = 0
+        self._note_waited(operation)
+        if operation.end is not None:
+            self.clock[rank] = max(self.clock[rank], operation.end)
+            return False
+        self.phase[rank] = Phase.BLOCKED
+        self.waiting[rank] = operation
+        return True
+
+    def pause(self, rank: int) -> None:
+        """Let `rank` go on only after everything that happens before its clock."""
+        self.phase[rank] = Phase.READY
+        heapq.heappush(self._ready, (self.clock[rank], rank))
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether the operation is over at its rank's clock; asking takes a moment.
+
+        A loop that asks without end must see time pass, or nothing it waits for would happen: the
+        first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
+        """
+        rank = operation.rank
+        self._note_waited(operation)
+        if operation.end is not None and operation.end <= self.clock[rank]:
+            self._polls[rank] = 0
+            return True
+        self.clock[rank] += min(1e-6 * 2 ** self._polls[rank], 1e-3)
+        self._polls[rank] = min(self._polls[rank] + 1, 10)
+        return False
+
+    def _note_waited(self, operation: Operation) -> None:
+        operation.waited = True
+        if (at := self._unwaited.pop(operation, None)) is not None:
+            self._events[at] = self._events[at]._replace(waited=True)
+
+    def finish(self, rank: int, raised: bool = False) -> None:
+        """Say that `rank` has ended."""
+        self.phase[rank] = Phase.RAISED if raised else Phase.FINISHED
+        self.waiting[rank] = None
+
+    # What happens -----------------------------------------------------------------------------
+
+    def next_rank(self, horizon: float = math.inf) -> int | None:
+        """Let operations happen until a rank can go on; return it, or ``None`` if none can.
+
+        Args:
+            horizon: the earliest clock of the ranks that run right now.
+
+        """
+        # What a rank's modes see is what the rank does, and not what the fabric does for others.
+        with unseen():
+            return self._next_rank(horizon)
+
+    def _next_rank(self, horizon: float) -> int | None:
+        while self.failure is None:
+            limit = min(horizon, self._ready[0][0]) if self._ready else horizon
+            if self._heap and self._heap[0][0] < limit:
+                time, *_, what = heapq.heappop(self._heap)
+                if isinstance(what, Running):
+                    until = min(limit, self._heap[0][0]) if self._heap else limit
+                    self._collectives.go_on(what, max(until, math.nextafter(time, math.inf)))
+                else:
+                    self._happen(what)
+            elif self._ready:
+                rank = heapq.heappop(self._ready)[1]
+                self.phase[rank] = Phase.RUNNING
+                return rank
+            else:
+                return None
+        return None
+
+    def _happen(self, operation: Operation) -> None:
+        try:
+            if operation.kind == "send":
+                self._in_flight.send(operation)
+            elif operation.kind == "recv":
+                self._in_flight.receive(operation)
+            else:
+                self._collectives.enter(operation)
+        except Mismatch as mismatch:
+            self.failure = mismatch
+        except Exception as error:  # of the rank whose turn it is by chance: it belongs to all
+            self.failure = RanksError(
+                f"{operation.kind} of rank {operation.rank} failed ({operation.where}): {error}"
+            )
+
+    def _end(self, operation: Operation, end: float) -> None:
+        if operation.kind != NEW_GROUP:
+            if not operation.waited:
+                self._unwaited[operation] = len(self._events)
+            self._events.append(event_of(operation, end))
+        self.release(operation, end)
+
+    def release(self, operation: Operation, end: float) -> None:
+        """Let an operation be over at `end`, and its rank go on if it waits for it."""
+        operation.end = end
+        rank = operation.rank
+        if self.waiting[rank] is operation:
+            self.waiting[rank] = None
+            self.clock[rank] = max(self.clock[rank], end)
+            self.pause(rank)
+
+    def forget(self) -> None:
+        """Drop the operations that are left: their tensors must not outlive the run."""
+        self._heap.clear()
+        self._unwaited.clear()
+        self._in_flight = Messages(self.network, self._links, self._end)
+        self._collectives = self._no_collectives()
+        self.waiting = [None] * self.world_size
+
+    def close(self) -> None:
+        """Let go of everything: what carries the messages holds the fabric, which holds it."""
+        del self._in_flight, self._collectives
+
+    def unserved(self) -> list[Operation]:
+        """Return the operations that were posted and have found no partner."""
+        heap = sorted(self._heap, key=lambda item: item[:-1])
+        waiting = [what for *_, what in heap if isinstance(what, Operation)]
+        return [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]

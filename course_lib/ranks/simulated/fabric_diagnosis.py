@@ -1,0 +1,199 @@
+"""From a fabric to what is wrong on it. Exact: it knows every operation of every rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from course_lib.ranks.explain.errors import (
+    DeadlockError,
+    MismatchError,
+    MisuseError,
+    MisuseWarning,
+    RanksError,
+    RankState,
+)
+from course_lib.ranks.explain.mismatch import collective_mismatch, unfinished
+from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, waits_in
+from course_lib.ranks.explain.words import names
+from course_lib.ranks.simulated.fabric import Fabric, Phase
+from course_lib.ranks.simulated.handles import Misuse
+from course_lib.ranks.simulated.operation import (
+    NEW_GROUP,
+    STORE,
+    Mismatch,
+    Operation,
+    stream_of,
+)
+
+_ENDED = (Phase.FINISHED, Phase.RAISED)
+
+
+def explain_failure(fabric: Fabric) -> RanksError:
+    """Return what is wrong when no rank can go on: operations that do not fit, or a deadlock."""
+    if isinstance(fabric.failure, Mismatch):
+        return _explain_mismatch(fabric, fabric.failure)
+    if fabric.failure is not None:
+        return fabric.failure
+    waiting = {
+        rank: _waiting(fabric, rank, operation)
+        for rank, operation in enumerate(fabric.waiting)
+        if operation is not None and fabric.phase[rank] is Phase.BLOCKED
+    }
+    return deadlock(waiting, fabric_states(fabric), _unmatched(fabric))
+
+
+def _waiting(fabric: Fabric, rank: int, operation: Operation) -> Waiting:
+    return Waiting(
+        rank,
+        operation.kind,
+        awaited(fabric, rank),
+        operation.seq,
+        operation.tag,
+        operation.group,
+    )
+
+
+def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
+    """Return the ranks that have yet to start what `rank` is blocked in."""
+    operation = fabric.waiting[rank]
+    if operation is None or operation.end is not None:
+        return ()
+    if operation.kind == STORE or (operation.kind == "recv" and operation.peer is None):
+        return tuple(member for member in operation.members if member != rank)
+    if operation.kind in ("send", "recv"):
+        assert operation.peer is not None
+        return (operation.peer,)
+    entered = fabric.entered
+    stream = stream_of(operation)
+    late = (m for m in operation.members if entered[(*stream, m)] < operation.seq)
+    return tuple(late)
+
+
+def fabric_states(fabric: Fabric) -> list[RankState]:
+    """Return one row per rank: what it does, on which line, for how many virtual seconds."""
+    now = max(fabric.clock)
+    rows = []
+    for rank, phase in enumerate(fabric.phase):
+        operation = fabric.waiting[rank]
+        if phase is Phase.BLOCKED and operation is not None:
+            seconds = now - fabric.clock[rank]
+            rows.append(RankState(rank, _doing(fabric, operation), operation.where, seconds))
+        else:
+            rows.append(RankState(rank, phase.value))
+    return rows
+
+
+def _doing(fabric: Fabric, operation: Operation) -> str:
+    if operation.kind == STORE:
+        return f"waits in the store for {operation.op}"
+    made = fabric.made.get(operation.group, "")
+    return waits_in(
+        operation.kind,
+        seq=operation.seq,
+        peer=operation.peer,
+        tag=operation.tag,
+        nbytes=operation.nbytes,
+        members=operation.members,
+        world_size=fabric.world_size,
+        group_name=operation.group_name,
+        made=made,
+    )
+
+
+def _unmatched(fabric: Fabric) -> list[Unmatched]:
+    """Return the messages that have found no other side, those of one line together."""
+    found: dict[Unmatched, int] = {}
+    for left in fabric.unserved():
+        if left.kind in ("send", "recv"):
+            sends = left.kind == "send"
+            key = Unmatched(left.rank, sends, left.peer, left.tag, left.group, 0, left.where)
+            found[key] = found.get(key, 0) + 1
+    return [
+        Unmatched(each.rank, each.sends, each.peer, each.tag, each.group, count, each.where)
+        for each, count in found.items()
+    ]
+
+
+def explain_leftovers(fabric: Fabric) -> DeadlockError | None:
+    """Return what every rank left behind at the end of a call, or ``None`` if nothing is left."""
+    gaps: dict[tuple[bool, str, int, int], Skipped] = {}
+    for left in fabric.unserved():
+        if left.kind in ("send", "recv"):
+            continue
+        stream = stream_of(left)
+        for member in left.members:
+            theirs = fabric.entered[(*stream, member)]
+            missing = fabric.entered[(*stream, left.rank)] - theirs
+            if left.seq != theirs + 1 or member == left.rank:
+                continue
+            before = gaps.get((*stream, member, missing))
+            others = (*before.others, left.rank) if before else (left.rank,)
+            gaps[(*stream, member, missing)] = Skipped(
+                member, others, missing, left.seq, left.signature(), left.where, _noun(left)
+            )
+    states = fabric_states(fabric)
+    over = all(phase in _ENDED for phase in fabric.phase)
+    return unfinished(_unmatched(fabric), list(gaps.values()), states, over)
+
+
+def _noun(operation: Operation) -> str:
+    return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
+
+
+def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
+    """Say what a call that went well did wrong with its handles.
+
+    Args:
+        found: the mistakes; there may be none.
+        policy: ``"ignore"``, ``"warn"`` or ``"error"``.
+        states: one per rank.
+
+    Raises:
+        MisuseError: as the policy says.
+
+    """
+    text = explain_misuse(found)
+    if text and policy == "error":
+        raise MisuseError("Handles were misused.", states, text)
+    if text and policy == "warn":
+        # At no line of the notebook, and every time: Python shows others once.
+        warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
+
+
+def explain_misuse(found: Sequence[Misuse]) -> str:
+    """Return mistakes with handles in words, those of one line together; empty if none."""
+    together: dict[tuple[str, ...], list[int]] = {}
+    for each in found:
+        together.setdefault(each[1:], []).append(each.rank)
+    lines = []
+    for (what, did, launched, where), ranks in together.items():
+        who, at = names(sorted(set(ranks))), f" ({launched})" if launched else ""
+        if did:
+            lines.append(f"{who} {did} the buffer of {what}{at} before its wait(): {where}.")
+        else:
+            lines.append(f"{who} never waited for {what}{at}: keep the handle and wait() for it.")
+    return "\n".join(lines)
+
+
+def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
+    operations = mismatch.operations
+    states = fabric_states(fabric)
+    first = operations[0]
+    if first.kind not in ("send", "recv"):
+        entered = {each.rank: (each.signature(), each.where) for each in operations}
+        if not mismatch.summary:
+            return collective_mismatch(first.seq, entered, first.members, states, _noun(first))
+        rows = [
+            RankState(row.rank, *entered[row.rank]) if row.rank in entered else row
+            for row in states
+        ]
+        return MismatchError(mismatch.summary, rows)
+    for each in operations:
+        doing = f"{_doing(fabric, each).removeprefix('waits in ')} {each.numel} elements"
+        states[each.rank] = RankState(each.rank, doing, each.where)
+    return MismatchError(
+        mismatch.summary,
+        states,
+        "A send and its receive must have the same number of elements and the same dtype.",
+    )

@@ -1,0 +1,149 @@
+"""One operation of one rank, as a fabric sees it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from course_lib.ranks._torch.collective_table import KINDS, sent_to_others, signature_of
+from course_lib.ranks.trace.event import Event
+
+NEW_GROUP = "new_group"
+"""Kind of what all ranks must do together when a process group is made. It takes no time."""
+STORE = "store"
+"""Kind of a wait for keys of the default store."""
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """One operation of one rank, from its posting to its end."""
+
+    rank: int
+    kind: str
+    """``"send"``, ``"recv"``, or a collective: ``"all_reduce"``."""
+    group: str
+    """Name of the process group, the same on all its ranks."""
+    members: tuple[int, ...]
+    """The group's ranks, as ranks of the whole."""
+    inputs: list[torch.Tensor]
+    """What this rank puts in."""
+    outputs: list[torch.Tensor]
+    """What it gets: written when the operation happens."""
+    peer: int | None = None
+    """The other rank, or the root, as a rank of the whole; ``None`` in a recv: any rank."""
+    op: str = ""
+    """Of a reduction: ``"sum"``; of a new group, its ranks; of the store, the keys; else empty."""
+    tag: int = 0
+    where: str = ""
+    """The line of the user's code."""
+    group_name: str = ""
+    """What people call the group; see `Event.group_name`."""
+    made: str = ""
+    """Name of the group that a `NEW_GROUP` makes."""
+    seq: int = 0
+    """Number of the collective in its group, or of the message among those like it; from 1."""
+    posted: float = 0.0
+    """The rank's clock when it was posted, in virtual seconds."""
+    end: float | None = None
+    """When it ends, in virtual seconds; ``None`` while nobody knows."""
+    waited: bool = False
+    """Whether its rank waited for it, or asked whether it is over."""
+    numel: int = field(init=False)
+    """Elements that it puts in; for a receive and a scatter, that it gets."""
+    nbytes: int = field(init=False)
+    dtype: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        tensors = self.sizing
+        self.numel = sum([t.numel() for t in tensors])
+        self.dtype, size = _of_dtype(tensors[0].dtype) if tensors else ("", 1)
+        self.nbytes = self.numel * size
+
+    @property
+    def sizing(self) -> list[torch.Tensor]:
+        """The tensors that say how large it is."""
+        kind = KINDS.get(self.kind)
+        return self.outputs if kind and kind.sized_by_what_it_gets else self.inputs
+
+    def signature(self) -> str:
+        """Return what must be equal on all ranks of a collective, in words."""
+        return signature_of(self.kind, self.op, self.peer, self.sizing)
+
+
+@functools.cache
+def _of_dtype(dtype: torch.dtype) -> tuple[str, int]:
+    """Return what it is called, and the bytes of an element."""
+    return str(dtype).removeprefix("torch."), dtype.itemsize
+
+
+class Endpoint(Protocol):
+    """A rank's side of a fabric: in the same process, or at the other end of a socket."""
+
+    def post(self, operation: Operation) -> None:
+        """Post an operation."""
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is over and its outputs are written."""
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether the operation is over, at the rank's clock."""
+
+
+class Mismatch(Exception):
+    """Operations that meet do not fit together; carries them.
+
+    Without a `summary`, they are of one collective and differ in what must be the same.
+    """
+
+    def __init__(self, operations: list[Operation], summary: str = "") -> None:
+        super().__init__(summary)
+        self.operations = operations
+        self.summary = summary
+
+
+def check_tensors(operation: Operation) -> None:
+    """Check that an operation has the tensors that its kind needs, of the sizes that it needs.
+
+    Raises:
+        ValueError: it has not; says what.
+
+    """
+    name, k = operation.kind, len(operation.members)
+    puts = [t.numel() for t in operation.inputs]
+    gets = [t.numel() for t in operation.outputs]
+    if len({t.dtype for t in (*operation.inputs, *operation.outputs)}) > 1:
+        raise ValueError(f"all tensors of one {name} must have the same dtype")
+    if name not in KINDS:
+        raise ValueError(f"there is no operation {name!r}")
+    if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):
+        needs = KINDS[name].needs.format(k=k)
+        raise ValueError(
+            f"{name} on {k} ranks needs {needs}, got {puts} elements in and {gets} elements out"
+        )
+
+
+def stream_of(operation: Operation) -> tuple[bool, str]:
+    """Return what numbers a collective: those of a group, apart from the groups made in it."""
+    return operation.kind == NEW_GROUP, operation.group
+
+
+def event_of(operation: Operation, end: float) -> Event:
+    """Return the line of the trace for an operation that is over at `end`."""
+    return Event(
+        operation.rank,
+        operation.kind,
+        operation.members,
+        operation.peer,
+        operation.nbytes,
+        operation.dtype,
+        operation.seq,
+        operation.posted,
+        end,
+        operation.where,
+        operation.group_name,
+        operation.waited,
+        sent_to_others(operation.kind, operation.inputs, operation.members.index(operation.rank)),
+    )

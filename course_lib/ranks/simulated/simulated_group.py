@@ -1,0 +1,212 @@
+"""The process group of a simulated rank: ``torch.distributed`` on one side, a fabric on the other.
+
+It turns every call into an `Operation` with flat lists of tensors and posts it. Whether the fabric
+is in this process or at the other end of a socket is the endpoint's affair.
+
+A group is a name and its members; all else belongs to the rank whose thread calls it. So a group
+that was kept from an earlier call works in a later one, and one that a module kept when another
+rank imported it (``torch.distributed.nn``) is this rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
+from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known
+from course_lib.ranks.explain.words import names_inside
+from course_lib.ranks.simulated.collectives import why_not
+from course_lib.ranks.simulated.handles import Handles
+from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation, check_tensors
+from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
+
+_GONE = (
+    "is gone: make it again with dist.new_group after dist.destroy_process_group, and after a call "
+    "that failed"
+)
+
+
+@dataclass(eq=False)
+class SimulatedRank:
+    """What belongs to one rank during one call."""
+
+    rank: int
+    world_size: int
+    endpoint: Endpoint
+    """The rank's side of the fabric."""
+    locate: Callable[[], str]
+    """Returns the line of user code that is running."""
+    store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
+    """The default store."""
+    generation: object = None
+    """What tells this world from those before it."""
+    works: WorkQueue = field(default_factory=WorkQueue)
+    """Its operations that are not over."""
+    check_nan: bool = False
+    """Whether what it sends may not be NaN."""
+    watched: bool = True
+    """Whether anybody wants to know what it does wrong with its handles."""
+
+    def __post_init__(self) -> None:
+        self.handles = Handles(self.locate, self.watched)
+
+    def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
+        """Make a process group."""
+        return SimulatedProcessGroup(self.rank, members, name, self.generation)
+
+
+class SimulatedProcessGroup(PythonGroup):
+    """One group of one rank.
+
+    Args:
+        rank: of the whole.
+        members: the group's ranks, in order, as ranks of the whole.
+        name: the same on all members.
+        generation: what tells its world from others that have groups of this name.
+
+    """
+
+    backend = "simulated"
+
+    def __init__(
+        self, rank: int, members: tuple[int, ...], name: str, generation: object = None
+    ) -> None:
+        super().__init__(rank, members, name)
+        self._generation = generation
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, SimulatedProcessGroup)
+            and self._name == other._name
+            and self._members == other._members
+            and self._generation is other._generation
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        gone = "" if is_known(self) else f", which {_GONE}"
+        return f"<process group of {names_inside(self._members)}{gone}>"
+
+    def rank(self) -> int:
+        return self._members.index(here().rank)
+
+    getRank = rank
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        timeout: Any = None,
+        pg_options: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        **_: Any,  # releases after 2.13 also pass the backend: ours, whichever it is
+    ) -> SimulatedProcessGroup | None:
+        """Make a group; what PyTorch calls for ``dist.new_group``, on every rank."""
+        context = here()
+        members = tuple(ranks)
+        # A group whose members alone make it has a hash for a name, and not a number.
+        of_all = group_name.isdecimal()
+        context.endpoint.post(
+            Operation(
+                context.rank,
+                NEW_GROUP,
+                self._name if of_all else group_name,
+                self._members if of_all else members,
+                [],
+                [],
+                op=f"of {names_inside(members)}",
+                where=context.locate(),
+                made=group_name,
+            )
+        )
+        if context.rank not in members:
+            return None
+        group: SimulatedProcessGroup = context.create(members, group_name)
+        if group_desc:
+            group._set_group_desc(group_desc)
+        return group
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Be a barrier: who does not come is found without a time limit."""
+        self.barrier().wait()
+
+    def _collective(
+        self, collective: Collective, arguments: tuple[Any, ...], options: Any
+    ) -> dist.Work:
+        kind = KINDS[collective.kind]
+        root = self._members[options.rootRank] if kind.to_one else None
+        result = collective.result(arguments)
+        works = []
+        for puts, gets in collective.operations(arguments, self.size()):
+            reduction = _reduction(options.reduceOp, [*puts, *gets]) if kind.reduces else ""
+            works.append(self._post(kind.name, puts, gets, result, peer=root, op=reduction))
+        last: dist.Work = here().works.last(works)
+        return last
+
+    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        puts, gets = (tensors, []) if kind == "send" else ([], tensors)
+        return self._post(kind, puts, gets, tensors, peer=peer, tag=tag)
+
+    def _post(
+        self,
+        kind: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        result: Any,
+        *,
+        peer: int | None,
+        op: str = "",
+        tag: int = 0,
+    ) -> SimulatedWork:
+        context = here()
+        self._check(context)
+        operation = Operation(
+            context.rank,
+            kind,
+            self._name,
+            self._members,
+            list(inputs),
+            list(outputs),
+            peer=peer,
+            op=op,
+            tag=tag,
+            where=context.locate(),
+            group_name=self.label,
+        )
+        check_tensors(operation)
+        if context.check_nan:
+            with context.handles.ours():
+                refuse_nan(kind, operation.inputs, kind != "broadcast" or peer == context.rank)
+        context.endpoint.post(operation)
+        return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
+
+    def _check(self, context: RankContext) -> None:
+        if context.rank not in self._members:
+            raise RuntimeError(
+                f"rank {context.rank} is not in this process group, which has "
+                f"{names_inside(self._members)}"
+            )
+        if not is_known(self):
+            raise RuntimeError(f"this process group {_GONE}")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"process groups of simulated ranks have no {name!r}")
+
+
+def _reduction(op: Any, tensors: Sequence[torch.Tensor]) -> str:
+    """Return the name of a reduction that these tensors allow."""
+    name = reduction_of(op)
+    for tensor in tensors:
+        if tensor.is_sparse:
+            raise NotImplementedError("sparse tensors are not simulated; use to_dense()")
+        if reason := why_not(name, tensor.dtype):
+            raise ValueError(reason)
+    return name

@@ -1,0 +1,180 @@
+"""Handles of operations on a fabric: what ``async_op=True`` and ``isend`` return."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks._torch.this_thread import at_end_of_backward, backward_id, in_final_callback
+from course_lib.ranks.simulated.handles import Handles
+from course_lib.ranks.simulated.operation import Endpoint, Operation
+
+_KEPT = 4096
+
+
+class WorkQueue:
+    """The works of one rank whose futures someone has asked for, in order.
+
+    A future may be waited for in C++, which knows nothing of the endpoint, so that no other rank
+    would get its turn: PyTorch's `DistributedDataParallel` does so when backward ends. So they are
+    all waited for here first.
+    """
+
+    def __init__(self) -> None:
+        self._open: deque[SimulatedWork] = deque()
+        # C++ may hold a collective whose Python part nobody else does; without that part it cannot
+        # wait. Messages it never launches: kept, thousands would be looked at in every collection.
+        self._kept: deque[SimulatedWork] = deque(maxlen=_KEPT)
+        self._called: set[int] = set()
+
+    def keep(self, work: SimulatedWork) -> None:
+        """Keep a work's Python part alive."""
+        self._kept.append(work)
+
+    def forget(self) -> None:
+        """Drop everything: the rank has ended. Else its tensors live until Python next collects."""
+        self._open.clear()
+        self._kept.clear()
+
+    def add(self, work: SimulatedWork) -> None:
+        """Remember a work whose future was asked for."""
+        if in_final_callback():
+            work.wait()  # the callback that asks is the one that waits: none of ours comes between
+            return
+        self._open.append(work)
+        backward = backward_id()
+        if backward is not None and backward not in self._called:
+            self._called.add(backward)
+            at_end_of_backward(lambda: self._drain(backward))
+
+    def _drain(self, backward: int) -> None:
+        self._called.discard(backward)
+        self.finish_until(lambda: False)
+
+    def finish_until(self, done: Callable[[], bool]) -> None:
+        """Wait for the works, in order, until `done` or none is left."""
+        while self._open and not done():  # a callback of a future may launch more
+            self._open.popleft().wait()
+
+    def last(self, works: list[SimulatedWork]) -> SimulatedWork:
+        """Return a work that is over when all are. They are of one group, so in order."""
+        works[-1].also(works[:-1])
+        return works[-1]
+
+
+class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """The future of a work, or of what was chained to it. Waiting asks the rank's endpoint."""
+
+    _work: SimulatedWork
+
+    @classmethod
+    def of(cls, work: SimulatedWork) -> SimulatedFuture:
+        """Make the future of `work`."""
+        future = cls()
+        future._work = work
+        return future
+
+    def done(self) -> bool:
+        self._work.is_completed()
+        return bool(super().done())
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()  # of a callback that returns a future, that one's
+
+    def value(self) -> Any:
+        return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> SimulatedFuture:
+        after = SimulatedFuture.of(self._work)
+
+        def run(_: Any) -> None:
+            try:
+                after.set_result(callback(self))
+            except Exception as error:
+                after.set_exception(error)
+
+        self.add_done_callback(run)
+        return after
+
+
+class SimulatedWork(dist.Work):
+    """The handle of one operation."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        endpoint: Endpoint,
+        queue: WorkQueue,
+        handles: Handles,
+        result: Any,
+    ) -> None:
+        super().__init__()
+        self._operation = operation
+        self._endpoint = endpoint
+        self._queue = queue
+        self._handles = handles
+        self._result = result
+        self._before: list[SimulatedWork] = []
+        self._future: SimulatedFuture | None = None
+        self._delivered = False
+        if operation.kind not in ("send", "recv"):
+            queue.keep(self)
+        handles.open(operation)
+
+    def also(self, works: list[SimulatedWork]) -> None:
+        """Be over only when `works` are."""
+        self._before = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._handles.close(self._operation)
+        if not self._delivered:
+            for work in self._before:
+                work.wait()
+            self._endpoint.wait(self._operation)
+            self._deliver()
+        return True
+
+    def _deliver(self) -> None:
+        self._delivered = True
+        if self._future is not None:
+            self._future.set_result(self._result)
+
+    def is_completed(self) -> bool:
+        if not self._delivered and self._endpoint.is_done(self._operation):
+            self._handles.close(self._operation)
+            self._deliver()
+        return self._delivered
+
+    def get_future(self) -> SimulatedFuture:
+        self._handles.close(self._operation)
+        if self._future is None:
+            self._future = SimulatedFuture.of(self)
+            if self._delivered:
+                self._future.set_result(self._result)
+            else:
+                self._queue.add(self)
+        return self._future
+
+    def is_success(self) -> bool:
+        return self._delivered
+
+    def exception(self) -> Any:
+        return None
+
+    def result(self) -> Any:
+        return self._result
+
+    def source_rank(self) -> int:
+        operation = self._operation
+        return -1 if operation.peer is None else operation.members.index(operation.peer)
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self.wait()

@@ -1,0 +1,206 @@
+"""A rank's side of a fabric that is in another process."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from course_lib.ranks._torch.this_thread import unseen
+from course_lib.ranks._torch.thread_worlds import join_world, leave_world, thread_worlds
+from course_lib.ranks.costs.computation import enter_rank
+from course_lib.ranks.explain.lines import locator
+from course_lib.ranks.simulated import socket_frames
+from course_lib.ranks.simulated.operation import NEW_GROUP, Operation
+from course_lib.ranks.simulated.simulated_group import SimulatedRank
+from course_lib.ranks.simulated.socket_frames import FrameError, Type, post
+
+
+class FabricStopped(BaseException):
+    """The fabric has ended the run: another rank failed, or none could go on.
+
+    Not an `Exception`: code that catches everything must not go on without its fabric.
+    """
+
+
+class FabricClient:
+    """The endpoint of one rank: posts operations, waits for answers.
+
+    Args:
+        server: the path of its socket; or a connection to it, over which it knows whose it is.
+        rank: which rank this is.
+        secret: the 16 bytes that the server expects of it; not over a connection that it knows.
+
+    Attributes:
+        clock: the rank's virtual time, in seconds, as far as the server tells it.
+        context: what belongs to the rank, once it is one: its `handles` know what it misused.
+
+    """
+
+    def __init__(self, server: str | socket.socket, rank: int, secret: bytes = b"") -> None:
+        self.rank = rank
+        self.clock = 0.0
+        self.context: SimulatedRank | None = None
+        if isinstance(server, socket.socket):
+            self._channel = server
+        else:
+            self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._channel.connect(server)
+        self._numbers: dict[int, int] = {}
+        self._groups: dict[str, int] = {}
+        self._posted = 0
+        self._entered: Counter[str] = Counter()
+        if secret:
+            self._channel.sendall(socket_frames.hello(rank, secret))
+
+    def post(self, operation: Operation) -> None:
+        """Post an operation; its inputs leave now.
+
+        Raises:
+            ValueError: a message to or from the rank itself.
+
+        """
+        if operation.kind in ("send", "recv") and operation.peer == self.rank:
+            raise ValueError(f"{operation.kind}: rank {self.rank} cannot be its own partner")
+        if operation.kind == NEW_GROUP:  # what the members are, the first operation says
+            operation.end = self.clock
+            return
+        number = self._groups.get(operation.group)
+        if number is None:
+            number = self._groups[operation.group] = len(self._groups)
+            self._send(socket_frames.group(number, operation.group, operation.members))
+        if operation.kind not in ("send", "recv"):  # as the fabric counts them, for our own words
+            self._entered[operation.group] += 1
+            operation.seq = self._entered[operation.group]
+        self._posted += 1
+        self._numbers[id(operation)] = self._posted
+        self._send(post(self._posted, operation, number))
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is over; its outputs are written then."""
+        if operation.end is None:
+            self._ask(Type.WAIT, operation)
+
+    def is_done(self, operation: Operation) -> bool:
+        """Return whether the operation is over, at the rank's clock."""
+        if operation.end is None:
+            self._ask(Type.TEST, operation)
+        return operation.end is not None
+
+    def now(self) -> float:
+        """Return the rank's clock, in virtual seconds."""
+        return self.clock
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.spend(seconds)
+
+    def spend(self, seconds: float) -> None:
+        """Compute for `seconds` of virtual time."""
+        if seconds:
+            self._send(socket_frames.compute(seconds))
+            self.clock += seconds
+
+    def finish(self, raised: bool) -> None:
+        """Say that the rank has ended, and hang up."""
+        try:
+            self._channel.sendall(socket_frames.finish(raised))
+        except OSError:
+            pass  # the server has ended the run already
+        finally:
+            self._channel.close()
+
+    def _ask(self, kind: Type, operation: Operation) -> None:
+        number = self._numbers[id(operation)]
+        self._send(socket_frames.wait(kind, number))
+        answer, body = self._receive()
+        if answer is Type.STOP:
+            raise FabricStopped(bytes(body).decode("utf-8", "replace"))
+        got, self.clock, source, data = socket_frames.read_done(body)
+        if got != number:
+            raise FrameError("an answer to another question")
+        if answer is Type.DONE:
+            del self._numbers[id(operation)]
+            operation.end = self.clock
+            operation.peer = None if source == -1 else source
+            self._write(operation, data)
+
+    def _write(self, operation: Operation, data: memoryview) -> None:
+        at = 0
+        for target in operation.outputs:
+            if target.is_meta:
+                continue
+            size = target.numel() * target.element_size()
+            value = socket_frames.from_bytes(data[at : at + size], target.dtype)
+            with torch.no_grad(), unseen():  # it is the network that writes
+                target.detach().copy_(value.reshape(target.shape))
+            at += size
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except OSError:
+            # Perhaps it said why before it hung up.
+            kind, body = self._receive()
+            text = bytes(body).decode("utf-8", "replace") if kind is Type.STOP else "hung up"
+            raise FabricStopped(text) from None
+
+    def _receive(self) -> tuple[Type, bytearray]:
+        kind, length = socket_frames.read_header(
+            bytes(self._exactly(socket_frames.HEADER.size)), 1 << 40
+        )
+        return kind, self._exactly(length)
+
+    def _exactly(self, size: int) -> bytearray:
+        data, filled = bytearray(size), 0
+        while filled < size:
+            try:
+                count = self._channel.recv_into(memoryview(data)[filled:])
+            except OSError:
+                count = 0
+            if not count:
+                raise FabricStopped("the fabric hung up")
+            filled += count
+        return data
+
+
+@contextmanager
+def fabric_rank(
+    server: str | socket.socket,
+    rank: int,
+    world_size: int,
+    secret: bytes = b"",
+    labels: Mapping[str, str] | None = None,
+) -> Iterator[FabricClient]:
+    """Be rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
+
+    Args:
+        server: the path of its socket; or a connection to it, over which it knows whose it is.
+        rank: which rank this is.
+        world_size: K.
+        secret: the 16 bytes that the server expects of this rank; not over such a connection.
+        labels: file name → how a person calls it; it may grow later.
+
+    """
+    client = FabricClient(server, rank, secret)
+    locate = locator({} if labels is None else labels)
+    context = client.context = SimulatedRank(rank, world_size, client, locate)
+
+    def spend(seconds: float, flops: float) -> None:
+        if flops:
+            raise ValueError("the fabric does not know how fast this device is: give seconds")
+        client.spend(seconds)
+
+    raised = True
+    with thread_worlds():
+        try:
+            join_world(context)
+            enter_rank(spend, lambda: client.clock)
+            yield client
+            raised = False
+        finally:
+            leave_world()
+            client.finish(raised)

@@ -1,0 +1,416 @@
+"""What ranks in other processes and a fabric say to each other: frames of a fixed header and bytes.
+
+A frame is 16 bytes of header (magic, type, zero, length of the body) and a body of fixed fields
+followed by raw tensor bytes. Nothing is unpickled. Whoever reads checks every number before use;
+`FrameError` says what was wrong.
+
+    rank → fabric   HELLO, GROUP, POST, WAIT, TEST, COMPUTE, FINISH
+    fabric → rank   DONE, LATER, STOP
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from course_lib.ranks._torch.collective_table import KINDS
+from course_lib.ranks.simulated.collectives import REDUCTIONS, why_not
+from course_lib.ranks.simulated.operation import Operation, check_tensors
+from course_lib.ranks.trace.event import group_called
+
+HEADER = struct.Struct("<4sHHQ")
+_MAGIC = b"FAB1"
+MAX_MEMBERS = 1024
+MAX_TEXT = 4096
+
+
+class FrameError(Exception):
+    """A frame that nobody who follows the protocol would send."""
+
+
+class Type(IntEnum):
+    """What a frame says."""
+
+    HELLO = 1
+    GROUP = 2
+    POST = 3
+    WAIT = 4
+    TEST = 5
+    FINISH = 6
+    DONE = 7
+    LATER = 8
+    STOP = 9
+    COMPUTE = 10
+
+
+_HELLO = struct.Struct("<I16s")
+_GROUP = struct.Struct("<IHH")
+_WAIT = struct.Struct("<Q")
+_DONE = struct.Struct("<Qdi")
+_COMPUTE = struct.Struct("<d")
+_FINISH = struct.Struct("<B")
+
+
+def frame(kind: Type, *parts: bytes) -> bytes:
+    """Return a frame."""
+    return b"".join([HEADER.pack(_MAGIC, kind, 0, sum(map(len, parts))), *parts])
+
+
+def read_header(header: bytes, limit: int) -> tuple[Type, int]:
+    """Return the type and the length of the body that follows."""
+    magic, kind, zero, length = HEADER.unpack(header)
+    if magic != _MAGIC or zero or kind not in list(Type):
+        raise FrameError("this is not a frame")
+    if length > limit:
+        raise OverBoundError(f"its next message has {length:,} bytes; here one may have {limit:,}")
+    return Type(kind), length
+
+
+def unpack(fields: struct.Struct, body: bytes | bytearray, exact: bool = True) -> tuple[int, ...]:
+    if len(body) < fields.size or (exact and len(body) != fields.size):
+        raise FrameError(f"a body of {len(body)} bytes where {fields.size} are due")
+    return fields.unpack_from(body)
+
+
+def read_seconds(value: float) -> float:
+    if not (math.isfinite(value) and 0 <= value <= 1e9):
+        raise FrameError(f"{value} is no time to compute")
+    return value
+
+
+def hello(rank: int, secret: bytes) -> bytes:
+    """Return the first frame of a rank: who it is, and what only it was told."""
+    return frame(Type.HELLO, _HELLO.pack(rank, secret))
+
+
+def read_hello(body: bytes | bytearray) -> tuple[int, bytes]:
+    """Return rank and secret."""
+    rank, secret = unpack(_HELLO, body)
+    return rank, bytes(secret)
+
+
+def group(number: int, name: str, members: tuple[int, ...]) -> bytes:
+    """Return the frame that introduces a process group under a number of the rank's choice."""
+    text = name.encode()[:MAX_TEXT]
+    ranks = struct.pack(f"<{len(members)}H", *members)
+    return frame(Type.GROUP, _GROUP.pack(number, len(text), len(members)), text, ranks)
+
+
+def read_group(body: bytes | bytearray, world_size: int) -> tuple[int, str, tuple[int, ...]]:
+    """Return number, name and members."""
+    number, length, count = unpack(_GROUP, body, exact=False)
+    if length > MAX_TEXT or len(body) != _GROUP.size + length + 2 * count:
+        raise FrameError("a group whose sizes do not add up")
+    name = bytes(body[_GROUP.size : _GROUP.size + length]).decode("utf-8", "replace")
+    members = struct.unpack_from(f"<{count}H", body, _GROUP.size + length)
+    if len(set(members)) != count or any(m >= world_size for m in members):
+        raise FrameError("a group of ranks that do not exist")
+    return number, name, members
+
+
+def wait(kind: Type, number: int) -> bytes:
+    """Return the frame that waits for (WAIT) or asks about (TEST) an operation."""
+    return frame(kind, _WAIT.pack(number))
+
+
+def read_wait(body: bytes | bytearray) -> int:
+    """Return the operation's number."""
+    return unpack(_WAIT, body)[0]
+
+
+def compute(seconds: float) -> bytes:
+    """Return the frame that says for how long a rank computes."""
+    return frame(Type.COMPUTE, _COMPUTE.pack(seconds))
+
+
+def read_compute(body: bytes | bytearray) -> float:
+    """Return the seconds."""
+    return read_seconds(unpack(_COMPUTE, body)[0])
+
+
+def finish(raised: bool) -> bytes:
+    """Return the last frame of a rank."""
+    return frame(Type.FINISH, _FINISH.pack(raised))
+
+
+def read_finish(body: bytes | bytearray) -> bool:
+    """Return whether the rank raised."""
+    return bool(unpack(_FINISH, body)[0])
+
+
+def done(kind: Type, number: int, clock: float, operation: Operation | None = None) -> bytes:
+    """Return the answer to WAIT or TEST: the rank's clock, and the results if it is over."""
+    outputs = [] if operation is None else operation.outputs
+    data = [to_bytes(tensor) for tensor in outputs if not tensor.is_meta]
+    source = -1 if operation is None or operation.peer is None else operation.peer
+    return frame(kind, _DONE.pack(number, clock, source), *data)
+
+
+def read_done(body: bytes | bytearray) -> tuple[int, float, int, memoryview]:
+    """Return number, clock, the other rank, and the bytes of the results."""
+    number, clock, source = unpack(_DONE, body, exact=False)
+    return number, clock, source, memoryview(body)[_DONE.size :]
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's elements as raw bytes."""
+    # Of one element the stride may be anything, and counts as contiguous all the same.
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def from_bytes(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    """Return a flat tensor over raw bytes, without a copy where they are aligned."""
+    if not len(data):
+        return torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8)
+    return flat.clone().view(dtype) if flat.data_ptr() % dtype.itemsize else flat.view(dtype)
+
+
+# How much a fabric carries ---------------------------------------------------------------------
+
+
+class OverBoundError(Exception):
+    """A rank wants more than a fabric carries; the message says of what, and how much there is."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of one run: but for `frame` and `text`, of all its ranks together, each with an equal share.
+
+    Attributes:
+        frame: bytes of a frame.
+        held: bytes of operations that are not over, and of frames that have not wholly come or
+            gone.
+        open: operations whose end the rank that has posted them has not seen.
+        operations: in all.
+        frames: that the ranks send.
+        groups: that the ranks introduce, each rank its own.
+        text: characters of a group's name and of a line of code: the end of a longer one is kept.
+
+    """
+
+    frame: int = 1 << 28
+    held: int = 1 << 34
+    open: int = 160_000
+    operations: int = 100_000_000
+    frames: int = 200_000_000
+    groups: int = 16_384
+    text: int = 4096
+
+    def shared_by(self, world_size: int) -> Bounds:
+        """Return what each of so many ranks may have."""
+        shares = {name: max(1, getattr(self, name) // world_size) for name in _SENTENCES}
+        return Bounds(frame=self.frame, text=self.text, **shares)
+
+    def expect(self, what: str, number: int) -> None:
+        """Raise `OverBoundError` if `number` of `what` is more than there may be."""
+        most: int = getattr(self, what)
+        if number > most:
+            raise OverBoundError(
+                f"{_SENTENCES[what].format(number)}; here a rank may have {most:,}"
+            )
+
+
+LOOSE = Bounds()
+"""For ranks that are run for their own user."""
+
+_SENTENCES = {
+    "held": "with its next message it has {:,} bytes under way at once",
+    "open": "with its next operation it has {:,} that it has not waited for",
+    "operations": "with its next operation it has started {:,}",
+    "frames": "with its next question it has asked the network {:,} things",
+    "groups": "with its next process group it has {:,}",
+}
+
+
+# The frame that posts an operation -------------------------------------------------------------
+
+_NAMES = list(KINDS)
+OPS = ["", *REDUCTIONS]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
+_META = 1
+"""Flag: the tensors have no values."""
+
+_POST = struct.Struct("<QBBBBiqIHHH")
+_MAX_NUMEL = 1 << 48
+
+
+class _Fields(NamedTuple):
+    """The fixed fields of a post, in their order."""
+
+    number: int
+    kind: int
+    op: int
+    dtype: int
+    flags: int
+    peer: int
+    tag: int
+    group: int
+    inputs: int
+    outputs: int
+    where: int
+
+
+@dataclass
+class Post:
+    """A post as it was read."""
+
+    number: int
+    operation: Operation
+
+
+def post(number: int, operation: Operation, group_number: int) -> bytes:
+    """Return the frame that posts an operation."""
+    tensors = [*operation.inputs, *operation.outputs]
+    meta = any(tensor.is_meta for tensor in tensors)
+    dtype = tensors[0].dtype if tensors else torch.uint8
+    if dtype not in DTYPES:
+        raise NotImplementedError(f"{dtype} does not travel to the fabric")
+    where = operation.where.encode()[-MAX_TEXT:]
+    fields = _Fields(
+        number=number,
+        kind=_NAMES.index(operation.kind),
+        op=OPS.index(operation.op),
+        dtype=DTYPES.index(dtype),
+        flags=_META * meta,
+        peer=-1 if operation.peer is None else operation.peer,
+        tag=operation.tag,
+        group=group_number,
+        inputs=len(operation.inputs),
+        outputs=len(operation.outputs),
+        where=len(where),
+    )
+    sizes = struct.pack(f"<{len(tensors)}Q", *(tensor.numel() for tensor in tensors))
+    data = [] if meta else [to_bytes(tensor) for tensor in operation.inputs]
+    return frame(Type.POST, _POST.pack(*fields), sizes, where, *data)
+
+
+def read_post(
+    body: bytearray,
+    rank: int,
+    groups: dict[int, tuple[str, tuple[int, ...]]],
+    limit: int,
+    max_text: int = MAX_TEXT,
+) -> Post:
+    """Return the operation that `rank` posts, with tensors over the body's own bytes.
+
+    Args:
+        body: of the frame.
+        rank: whose it is.
+        groups: what the rank has introduced: number → name and members.
+        limit: bytes of the largest result.
+        max_text: characters that are kept of the line of code: the last ones.
+
+    Raises:
+        FrameError: nobody who follows the protocol would post this; says why.
+
+    """
+    fields = _Fields(*unpack(_POST, body, exact=False))
+    if fields.group not in groups:
+        raise FrameError("a group that was never introduced")
+    name, members = groups[fields.group]
+    _check_sense(fields, rank, members)
+    sizes, where, data = _cut(fields, body, limit, max_text)
+    tensors = _read_tensors(fields, sizes, data)
+    inputs, outputs = tensors[: fields.inputs], tensors[fields.inputs :]
+    if KINDS[_NAMES[fields.kind]].in_place:
+        if sizes[: fields.inputs] != sizes[fields.inputs :]:
+            raise FrameError("an operation whose sizes do not add up")
+        outputs = inputs
+    operation = Operation(
+        rank,
+        _NAMES[fields.kind],
+        name,
+        members,
+        inputs,
+        outputs,
+        peer=None if fields.peer == -1 else fields.peer,
+        op=OPS[fields.op],
+        tag=fields.tag,
+        where=where,
+        group_name=group_called(name),
+    )
+    try:
+        check_tensors(operation)
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+    return Post(fields.number, operation)
+
+
+def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
+    """Check that there is such an operation, and that this rank may ask for it."""
+    if (
+        fields.kind >= len(_NAMES)
+        or fields.op >= len(OPS)
+        or fields.dtype >= len(DTYPES)
+        or fields.flags > _META
+    ):
+        raise FrameError("an operation that does not exist")
+    if rank not in members or (fields.peer != -1 and fields.peer not in members):
+        raise FrameError("an operation with a rank outside its group")
+    kind, dtype = KINDS[_NAMES[fields.kind]], DTYPES[fields.dtype]
+    if (
+        (kind.name in ("send", "recv") and fields.peer == rank)
+        or (kind.to_one and fields.peer == -1)
+        or kind.reduces != bool(fields.op)
+        or (kind.reduces and why_not(OPS[fields.op], dtype))
+    ):
+        raise FrameError("an operation that makes no sense")
+
+
+def _cut(
+    fields: _Fields, body: bytearray, limit: int, max_text: int
+) -> tuple[tuple[int, ...], str, memoryview]:
+    """Return the tensors' numbers of elements, the line of code, and the bytes of the inputs."""
+    count = fields.inputs + fields.outputs
+    start = _POST.size + 8 * count
+    end = start + fields.where
+    if max(fields.inputs, fields.outputs) > MAX_MEMBERS or fields.where > MAX_TEXT:
+        raise FrameError("an operation whose sizes do not add up")
+    if len(body) < end:
+        raise FrameError("an operation whose sizes do not add up")
+    sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)
+    if any(size > _MAX_NUMEL for size in sizes):
+        raise FrameError("a tensor larger than anything")
+    item = 0 if fields.flags & _META else DTYPES[fields.dtype].itemsize
+    if len(body) != end + sum(sizes[: fields.inputs]) * item:
+        raise FrameError("an operation whose sizes do not add up")
+    if sum(sizes[fields.inputs :]) * item > limit:
+        raise FrameError(f"a result of more than {limit} bytes")
+    text = bytes(body[start:end]).decode("utf-8", "replace")[-max_text:]
+    return sizes, "".join(c if c.isprintable() else "�" for c in text), memoryview(body)[end:]
+
+
+def _read_tensors(fields: _Fields, sizes: tuple[int, ...], data: memoryview) -> list[torch.Tensor]:
+    """Return the inputs, over their bytes in `data`, and empty outputs."""
+    dtype = DTYPES[fields.dtype]
+    tensors: list[torch.Tensor] = []
+    at = 0
+    for i, size in enumerate(sizes):
+        if fields.flags & _META:
+            tensors.append(torch.empty(size, dtype=dtype, device="meta"))
+        elif i < fields.inputs:
+            tensors.append(from_bytes(data[at : at + size * dtype.itemsize], dtype))
+            at += size * dtype.itemsize
+        else:
+            tensors.append(torch.empty(size, dtype=dtype))
+    return tensors

@@ -1,0 +1,232 @@
+"""A fabric at the end of a Unix socket, for ranks that are processes and need not be trusted.
+
+Every connection is one rank. The server reads frames, checks them, and answers a rank that waits
+when what it waits for has happened. A rank that breaks the protocol, or hangs up, has ended: those
+that wait for it are told so, all others go on. A rank that neither computes nor says anything
+cannot be told from one that computes for long: it holds its own run up until the time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RanksError, RankState
+from course_lib.ranks.explain.failure import timed_out
+from course_lib.ranks.simulated.fabric import Fabric
+from course_lib.ranks.simulated.socket_frames import LOOSE, Bounds, FrameError, OverBoundError
+from course_lib.ranks.simulated.socket_session import CHUNK, Connection, Session
+
+
+class FabricServer:
+    """Serves one run of `world_size` ranks.
+
+    `serve` does it all. Who has other things to wait for as well selects on `fileno` instead, and
+    takes a `turn` whenever it is readable.
+
+    Args:
+        path: of the socket, which must not exist yet and to which only this user can connect; or
+            one connection per rank, in rank order: then no rank need say who it is.
+        world_size: K.
+        network: what messages cost.
+        bounds: how much the ranks may ask for.
+        computes: for each rank, seconds → how often it may say that it computes so long; what else
+            it says of its time is not counted, and it is told no time. ``None``: its word counts.
+
+    Attributes:
+        secrets: per rank, 16 bytes that it must show.
+        fabric: its clocks and events.
+        hung_up: the ranks that hung up before they said that they end.
+
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[socket.socket],
+        world_size: int,
+        network: Network,
+        *,
+        bounds: Bounds = LOOSE,
+        computes: Sequence[Mapping[float, int]] | None = None,
+    ) -> None:
+        self._session = Session(
+            world_size,
+            network,
+            self._send,
+            bounds=bounds,
+            computes=computes,
+        )
+        self.hung_up: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._path = path if isinstance(path, str) else None
+        if isinstance(path, str):
+            self._listen(path, world_size)
+        else:
+            for rank, channel in enumerate(path):
+                channel.setblocking(False)
+                self._selector.register(
+                    channel, selectors.EVENT_READ, self._session.expect(Connection(channel), rank)
+                )
+
+    def _listen(self, path: str, world_size: int) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(world_size + 8)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, None)
+
+    @property
+    def fabric(self) -> Fabric:
+        """The fabric: its clocks and events."""
+        return self._session.fabric
+
+    @property
+    def secrets(self) -> list[bytes]:
+        """Per rank, 16 bytes that it must show."""
+        return self._session.secrets
+
+    def serve(self, timeout: float, alive: Callable[[], bool] = lambda: True) -> None:
+        """Serve until every rank has ended.
+
+        Args:
+            timeout: seconds for the whole run.
+            alive: asked now and then; when it says no, ranks that never came have ended.
+
+        Raises:
+            RankError: a rank raised, hung up or broke the protocol.
+            DeadlockError: the ranks wait for one another, or left communication behind.
+            MismatchError: the ranks entered different collectives.
+            RankTimeout: the run outlasted `timeout`.
+
+        """
+        deadline = time.monotonic() + timeout
+        session = self._session
+        try:
+            while not session.over:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise timed_out("run", timeout, session.states())
+                self.turn(min(left, 0.1))
+                if not alive():
+                    session.end_absent()
+                    session.settle()
+            session.raise_outcome()
+        finally:
+            self.close()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is something to do in `turn`."""
+        return self._selector.fileno()
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Read what has come, let happen what can, and answer; wait at most so long for it.
+
+        Raises:
+            RanksError: no rank can go on, or their operations do not fit; all have been told.
+
+        """
+        for key, mask in self._selector.select(seconds):
+            if key.data is None:
+                self._accept()
+                continue
+            if mask & selectors.EVENT_WRITE:
+                self._write(key.data)
+            if mask & selectors.EVENT_READ and key.data.channel.fileno() >= 0:
+                self._read(key.data)
+        self._session.settle()
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return self._session.over
+
+    def states(self) -> list[RankState]:
+        """Return what every rank does."""
+        return self._session.states()
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether a rank raised, hung up or broke the protocol."""
+        return bool(self._session.failures)
+
+    def outcome(self) -> RanksError | None:
+        """Return what went wrong in a run that is over: a rank, or communication left behind."""
+        try:
+            self._session.raise_outcome()
+        except RanksError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Hang up on everyone and remove the socket."""
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        if self._path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            channel, _ = self._listener.accept()
+            channel.setblocking(False)
+            if len(self._selector.get_map()) > 4 * self._session.world_size + 16:
+                channel.close()  # far more connections than ranks: not ours
+                return
+            self._selector.register(channel, selectors.EVENT_READ, Connection(channel))
+
+    def _read(self, connection: Connection) -> None:
+        budget = CHUNK
+        try:
+            while budget > 0:
+                size, kind = connection.receive(self._session.bounds.frame)
+                if size == 0:
+                    return self._disconnect(connection, "it hung up")
+                self._session.expect_within_bounds(connection)
+                if kind is not None:
+                    self._session.handle(connection, kind, connection.body)
+                    size = max(size, 1024)  # a frame costs more than its bytes
+                budget -= size
+        except BlockingIOError:
+            return
+        except OverBoundError as error:
+            self._disconnect(connection, str(error), by_us=True)
+        except FrameError as error:
+            self._disconnect(connection, f"it broke the protocol: {error}", by_us=True)
+        except OSError as error:
+            self._disconnect(connection, f"its connection failed: {error}")
+
+    def _write(self, connection: Connection) -> None:
+        try:
+            sent = connection.channel.send(connection.outgoing)
+            del connection.outgoing[:sent]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            return self._disconnect(connection, f"its connection failed: {error}")
+        if not connection.outgoing:
+            self._selector.modify(connection.channel, selectors.EVENT_READ, connection)
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        connection.outgoing += data
+        self._selector.modify(
+            connection.channel, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
+        )
+        self._write(connection)
+
+    def _disconnect(self, connection: Connection, reason: str, by_us: bool = False) -> None:
+        if connection.channel.fileno() < 0:
+            return
+        self._selector.unregister(connection.channel)
+        connection.channel.close()
+        if connection.rank is None:
+            return
+        if not by_us and not self._session.has_ended(connection.rank):
+            self.hung_up.add(connection.rank)
+        self._session.end(connection.rank, reason)

@@ -1,0 +1,318 @@
+"""What the ranks at the other ends of a socket ask of the fabric, and what happens then.
+
+`server` reads and writes their bytes; here their frames become operations, and answers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankError, RankState
+from course_lib.ranks.simulated import socket_frames
+from course_lib.ranks.simulated.fabric import Fabric, Phase
+from course_lib.ranks.simulated.fabric_diagnosis import (
+    explain_failure,
+    explain_leftovers,
+    fabric_states,
+)
+from course_lib.ranks.simulated.operation import Operation
+from course_lib.ranks.simulated.socket_frames import Bounds, FrameError, Type, read_post
+
+CHUNK = 1 << 18
+"""Bytes that are read from one rank before the next has its turn."""
+
+
+class Connection:
+    """One connection: bytes that have come, bytes that have yet to go, and what is not over."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.rank: int | None = None
+        self.groups: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.open: dict[int, Operation] = {}
+        self.held = 0
+        """Bytes of the open operations."""
+        self.waits_for: tuple[Type, int] | None = None
+        self.header = bytearray()
+        self.type: Type | None = None
+        self.body = bytearray()
+        self.length = 0
+        self.frames = 0
+        self.operations = 0
+        self.outgoing = bytearray()
+
+    @property
+    def holds(self) -> int:
+        """Bytes that are here because of it."""
+        return self.held + len(self.body) + len(self.outgoing)
+
+    def receive(self, limit: int) -> tuple[int, Type | None]:
+        """Read once; return the bytes read, 0 if it hung up, and the type of a complete frame.
+
+        The frame's body is then in `body`.
+
+        Raises:
+            FrameError: what came is no frame, or is longer than `limit`.
+            BlockingIOError: nothing has come.
+
+        """
+        if self.type is None:
+            data = self.channel.recv(socket_frames.HEADER.size - len(self.header))
+            self.header += data
+            if len(self.header) < socket_frames.HEADER.size:
+                return len(data), None
+            # Only who has said who it is may send more than that.
+            limit = limit if self.rank is not None else 64
+            self.type, self.length = socket_frames.read_header(bytes(self.header), limit)
+            self.header, self.body = bytearray(), bytearray()
+            self.frames += 1
+        else:
+            # A long frame that is only announced takes no memory.
+            data = self.channel.recv(min(CHUNK, self.length - len(self.body)))
+            self.body += data
+        if not data or len(self.body) < self.length:
+            return len(data), None
+        kind, self.type = self.type, None
+        return len(data), kind
+
+
+_ENDED = (Phase.FINISHED, Phase.RAISED)
+
+
+class Session:
+    """One run of `world_size` ranks on a fabric.
+
+    Args:
+        world_size: K.
+        network: what messages cost.
+        send: sends a rank a frame.
+        bounds: how much the ranks may ask for.
+        computes: what each rank may say that it computes; ``None``: whatever it likes. See
+            `FabricServer`.
+
+    Attributes:
+        fabric: its clocks and events.
+        secrets: per rank, 16 bytes that it must show.
+        failures: rank → why it ended other than well.
+        bounds: how much each rank may ask for.
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        network: Network,
+        send: Callable[[Connection, bytes], None],
+        *,
+        bounds: Bounds,
+        computes: Sequence[Mapping[float, int]] | None,
+    ) -> None:
+        self.world_size = world_size
+        self.fabric = Fabric(world_size, network)
+        self.secrets = [secrets.token_bytes(16) for _ in range(world_size)]
+        self.failures: dict[int, str] = {}
+        self.bounds = bounds.shared_by(world_size)
+        self._send = send
+        self._computes = None if computes is None else [Counter(each) for each in computes]
+        self._ranks: dict[int, Connection] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has ended."""
+        return all(phase in _ENDED for phase in self.fabric.phase)
+
+    # What a rank asks -------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, kind: Type, body: bytearray) -> None:
+        """Do what a frame asks for.
+
+        Raises:
+            FrameError: nobody who follows the protocol would send it now.
+
+        """
+        rank = connection.rank
+        if rank is None:
+            if kind is not Type.HELLO:
+                raise FrameError("the first frame must say who you are")
+            return self._greet(connection, *socket_frames.read_hello(body))
+        if connection.waits_for is not None or self.fabric.phase[rank] is not Phase.RUNNING:
+            raise FrameError("a frame from a rank that waits or has ended")
+        if kind is Type.GROUP:
+            self._introduce(connection, rank, body)
+        elif kind is Type.POST:
+            self._post(connection, rank, body)
+        elif kind in (Type.WAIT, Type.TEST):
+            self._ask(connection, rank, kind, body)
+        elif kind is Type.COMPUTE:
+            self._compute(rank, socket_frames.read_compute(body))
+        elif kind is Type.FINISH:
+            self.end(rank, "it raised an exception" if socket_frames.read_finish(body) else "")
+        else:
+            raise FrameError(f"{kind.name} is for the fabric to say")
+
+    def _greet(self, connection: Connection, rank: int, secret: bytes) -> None:
+        if (
+            rank >= self.world_size
+            or not secrets.compare_digest(secret, self.secrets[rank])
+            or rank in self._ranks
+            or self.fabric.phase[rank] is not Phase.RUNNING
+        ):
+            raise FrameError("a rank that is not expected")
+        connection.rank = rank
+        self._ranks[rank] = connection
+
+    def expect(self, connection: Connection, rank: int) -> Connection:
+        """Take this connection for the rank's, without a word of its own."""
+        connection.rank = rank
+        self._ranks[rank] = connection
+        return connection
+
+    def expect_within_bounds(self, connection: Connection) -> None:
+        """Raise `OverBoundError` if a rank holds, or has asked for, more than it may."""
+        self.bounds.expect("held", connection.holds)
+        self.bounds.expect("frames", connection.frames)
+
+    def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
+        number, name, members = socket_frames.read_group(body, self.world_size)
+        if number in connection.groups or rank not in members or len(name) > self.bounds.text:
+            raise FrameError("a group that cannot be")
+        self.bounds.expect("groups", 1 + len(connection.groups))
+        connection.groups[number] = name, members
+
+    def _post(self, connection: Connection, rank: int, body: bytearray) -> None:
+        connection.operations += 1
+        self.bounds.expect("operations", connection.operations)
+        self.bounds.expect("open", 1 + len(connection.open))
+        posted = read_post(body, rank, connection.groups, self.bounds.frame, self.bounds.text)
+        operation = posted.operation
+        size = sum(t.numel() * t.element_size() for t in operation.outputs if not t.is_meta)
+        connection.held += size + len(body)
+        if posted.number in connection.open:
+            raise FrameError("a number that is in use")
+        connection.open[posted.number] = operation
+        self.fabric.post(operation)
+
+    def _ask(self, connection: Connection, rank: int, kind: Type, body: bytearray) -> None:
+        number = socket_frames.read_wait(body)
+        if number not in connection.open:
+            raise FrameError("an operation that was never posted, or is over")
+        connection.waits_for = kind, number
+        if kind is Type.WAIT and not self.fabric.wait(connection.open[number]):
+            self._answer(connection)
+
+    def _compute(self, rank: int, seconds: float) -> None:
+        if self._computes is not None:
+            # Any number would be a message to all who see this rank's time pass.
+            if not self._computes[rank][seconds]:
+                return
+            self._computes[rank][seconds] -= 1
+        self.fabric.advance(rank, seconds)
+
+    def _answer(self, connection: Connection) -> None:
+        """Tell a rank that what it waits for is over; for TEST, whether it is."""
+        assert connection.rank is not None and connection.waits_for is not None
+        kind, number = connection.waits_for
+        operation = connection.open[number]
+        connection.waits_for = None
+        over = kind is Type.WAIT or self.fabric.is_done(operation)
+        # The clock says when others have sent what: a rank that is not trusted is not told.
+        clock = self.fabric.clock[connection.rank] if self._computes is None else 0.0
+        if not over:
+            return self._send(connection, socket_frames.done(Type.LATER, number, clock))
+        del connection.open[number]
+        held = sum(
+            t.numel() * t.element_size()
+            for t in {id(t): t for t in (*operation.inputs, *operation.outputs)}.values()
+            if not t.is_meta
+        )
+        connection.held = max(0, connection.held - held)
+        self._send(connection, socket_frames.done(Type.DONE, number, clock, operation))
+
+    # What happens -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Let happen what can, and answer those who can go on.
+
+        Raises:
+            RanksError: none can, or their operations do not fit; all have been told.
+
+        """
+        while True:
+            running = self._running()
+            horizon = min(running)[0] if running else float("inf")
+            rank = self.fabric.next_rank(horizon)
+            if rank is None:
+                # A rank that asks sees all that happens before its clock: it must be the earliest.
+                if running and (asking := self._asking(min(running)[1])) is not None:
+                    self._answer(asking)
+                    continue
+                break
+            self._answer(self._ranks[rank])
+        stuck = not running and any(phase is Phase.BLOCKED for phase in self.fabric.phase)
+        if self.fabric.failure is not None or stuck:
+            error = explain_failure(self.fabric)
+            self._stop_all(str(error))
+            self._raise_failures(error.states)
+            raise error
+
+    def _running(self) -> list[tuple[float, int]]:
+        fabric = self.fabric
+        return [
+            (fabric.clock[rank], rank)
+            for rank, phase in enumerate(fabric.phase)
+            if phase is Phase.RUNNING
+        ]
+
+    def _asking(self, rank: int) -> Connection | None:
+        connection = self._ranks.get(rank)
+        if connection is None or connection.waits_for is None:
+            return None
+        return connection
+
+    def end(self, rank: int, reason: str = "") -> None:
+        """Let a rank's part be over; `reason`: why, unless it is well."""
+        if self.fabric.phase[rank] not in _ENDED:
+            self.fabric.finish(rank, raised=bool(reason))
+            if reason:
+                self.failures[rank] = reason
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether this rank's part is over."""
+        return self.fabric.phase[rank] in _ENDED
+
+    def end_absent(self) -> None:
+        """Let the part of every rank be over that never came."""
+        for rank in set(range(self.world_size)) - self._ranks.keys():
+            self.end(rank, "its process ended before it had connected")
+
+    def _stop_all(self, reason: str) -> None:
+        for connection in self._ranks.values():
+            if connection.channel.fileno() >= 0:
+                self._send(connection, socket_frames.frame(Type.STOP, reason.encode()[:4096]))
+
+    def states(self) -> list[RankState]:
+        """Return what every rank does."""
+        states = fabric_states(self.fabric)
+        for rank in range(self.world_size):
+            if rank not in self._ranks and rank not in self.failures:
+                states[rank] = RankState(rank, "never connected")
+        return states
+
+    def raise_outcome(self) -> None:
+        """Raise what went wrong in a run that is over, if anything did."""
+        self._raise_failures(fabric_states(self.fabric))
+        if (leftovers := explain_leftovers(self.fabric)) is not None:
+            raise leftovers
+
+    def _raise_failures(self, states: Sequence[RankState]) -> None:
+        if not self.failures:
+            return
+        first = next(iter(self.failures))
+        rows = [
+            RankState(row.rank, self.failures.get(row.rank, row.doing), row.where) for row in states
+        ]
+        raise RankError(f"Rank {first} ended: {self.failures[first]}.", rows, rank=first)

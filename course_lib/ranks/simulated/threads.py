@@ -1,0 +1,401 @@
+"""Simulated ranks as threads: the engine behind ``on="simulated"``, and one call of it.
+
+A call starts K threads on a fabric, listens to what they print, and says what went wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from course_lib.ranks._torch.thread_worlds import (
+    join_world,
+    leave_world,
+    thread_worlds,
+)
+from course_lib.ranks.calls import cell_sources, join_call, pack_call, pack_result
+from course_lib.ranks.costs.computation import CountedOperators, enter_rank
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.explain.errors import RanksError, RankState
+from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
+from course_lib.ranks.explain.lines import line_of_thread, locator
+from course_lib.ranks.explain.words import names
+from course_lib.ranks.output.displays import send_displays_of_thread_to
+from course_lib.ranks.output.printer import Item, Printer
+from course_lib.ranks.placement import Placement
+from course_lib.ranks.simulated.baton import Baton, Stopped, ThreadEndpoint
+from course_lib.ranks.simulated.fabric import Fabric, Phase
+from course_lib.ranks.simulated.fabric_diagnosis import (
+    explain_leftovers,
+    fabric_states,
+    report_misuse,
+)
+from course_lib.ranks.simulated.parcel import Parcel, pack, pack_to_share, unpack
+from course_lib.ranks.simulated.personal import Classes, Worlds, state_kept
+from course_lib.ranks.simulated.rank_streams import RankStreams
+from course_lib.ranks.simulated.shared import changes_told
+from course_lib.ranks.simulated.simulated_group import SimulatedRank
+from course_lib.ranks.simulated.virtual_time import virtual_time
+from course_lib.ranks.stopping import is_importing, raise_in_thread
+from course_lib.ranks.trace.trace import Trace
+
+_PATIENCE = 1.0
+"""Seconds that a rank has to end when it is told to."""
+_AGAIN = 0.2
+"""Seconds after which it is told once more: not sooner, for it may be cleaning up."""
+_LOOK_EVERY = 0.2
+"""Seconds: an interrupt that arrives on another thread does not end a wait of this one."""
+
+
+class Run:
+    """One call on simulated ranks: its threads, its fabric, its results."""
+
+    def __init__(
+        self,
+        world_size: int,
+        network: Network,
+        device: Device,
+        computation: str,
+        call: tuple[Parcel, Sequence[Parcel]],
+        worlds: Worlds,
+        *,
+        check_nan: bool = False,
+        misuse: str = "warn",
+    ) -> None:
+        self.world_size = world_size
+        self.device = device
+        self.computation = computation
+        self.call = call
+        self.fabric = Fabric(world_size, network, worlds.made)
+        self.states = worlds.states()
+        self.baton = Baton(self.fabric, self.states, measured=computation == "measured")
+        self.known = frozenset(Classes.of_process().by_name)
+        self.worlds = worlds
+        self.check_nan = check_nan
+        self.misuse = misuse
+        self.stopped: list[int] = []
+        self.results: list[Any] = [None] * world_size
+        self.failures: dict[int, tuple[float, Callable[[], BaseException]]] = {}
+        self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
+        self.labels = cell_sources(set()).labels
+        self.locate = locator(self.labels)
+        self.endpoints = [
+            ThreadEndpoint(self.baton, rank, self._spender(rank)) for rank in range(world_size)
+        ]
+        self.ranks = [self._rank(rank) for rank in range(world_size)]
+        self.threads = [
+            threading.Thread(target=self._run, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+
+    # The thread that called -------------------------------------------------------------------
+
+    def go(self, timeout: float | None) -> None:
+        """Run to the end, print what the ranks print, raise what went wrong."""
+        # Not to sys.stdout, whatever it is then: a rank may have redirected it.
+        printer = Printer(self.world_size, sys.stdout)
+        with ExitStack() as stack:
+            stack.enter_context(thread_worlds())
+            stack.enter_context(changes_told())
+            stack.enter_context(state_kept())
+            put = self.messages.put
+            streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
+            stack.enter_context(virtual_time())
+            for state in self.states:
+                state.surroundings.print_here()
+            for thread in self.threads:
+                thread.start()
+            self.baton.start()
+            try:
+                self._listen(printer, timeout)
+                streams.finish()
+            except BaseException as error:
+                states = self._states()
+                self._stop()
+                if isinstance(error, KeyboardInterrupt):
+                    print(interrupted(states), file=sys.stderr)
+                raise
+            finally:
+                while not self.messages.empty():
+                    self._take(printer, 0.0)
+                printer.end_call()
+        self._raise_failures()
+        if self.baton.error is not None:
+            raise self.baton.error
+        if (leftovers := explain_leftovers(self.fabric)) is not None:
+            raise leftovers
+        if self.stopped:
+            raise RanksError(
+                f"{names(sorted(self.stopped))} stopped in the middle of the call, and nothing "
+                "says why. This is a fault of the simulation; please report what the call did.",
+                fabric_states(self.fabric),
+            )
+        found = [each for rank in self.ranks for each in rank.handles.found]
+        report_misuse(found, self.misuse, fabric_states(self.fabric))
+
+    def forget(self) -> None:
+        """Let go of everything, once the call is over and went well.
+
+        All of it holds all the rest. Freed by Python's collector, which comes rarely in a process
+        with PyTorch, thousands of calls would wait for it.
+        """
+        for rank in self.ranks:
+            rank.handles.forget()
+        self.fabric.close()
+        self.__dict__.clear()
+
+    def _listen(self, printer: Printer, timeout: float | None) -> None:
+        """Pass on what the ranks print until all have ended."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        running = len(self.threads)
+        while running:
+            left = max(0.0, deadline - time.monotonic())
+            running -= self._take(printer, min(left, _LOOK_EVERY))
+            printer.release()
+            if running and not left:
+                assert timeout is not None
+                raise timed_out("call", timeout, self._states())
+        for thread in self.threads:
+            thread.join()
+
+    def _states(self) -> list[RankState]:
+        """Return what every rank does; of the one that runs, also its line."""
+        return [
+            replace(state, where=line_of_thread(thread.ident, self.labels))
+            if state.doing == Phase.RUNNING.value
+            else state
+            for state, thread in zip(fabric_states(self.fabric), self.threads, strict=True)
+        ]
+
+    def _take(self, printer: Printer, patience: float) -> bool:
+        """Take one line, if it comes in time; return whether instead a rank has ended."""
+        try:
+            rank, line = self.messages.get(timeout=patience)
+        except queue.Empty:
+            return False
+        if line is not None:
+            printer.add(rank, line)
+        return line is None
+
+    def _stop(self) -> None:
+        """Unwind the ranks from outside. One that never runs Python code again stays behind."""
+        self.baton.abandon()
+        until = time.monotonic() + _PATIENCE
+        raised: dict[threading.Thread, float] = {}
+        while alive := [thread for thread in self.threads if thread.is_alive()]:
+            importing = False
+            for thread in alive:
+                assert thread.ident is not None
+                # Stopping it there would leave a module half imported: it may take its time.
+                if is_importing(thread.ident):
+                    importing = True
+                elif time.monotonic() - raised.get(thread, 0.0) > _AGAIN:
+                    raise_in_thread(thread, Stopped)
+                    raised[thread] = time.monotonic()
+            alive[0].join(0.02)
+            if not importing and time.monotonic() > until:
+                return
+            if importing:
+                until = time.monotonic() + _PATIENCE
+
+    def _raise_failures(self) -> None:
+        if not self.failures:
+            return
+        errors = {rank: error() for rank, (_, error) in self.failures.items()}
+        described = {rank: describe(error, self.labels) for rank, error in errors.items()}
+        first = min(self.failures, key=lambda rank: (self.failures[rank][0], rank))
+        states = self.baton.error.states if self.baton.error else fabric_states(self.fabric)
+        raise rank_error(described, first, states, errors[first])
+
+    # The threads of the ranks -------------------------------------------------------------------
+
+    def _rank(self, rank: int) -> SimulatedRank:
+        return SimulatedRank(
+            rank,
+            self.world_size,
+            self.endpoints[rank],
+            self.locate,
+            store=self.worlds.store,
+            generation=self.worlds.store,
+            check_nan=self.check_nan,
+            watched=self.misuse != "ignore",
+        )
+
+    def _run(self, rank: int) -> None:
+        raised = False
+        try:
+            self.baton.begin(rank)
+            self._join(rank)
+            with ExitStack() as stack:
+                common, each = self.call
+                call = join_call(lambda: unpack(common), unpack(each[rank]) if each else [])
+                self.worlds.classes[rank].publish()
+                if self.computation == "counted":
+                    stack.enter_context(CountedOperators(self.device, self._spender(rank)))
+                self.baton.skip_time()
+                value = call()
+                self.ranks[rank].handles.finish()
+                self.baton.count_time(self._spender(rank))
+                self.results[rank] = pack_result(value, lambda value: pack(value, self.known))
+        except Stopped:
+            self.stopped.append(rank)
+        except BaseException as error:
+            raised = True
+            if not self.baton.stopping:
+                self.failures[rank] = (self.fabric.clock[rank], self._as_of_notebook(rank, error))
+        finally:
+            leave_world()
+            with suppress(Stopped):  # one more, on its way to a rank that was ending
+                self.ranks[rank].works.forget()
+            with suppress(Stopped):
+                self.baton.finish(rank, raised)
+            self.messages.put((rank, None))
+
+    def _as_of_notebook(self, rank: int, error: BaseException) -> Callable[[], BaseException]:
+        """Return what gives the error, as of the notebook's class if the rank's is a copy."""
+        if type(error) not in self.worlds.classes[rank].by_class:
+            return lambda: error
+        try:
+            parcel = pack(error, self.known)
+        except Exception:
+            return lambda: error
+
+        def unpacked() -> BaseException:
+            try:
+                return unpack(parcel).with_traceback(error.__traceback__)  # type: ignore[no-any-return]
+            except Exception:  # it says itself how it travels, and is wrong
+                return error
+
+        return unpacked
+
+    def _join(self, rank: int) -> None:
+        send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
+        torch.set_num_threads(1)  # else sums depend on the number of cores
+        spend = self._spender(rank)
+        join_world(self.ranks[rank], self.worlds.of_rank[rank])
+
+        now = self.endpoints[rank].now
+        enter_rank(lambda seconds, flops: spend(seconds + self._flops_time(flops)), now)
+
+    def _flops_time(self, flops: float) -> float:
+        if flops and self.device.flops == float("inf"):
+            raise ValueError("compute(flops=…) needs Ranks(…, device=Device(flops=…))")
+        return self.device.time(flops)
+
+    def _spender(self, rank: int) -> Callable[[float], None]:
+        count = 0
+
+        def spend(seconds: float) -> None:
+            nonlocal count
+            factor = self.device.stretch(rank, count)
+            count += 1
+            self.fabric.advance(rank, seconds * factor, self.locate())
+
+        return spend
+
+
+Computation = Literal["declared", "counted", "measured"]
+Misuse = Literal["ignore", "warn", "error"]
+MAX_RANKS = 1024
+_one_at_a_time = threading.Lock()
+
+
+class Simulated:
+    """K simulated ranks. Every call starts from clock zero, with fresh threads and random numbers.
+
+    Args:
+        world_size: K.
+        network: what messages cost; by default 20 µs and 10 GB/s.
+        device: what computation costs.
+        computation: how it is found; by default ``"counted"`` if there is a device, else
+            ``"declared"``.
+        misuse: what happens when a rank never waits for a handle, or touches a buffer before
+            ``wait()``: a `MisuseWarning`, or a `MisuseError`.
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        network: Network | None = None,
+        device: Device | None = None,
+        computation: Computation | None = None,
+        misuse: Misuse = "warn",
+    ) -> None:
+        if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
+        known = ("declared", "counted", "measured")
+        if misuse not in get_args(Misuse):
+            raise ValueError(f'misuse must be "ignore", "warn" or "error", got {misuse!r}')
+        if computation is not None and computation not in known:
+            raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
+        if computation == "counted" and device is None:
+            raise ValueError('computation="counted" needs device=Device(flops=…)')
+        self.placement = Placement(
+            ("simulated",) * world_size, "fabric", "simulated, virtual clock"
+        )
+        self.trace = Trace([], world_size)
+        self._world_size = world_size
+        self._network = network or Network(latency=20e-6, bandwidth=10e9)
+        self._device = device or Device()
+        self._misuse = misuse
+        self._worlds = Worlds(world_size)
+        self._computation = computation or ("declared" if device is None else "counted")
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        check_nan: bool = False,
+    ) -> list[Any]:
+        """Run one call; see `Ranks.run`. `timeout` is in seconds of this computer."""
+        call = pack_call(fn, args, kwargs, self._world_size, pack_to_share)
+        self.trace = Trace([], self._world_size)
+        if not _one_at_a_time.acquire(blocking=False):
+            raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
+        try:
+            run = Run(
+                self._world_size,
+                self._network,
+                self._device,
+                self._computation,
+                call,
+                self._worlds,
+                check_nan=check_nan,
+                misuse=self._misuse,
+            )
+            try:
+                run.go(timeout)
+            except BaseException:
+                # Who made which group may differ between the ranks now.
+                self._worlds = Worlds(self._world_size)
+                raise
+            finally:
+                self.trace = Trace(run.fabric.events, self._world_size, network=self._network)
+                run.fabric.forget()
+            results = [unpack(result) for result in run.results]
+            run.forget()
+            return results
+        finally:
+            _one_at_a_time.release()
+
+    def start(self) -> None:
+        """Do nothing: threads start with the call that they run."""
+
+    def pids(self) -> list[int]:
+        """Return no processes: the ranks are threads of this one."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: between calls there are no threads."""

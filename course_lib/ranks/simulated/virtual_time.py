@@ -1,0 +1,71 @@
+"""Python's own clocks on simulated ranks: ``time.sleep`` and ``time.perf_counter`` are virtual.
+
+A straggler that sleeps shows in the trace, and what a rank measures is what the trace says. CPU
+time (``time.process_time``, ``time.thread_time``) stays what the computer takes.
+
+A module that took a clock for itself before (``from time import sleep`` in an imported file) has
+the real one; functions that are sent from a notebook find the virtual one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from course_lib.ranks._torch.thread_worlds import current
+
+
+class Clock(Protocol):
+    """A rank's virtual time."""
+
+    def now(self) -> float:
+        """Return it, in seconds from the start of the call."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let it pass."""
+
+
+@contextmanager
+def virtual_time() -> Iterator[None]:
+    """Make the clocks of the module `time` virtual on the threads that are ranks."""
+    started = time.time()
+
+    def instead(real: Callable[..., Any], of_rank: Callable[[Clock], Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def clock() -> Any:
+            context = current()
+            return real() if context is None else of_rank(context.endpoint)
+
+        return clock
+
+    real_sleep = time.sleep
+
+    @functools.wraps(real_sleep)
+    def sleep(seconds: float, /) -> None:
+        context = current()
+        if context is None:
+            real_sleep(seconds)
+        elif seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        else:
+            context.endpoint.sleep(seconds)
+
+    clocks: dict[str, Callable[[Clock], Any]] = {
+        "perf_counter": lambda rank: rank.now(),
+        "monotonic": lambda rank: rank.now(),
+        "time": lambda rank: started + rank.now(),
+        "perf_counter_ns": lambda rank: round(rank.now() * 1e9),
+        "monotonic_ns": lambda rank: round(rank.now() * 1e9),
+        "time_ns": lambda rank: round((started + rank.now()) * 1e9),
+    }
+    before = {name: getattr(time, name) for name in (*clocks, "sleep")}
+    with ExitStack() as stack:
+        for name, function in before.items():
+            stack.callback(setattr, time, name, function)
+        for name, of_rank in clocks.items():
+            setattr(time, name, instead(before[name], of_rank))
+        setattr(time, "sleep", sleep)  # noqa: B010  # mypy wants the real one's signature
+        yield

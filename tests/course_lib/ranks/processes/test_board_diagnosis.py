@@ -1,0 +1,275 @@
+"""From the board's entries follow exactly the ranks that can never go on."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, RING, Board
+from course_lib.ranks.processes.board_diagnosis import (
+    DeadlockWatch,
+    find_deadlock,
+    find_mismatch,
+    find_unfinished,
+    stuck_ranks,
+)
+from course_lib.ranks.processes.board_views import Channel, Message, RankPhase, Wait
+
+pytestmark = pytest.mark.timeout(60)
+
+WORLD = 17
+"""Key of a group."""
+ONE = Message(1, "float32")
+
+
+@pytest.fixture
+def board() -> Board:
+    return running(3)
+
+
+def running(k: int) -> Board:
+    board = Board.create(k)
+    for rank in range(k):
+        board.open_group(rank, WORLD, tuple(range(k)))
+        board.set_state(rank, RankPhase.RUNNING)
+    return board
+
+
+def wait_in_collective(board: Board, rank: int, signature: str = "barrier") -> None:
+    seq = board.enter_collective(rank, 0, signature, "line 1")
+    board.block(rank, Wait.COLLECTIVE, group=WORLD, seq=seq, text=signature, where="line 1")
+
+
+def wait_in_message(board: Board, rank: int, peer: int, sends: bool, tag: int = 0) -> None:
+    channel = Channel(sends, peer, tag, WORLD)
+    seq = board.start_message(rank, channel, ONE)
+    board.block(rank, Wait.SEND if sends else Wait.RECV, seq=seq, channel=channel)
+
+
+def test_waiting_for_a_running_rank_is_no_deadlock(board: Board) -> None:
+    wait_in_collective(board, 0)
+    wait_in_collective(board, 1)
+    assert find_deadlock(board.views()) is None
+    wait_in_collective(board, 2)
+    assert find_deadlock(board.views()) is None  # all are there: only bytes are missing
+
+
+def test_waiting_for_a_finished_rank_is_one(board: Board) -> None:
+    wait_in_collective(board, 0)
+    board.set_state(1, RankPhase.FINISHED)
+    assert set(stuck_ranks(board.views())) == {0}
+    wait_in_collective(board, 2)
+    assert set(stuck_ranks(board.views())) == {0, 2}
+
+
+def test_a_chain_to_a_running_rank_is_none(board: Board) -> None:
+    wait_in_message(board, 0, 1, sends=False)
+    wait_in_message(board, 1, 2, sends=False)
+    assert stuck_ranks(board.views()) == {}
+    wait_in_message(board, 2, 0, sends=False)
+    assert set(stuck_ranks(board.views())) == {0, 1, 2}
+
+
+def test_two_in_a_cycle_are_found_beside_a_running_rank(board: Board) -> None:
+    wait_in_message(board, 0, 1, sends=False)
+    wait_in_message(board, 1, 0, sends=False)
+    assert set(stuck_ranks(board.views())) == {0, 1}
+
+
+@pytest.mark.parametrize(("tag", "stuck"), [(5, set()), (6, {0, 1})])
+def test_messages_match_by_tag(board: Board, tag: int, stuck: set[int]) -> None:
+    wait_in_message(board, 0, 1, sends=True, tag=5)
+    wait_in_message(board, 1, 0, sends=False, tag=tag)
+    assert set(stuck_ranks(board.views())) == stuck
+
+
+@st.composite
+def waits(draw: st.DrawFn) -> tuple[int, list[int | None], set[int]]:
+    k = draw(st.integers(2, 5))
+    awaited = [
+        draw(st.one_of(st.none(), st.integers(0, k - 1).filter(lambda p, r=r: p != r)))
+        for r in range(k)
+    ]
+    ended = {r for r in range(k) if awaited[r] is None and draw(st.booleans())}
+    return k, awaited, ended
+
+
+@given(waits())
+@settings(deadline=None)
+def test_stuck_are_those_whose_chain_never_reaches_a_running_rank(
+    drawn: tuple[int, list[int | None], set[int]],
+) -> None:
+    k, awaited, ended = drawn
+    board = running(k)
+    for rank, peer in enumerate(awaited):
+        if peer is not None:
+            wait_in_message(board, rank, peer, sends=False)
+        elif rank in ended:
+            board.set_state(rank, RankPhase.FINISHED)
+
+    def reaches_running(rank: int) -> bool:
+        for _ in range(k + 1):
+            peer = awaited[rank]
+            if peer is None:
+                return rank not in ended
+            rank = peer
+        return False
+
+    expected = {r for r in range(k) if awaited[r] is not None and not reaches_running(r)}
+    assert set(stuck_ranks(board.views())) == expected
+    board.close()
+
+
+def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
+    watch = DeadlockWatch(patience=0.05)
+    board.set_state(1, RankPhase.RUNNING)
+    wait_in_message(board, 0, 1, sends=False)
+    wait_in_message(board, 1, 0, sends=False)
+    assert watch.look(board.views()) is None
+    time.sleep(0.06)
+    board.start_message(1, Channel(True, 0, 0, WORLD), ONE)  # rank 1 did send, from another thread
+    assert watch.look(board.views()) is None
+    board.start_message(0, Channel(False, 1, 0, WORLD), ONE)
+    board.block(0, Wait.RECV, seq=2, channel=Channel(False, 1, 0, WORLD))
+    assert watch.look(board.views()) is None
+    time.sleep(0.06)
+    assert watch.look(board.views()) is not None
+
+
+def test_unfinished_needs_a_rank_that_ended(board: Board) -> None:
+    board.enter_collective(0, 0, "barrier", "line 1")
+    assert find_unfinished(board.views()) is None
+    board.set_state(1, RankPhase.FINISHED)
+    error = find_unfinished(board.views())
+    assert error is not None
+    assert "Rank 1 ended 1 collective short of rank 0; the first that it skipped is #1" in str(
+        error
+    )
+
+
+def test_a_rank_that_has_yet_to_pick_up_the_call_has_not_ended(board: Board) -> None:
+    board.set_state(1, RankPhase.FINISHED)
+    board.set_all(RankPhase.RUNNING)  # as the parent does between calls
+    wait_in_collective(board, 0)
+    assert find_deadlock(board.views()) is None
+
+
+def test_the_first_mismatch_is_named(board: Board) -> None:
+    for rank in range(3):
+        board.enter_collective(rank, 0, "barrier", f"line {rank}")
+        board.enter_collective(rank, 0, f"broadcast root={rank // 2}", f"line {rank + 3}")
+    error = find_mismatch(board.views())
+    assert error is not None
+    assert "collective #2" in str(error)
+    assert [state.doing for state in error.states] == [f"broadcast root={r // 2}" for r in range(3)]
+    assert [state.where for state in error.states] == ["line 3", "line 4", "line 5"]
+
+
+def test_a_long_history_is_forgotten_but_counted(board: Board) -> None:
+    for number in range(3 * RING):
+        board.enter_collective(0, 0, f"all_reduce {number}", "")
+    assert board.view(0).groups[WORLD].entered == 3 * RING
+    assert len(board.view(0).groups[WORLD].latest) == RING
+    assert board.collective(0, WORLD, 1) is None
+    assert board.collective(0, WORLD, 3 * RING) == (f"all_reduce {3 * RING - 1}", "")
+
+
+def test_tables_that_are_full_say_so(board: Board) -> None:
+    with pytest.raises(RuntimeError, match=f"more than {MAX_GROUPS} process groups"):
+        for key in range(100, 100 + MAX_GROUPS):
+            board.open_group(0, key, (0,))
+    with pytest.raises(RuntimeError, match="different tags and peers"):
+        for tag in range(MAX_CHANNELS + 1):
+            board.start_message(0, Channel(True, 1, tag, WORLD), ONE)
+
+
+@given(
+    st.booleans(),
+    st.integers(0, 63),
+    st.integers(0, Channel.MAX_TAG),
+    st.integers(1, 2**32),
+)
+def test_a_channel_is_one_word(sends: bool, peer: int, tag: int, group: int) -> None:
+    channel = Channel(sends, peer, tag, group)
+    assert 0 < channel.word() < 2**64
+    assert Channel.of(channel.word()) == channel
+
+
+@given(st.binary(min_size=1, max_size=2000), st.integers(0, 10_000))
+@settings(deadline=None, max_examples=50)
+def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> None:
+    """The board may have been written by a process that is not to be trusted."""
+    board = Board.create(3)
+    data: memoryview = board._bytes
+    at = at * 8 % (len(data) - len(junk))
+    data[at : at + len(junk)] = junk
+    for chunk in range(0, len(data) - len(junk), len(data) // 7):
+        data[chunk : chunk + len(junk)] = junk
+    views = board.views()
+    find_mismatch(views)
+    find_deadlock(views)
+    find_unfinished(views)
+    DeadlockWatch(patience=0).look(views)
+    assert all(text.isprintable() for view in views for text in (view.text, view.where))
+    del views, data
+    board.close()
+
+
+def test_a_receive_from_anyone_waits_for_one_of_the_others(board: Board) -> None:
+    anyone = Channel.any_source(0, 3, WORLD)
+    board.block(0, Wait.RECV, channel=anyone)
+    board.set_state(1, RankPhase.FINISHED)
+    assert stuck_ranks(board.views()) == {}  # rank 2 may yet send
+    wait_in_message(board, 2, 0, sends=False)
+    assert set(stuck_ranks(board.views())) == {0, 2}
+    board.start_message(2, Channel(True, 0, 3, WORLD), ONE)  # it did, from another thread
+    assert stuck_ranks(board.views()) == {}
+
+
+def test_a_send_and_its_receive_are_compared(board: Board) -> None:
+    board.start_message(0, Channel(True, 2, 0, WORLD), ONE)
+    board.start_message(2, Channel(False, 0, 0, WORLD), ONE)
+    assert find_mismatch(board.views()) is None
+    board.start_message(0, Channel(True, 2, 0, WORLD), Message(4, "float32"))
+    board.start_message(2, Channel(False, 0, 0, WORLD), Message(4, "int32"))
+    assert "Rank 0 sends 4 elements of float32" in str(find_mismatch(board.views()))
+
+
+@given(st.integers(0, 2**50), st.sampled_from(["float32", "bool", "int64"]))
+def test_a_message_is_one_word(numel: int, dtype: str) -> None:
+    assert Message.of(Message(numel, dtype).word()) == Message(numel, dtype)
+
+
+def test_a_cleared_board_has_room_again(board: Board) -> None:
+    for call in range(3):
+        for tag in range(MAX_CHANNELS):
+            assert board.start_message(0, Channel(True, 1, 7 * call + tag, WORLD), ONE) == 1
+        for key in range(MAX_GROUPS - 1):
+            board.open_group(0, 100 * call + 100 + key, (0, 1))
+        board.clear()
+        board.forget_places()
+        assert not board.view(0).channels
+        assert not board.view(0).groups
+        board.open_group(0, WORLD, (0, 1, 2))
+
+
+def test_counting_in_two_threads_loses_nothing() -> None:
+    from course_lib.ranks.processes.recorder import Recorder
+
+    board = running(1)
+    recorder = Recorder(board, 0, [], lambda: "")
+
+    def count(changes: Sequence[int]) -> None:
+        for change in changes:
+            recorder.add_pending(change)
+
+    recorder.add_pending(5000)
+    threads = [threading.Thread(target=count, args=([1, -1] * 5000,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert board.view(0).pending == 5000

@@ -1,0 +1,504 @@
+"""CPU ranks on an emulated slow network: ends by the model's arithmetic, and none before it.
+
+That they are hardly later either, on a machine that has the time, is measured by
+`benchmarks/emulated_link.py`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import Pipe
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.ranks import Ranks
+from course_lib.ranks._torch.collective_table import KINDS
+from course_lib.ranks.costs.collective_time import collective_time
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_views import Channel, Wait
+from course_lib.ranks.processes.emulated_network import (
+    MAX_LAG,
+    EmulatedLink,
+    EmulatedNetwork,
+    Transfer,
+)
+from course_lib.ranks.processes.recorder import MeteredOperation, Recorder
+from tests.helpers.every_operation import assert_same, everything
+
+pytestmark = pytest.mark.timeout(120)
+
+SLOW = Network(latency=2e-3, bandwidth=40e6)
+
+# Arithmetic --------------------------------------------------------------------------------------
+
+
+class Links:
+    """The links of K ranks, all in this process, and transfers that began when told.
+
+    The network's clock stands still until somebody asks for an end: by then all have begun.
+    """
+
+    GROUP = 7
+    PAST = 1.0  # on the machine's monotonic clock: nothing here has to be waited for
+
+    def __init__(self, k: int) -> None:
+        self.members = tuple(range(k))
+        self.board = Board.create(k)
+        self.goes = threading.Event()
+        pipes = [Pipe() for _ in range(k)]
+        self.network = EmulatedNetwork(SLOW, [ours for ours, _ in pipes], self._clock)
+        self.links = [EmulatedLink(theirs) for _, theirs in pipes]
+        self.recorders = [Recorder(self.board, rank, [], lambda: "") for rank in range(k)]
+        self.count = 0
+
+    def _clock(self) -> float:
+        return time.monotonic() if self.goes.is_set() else self.PAST - 0.01
+
+    def _carry(
+        self, rank: int, moment: float, sizes: Sequence[int], kind: str, peer: int | None,
+        channel: Channel | None = None, members: tuple[int, ...] = (), group: int = GROUP,
+    ) -> Transfer:  # fmt: skip
+        operation = MeteredOperation(
+            self.recorders[rank], kind, members or self.members, peer, sum(sizes), "float32", "",
+            Wait.COLLECTIVE, group, self.count, channel, self.PAST + moment,
+        )  # fmt: skip
+        return self.links[rank].carry(operation, sizes, None)
+
+    def collective(
+        self,
+        kind: str,
+        sizes: Sequence[Sequence[int]],
+        moments: dict[int, float],
+        root: int | None = None,
+    ) -> list[Transfer]:
+        """Let every rank launch it at its moment; `sizes`: by rank, bytes of what it puts in."""
+        self.count += 1
+        return [self._carry(r, moment, sizes[r], kind, root) for r, moment in moments.items()]
+
+    def all_reduce_among(self, members: tuple[int, ...], nbytes: int) -> list[Transfer]:
+        """Let the ranks of a group of their own launch it."""
+        group = sum(1 << rank for rank in members)
+        return [
+            self._carry(r, 0.0, [nbytes], "all_reduce", None, None, members, group) for r in members
+        ]
+
+    def message(self, rank: int, kind: str, peer: int, nbytes: int, moment: float) -> Transfer:
+        """Let one side start a message: the only one between the two."""
+        self.count = 1
+        channel = Channel(kind == "send", peer, 0, self.GROUP)
+        return self._carry(rank, moment, [nbytes], kind, peer, channel)
+
+    def end(self, transfer: Transfer) -> float:
+        """Wait for the end of a transfer and return when it was, by the model."""
+        self.goes.set()
+        assert transfer.told.wait(60)
+        return transfer.end - self.PAST
+
+
+LinksOf = Callable[[int], Links]
+
+
+@pytest.fixture
+def links_of() -> Iterator[LinksOf]:
+    made: list[Links] = []
+
+    def make(k: int) -> Links:
+        made.append(Links(k))
+        return made[-1]
+
+    yield make
+    for links in made:
+        links.board.close()
+
+
+def exactly(seconds: float) -> object:
+    return pytest.approx(seconds, rel=0, abs=1e-8)
+
+
+def sizes_of(kind: str, k: int, nbytes: int, root: int) -> list[list[int]]:
+    """Return the bytes of what each rank puts in."""
+    if kind == "barrier":
+        return [[]] * k
+    if kind == "scatter":
+        return [[nbytes] * k if rank == root else [] for rank in range(k)]
+    if kind in ("reduce_scatter", "all_to_all"):
+        return [[nbytes // k] * k] * k
+    return [[nbytes]] * k
+
+
+def launch(kind: str, n: int, k: int, root: int) -> None:
+    """Call the collective on a rank, with `n` elements in all."""
+    x, mine = torch.ones(n), dist.get_rank() == root
+    pieces = list(x.chunk(k))
+    calls: dict[str, Callable[[], object]] = {
+        "barrier": dist.barrier,
+        "broadcast": lambda: dist.broadcast(x, root),
+        "reduce": lambda: dist.reduce(x, root),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "gather": lambda: dist.gather(x, [x.clone() for _ in range(k)] if mine else None, root),
+        "scatter": lambda: dist.scatter(x, [x.clone()] * k if mine else None, root),
+        "all_gather": lambda: dist.all_gather([torch.empty_like(x) for _ in range(k)], x),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty_like(pieces[0]), pieces),
+        "all_to_all": lambda: dist.all_to_all([torch.empty_like(p) for p in pieces], pieces),
+    }
+    calls[kind]()
+
+
+def simulated_ends(k: int, fn: Callable[..., object], *args: object) -> dict[int, float]:
+    """Return when the last operation of each rank ends on simulated ranks."""
+    ranks = Ranks(k, on="simulated", network=SLOW)
+    ranks.run(fn, *args)
+    events, start = ranks.trace.events, min(event.start for event in ranks.trace.events)
+    return {rank: max(e.end for e in events if e.rank == rank) - start for rank in range(k)}
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"send", "recv"}))
+def test_emulated_simulated_and_formula_agree(links_of: LinksOf, kind: str, k: int) -> None:
+    """On when each rank is done with each collective; the formula, on the last of them."""
+    n, root, links = 840_000, k - 1, links_of(k)
+    sizes = sizes_of(kind, k, 4 * n, root)
+    rooted = root if KINDS[kind].to_one else None
+    transfers = links.collective(kind, sizes, dict.fromkeys(range(k), 0.0), rooted)
+    ends = [links.end(transfer) for transfer in transfers]
+    simulated = simulated_ends(k, launch, kind, n, k, root)
+    assert ends == [exactly(simulated[rank]) for rank in range(k)]
+    nbytes = 0 if kind == "barrier" else 4 * n
+    assert max(ends) == exactly(collective_time(kind, SLOW, k, nbytes, root, 4))
+
+
+def test_a_late_rank_delays_those_that_need_it(links_of: LinksOf) -> None:
+    links = links_of(3)
+    late = links.collective("all_reduce", [[1_200_000]] * 3, {0: 0.0, 1: 0.5, 2: 1.0})
+    model = collective_time("all_reduce", SLOW, 3, 1_200_000, 0, 4)
+    assert max(links.end(transfer) for transfer in late) == exactly(1.0 + model)
+
+
+def test_an_uneven_all_to_all_takes_as_long_as_simulated(links_of: LinksOf) -> None:
+    def uneven(k: int) -> None:
+        rows = [1000 * (i + 1) for i in range(k)]
+        x = torch.ones(sum(rows), 10)
+        mine = rows[dist.get_rank()]
+        dist.all_to_all_single(torch.empty(k * mine, 10), x, [mine] * k, rows)
+
+    for k in (2, 3, 4):
+        links = links_of(k)
+        sizes = [[40_000 * (i + 1) for i in range(k)]] * k
+        ends = links.collective("all_to_all", sizes, dict.fromkeys(range(k), 0.0))
+        simulated = simulated_ends(k, uneven, k)
+        assert [links.end(each) for each in ends] == [exactly(simulated[r]) for r in range(k)]
+
+
+def beside_a_message(first: str, nbytes: int) -> None:
+    """All-reduce, and send from rank 0 to rank 1, at the same time; `first` is launched first."""
+    x, y = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
+    works = [] if first == "message" else [dist.all_reduce(x, async_op=True)]
+    works.append(dist.irecv(y, 0) if dist.get_rank() else dist.isend(y, 1))
+    works += [dist.all_reduce(x, async_op=True)] if first == "message" else []
+    for work in works:
+        work.wait()
+
+
+@pytest.mark.parametrize("first", ["all_reduce", "message"])
+def test_a_collective_and_a_message_share_a_link(links_of: LinksOf, first: str) -> None:
+    """They take turns, as on simulated ranks; all the bytes go over the link of rank 0."""
+    nbytes, links = 4_000_000, links_of(2)
+
+    def message() -> list[Transfer]:
+        links.count = 0
+        send = links.message(0, "send", 1, nbytes, 0.0)
+        return [send, links.message(1, "recv", 0, nbytes, 0.0)]
+
+    transfers = message() if first == "message" else []
+    transfers += links.collective("all_reduce", [[nbytes]] * 2, {0: 0.0, 1: 0.0})
+    transfers += message() if first != "message" else []
+    ends = [links.end(transfer) for transfer in transfers]
+    simulated = simulated_ends(2, beside_a_message, first, nbytes)
+    assert [max(ends[::2]), max(ends[1::2])] == [exactly(simulated[rank]) for rank in range(2)]
+    assert max(ends) >= 2 * nbytes / SLOW.bandwidth + SLOW.latency - 1e-8
+
+
+def test_the_receiving_side_is_busy_too(links_of: LinksOf) -> None:
+    """A gather by hand takes as long as `dist.gather`: one message after the other comes in."""
+    nbytes, k = 2_000_000, 4
+    links = links_of(k)
+    sends = [links.message(rank, "send", 0, nbytes, 0.0) for rank in range(1, k)]
+    receives = [links.message(0, "recv", rank, nbytes, 0.0) for rank in range(1, k)]
+    last = max(links.end(transfer) for transfer in [*sends, *receives])
+    assert last == exactly((k - 1) * nbytes / SLOW.bandwidth + SLOW.latency)
+    assert last == exactly(collective_time("gather", SLOW, k, nbytes))
+
+
+def test_collectives_queue_one_behind_the_other(links_of: LinksOf) -> None:
+    links = links_of(2)
+    model = collective_time("all_reduce", SLOW, 2, 4_000_000)
+    works = [
+        links.collective("all_reduce", [[4_000_000]] * 2, {0: 0.0, 1: 0.01 * i}) for i in range(3)
+    ]
+    least = 3 * (model - 2 * SLOW.latency)  # the latencies of one hide behind the bytes of the next
+    for transfer in works[-1]:
+        assert least <= links.end(transfer) <= 3 * model + 1e-8
+
+
+def test_messages_of_one_rank_leave_one_behind_the_other(links_of: LinksOf) -> None:
+    nbytes = 2_000_000
+    links = links_of(3)
+    sends = [links.message(0, "send", peer, nbytes, 0.0) for peer in (1, 2)]
+    receives = [links.message(peer, "recv", 0, nbytes, 0.0) for peer in (1, 2)]
+    both = [(links.end(send), links.end(recv)) for send, recv in zip(sends, receives, strict=True)]
+    for number, (left, arrived) in enumerate(sorted(both)):
+        assert left == exactly((number + 1) * nbytes / SLOW.bandwidth)
+        assert arrived == exactly(left + SLOW.latency)
+
+
+ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
+
+
+def rows_and_columns(nbytes: int) -> None:
+    """All-reduce in the rows and in the columns of a 2×2 mesh at the same time, on a rank."""
+    groups = [dist.new_group(list(members)) for members in [*ROWS, *COLUMNS]]
+    rank = dist.get_rank()
+    mine = [g for g, members in zip(groups, [*ROWS, *COLUMNS], strict=True) if rank in members]
+    works = [dist.all_reduce(torch.ones(nbytes // 4), group=g, async_op=True) for g in mine]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def test_rows_and_columns_of_a_mesh_share_the_links_evenly(links_of: LinksOf) -> None:
+    """In any order of starts, each message waits for its link, and reserves none for later."""
+    nbytes = 4_000_000
+    simulated = simulated_ends(4, rows_and_columns, nbytes)
+    links = links_of(4)
+    works = {members: links.all_reduce_among(members, nbytes) for members in [*ROWS, *COLUMNS]}
+    ends = dict.fromkeys(range(4), 0.0)
+    for members, transfers in works.items():
+        for rank, transfer in zip(members, transfers, strict=True):
+            ends[rank] = max(ends[rank], links.end(transfer))
+    assert ends == {rank: exactly(end) for rank, end in simulated.items()}
+    # Two rings of two send 2 n over each link; of the latencies, one is not hidden.
+    assert list(ends.values()) == [exactly(2 * nbytes / SLOW.bandwidth + SLOW.latency)] * 4
+
+
+def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
+    for sent, received in ((0.0, 0.3), (0.3, 0.0)):
+        links = links_of(2)
+        receive = links.message(1, "recv", 0, 1_000_000, received)
+        send = links.message(0, "send", 1, 1_000_000, sent)
+        assert links.end(send) == exactly(0.3 + 1_000_000 / SLOW.bandwidth)
+        assert links.end(receive) == exactly(0.3 + 1_000_000 / SLOW.bandwidth + SLOW.latency)
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+def test_what_is_started_together_ends_as_if_it_were_told_one_by_one(
+    links_of: LinksOf, count: int
+) -> None:
+    """Also where there is more than is told at once, and where two batches overlap."""
+    nbytes, links = 100_000, links_of(2)
+    ends = []
+    with links.links[0].together():
+        for _ in range(count):
+            with links.links[1].together():
+                sizes = [[nbytes]] * 2
+                ends.append(links.collective("all_reduce", sizes, {0: 0.0, 1: 0.0}))
+        if count < 64:
+            assert not any(transfer.told.is_set() for pair in ends for transfer in pair)
+    model = collective_time("all_reduce", SLOW, 2, nbytes)
+    first = [links.end(transfer) for transfer in ends[0]]
+    assert max(first) == exactly(model)
+    last = max(links.end(transfer) for transfer in ends[-1])
+    assert last >= count * (model - 2 * SLOW.latency)
+
+
+def test_a_rank_that_was_woken_late_is_excused_and_one_that_came_late_is_not(
+    links_of: LinksOf,
+) -> None:
+    links = links_of(2)
+    link = links.links[0]
+    first, second = (
+        links.collective("all_reduce", [[4_000_000]] * 2, {0: moment, 1: moment})[0]
+        for moment in (0.0, 1.0)
+    )
+    links.end(first), links.end(second)
+    first.woke(first.end - 0.1, first.end + 0.002)
+    assert link.lag == exactly(0.002)
+    first.woke(first.end + 0.5, first.end + 0.5)  # waits again, for what is long over
+    assert link.lag == exactly(0.002)
+    late = links.message(0, "send", 1, 1_000_000, 2.0)
+    links.message(1, "recv", 0, 1_000_000, 0.0)
+    assert links.end(late) == exactly(2.0 - 0.002 + 1_000_000 / SLOW.bandwidth)
+    second.woke(second.end - 0.1, second.end)  # woken in time
+    assert link.lag == exactly(0.0)
+    second.woke(second.end - 0.1, second.end + 1.0)
+    assert link.lag == MAX_LAG
+
+
+# On ranks ----------------------------------------------------------------------------------------
+
+
+def timed(fn: Callable[[], object]) -> float:
+    """Return the seconds from a common start to the end of `fn`, on a rank."""
+    fn()
+    dist.barrier()
+    start = time.monotonic()
+    fn()
+    return time.monotonic() - start
+
+
+def not_before(ranks: Ranks, fn: Callable[[], object], model: float) -> None:
+    """Fail if the slowest rank takes less than the model's time."""
+    assert max(ranks.run(timed, fn)) >= model - MAX_LAG
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_no_all_reduce_is_faster_than_a_ring(k: int) -> None:
+    nbytes = 4_000_000
+    model = 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
+    assert collective_time("all_reduce", SLOW, k, nbytes) == pytest.approx(model)
+    with Ranks(k, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, lambda: dist.all_reduce(torch.ones(nbytes // 4)), model)
+
+
+def test_nor_a_ring_by_hand() -> None:
+    k, nbytes = 3, 6_000_000
+
+    def ring() -> None:
+        rank = dist.get_rank()
+        mine, theirs = torch.ones(nbytes // 4 // k), torch.empty(nbytes // 4 // k)
+        for _ in range(2 * (k - 1)):
+            request = dist.isend(mine, (rank + 1) % k)
+            dist.recv(theirs, (rank - 1) % k)
+            request.wait()
+
+    model = 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
+    with Ranks(k, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, ring, model)
+
+
+def test_nor_operations_that_queue_beside_computation() -> None:
+    nbytes = 4_000_000
+
+    def two_buckets() -> None:
+        works = [dist.all_reduce(torch.ones(nbytes // 4), async_op=True) for _ in range(2)]
+        time.sleep(0.1)  # stands for computation: hides behind the first bucket
+        for work in works:
+            work.wait()
+
+    model = 2 * collective_time("all_reduce", SLOW, 2, nbytes)
+    assert model > 0.2
+    with Ranks(2, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, two_buckets, model)
+
+
+def test_sends_of_one_rank_share_its_link() -> None:
+    nbytes = 2_000_000
+
+    def fan_out() -> None:
+        x = torch.ones(nbytes // 4)
+        if dist.get_rank() == 0:
+            for request in [dist.isend(x, 1), dist.isend(x, 2)]:
+                request.wait()
+        else:
+            dist.recv(x, 0)
+
+    model = SLOW.latency + 2 * nbytes / SLOW.bandwidth
+    with Ranks(3, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, fan_out, model)
+
+
+def test_nor_rows_and_columns_at_the_same_time() -> None:
+    model = 2 * 2_000_000 / SLOW.bandwidth + SLOW.latency
+    with Ranks(4, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, partial(rows_and_columns, 2_000_000), model)
+
+
+def test_a_late_rank_delays_a_collective() -> None:
+    nbytes = 2_000_000
+
+    def late() -> None:
+        time.sleep(0.1 * dist.get_rank())
+        dist.all_reduce(torch.ones(nbytes // 4))
+
+    model = 0.1 + collective_time("all_reduce", SLOW, 2, nbytes)
+    with Ranks(2, on="cpu", network=SLOW) as ranks:
+        not_before(ranks, late, model)
+
+
+def test_values_are_right_and_ddp_runs() -> None:
+    def program() -> tuple[float, torch.Tensor]:
+        rank = dist.get_rank()
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        torch.manual_seed(0)
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), bucket_cap_mb=1e-5)
+        ddp(torch.full((1, 3), float(rank))).sum().backward()
+        return x.item(), ddp.module.weight.grad
+
+    with Ranks(2, on="cpu", network=SLOW) as ranks:
+        for total, gradient in ranks.run(program):
+            assert total == 1
+            assert torch.equal(gradient, torch.full((2, 3), 0.5))
+        assert ranks.trace.calls(0)["all_reduce"] >= 2
+
+
+def test_a_callback_may_wait_for_the_next_operation() -> None:
+    """As that of PyTorch's PowerSGD hook does."""
+
+    def program() -> float:
+        def again(first: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            (x,) = first.value()
+            dist.all_reduce(x)
+            second = dist.all_reduce(x, async_op=True)
+            assert second is not None
+            return second.get_future().wait()[0]
+
+        first = dist.all_reduce(torch.ones(1), async_op=True)
+        assert first is not None
+        return first.get_future().then(again).wait().item()
+
+    with Ranks(2, on="cpu", network=SLOW, timeout=20) as ranks:
+        assert ranks.run(program) == [8, 8]
+
+
+def test_every_operation_gives_the_same_values_as_without_it() -> None:
+    with Ranks(2, on="cpu", network=Network(1e-5, 1e10)) as slow, Ranks(2, on="cpu") as plain:
+        for ours, theirs in zip(slow.run(everything, 5), plain.run(everything, 5), strict=True):
+            assert_same(list(ours.values()), list(theirs.values()), "everything")
+
+
+def test_fsdp2_runs() -> None:
+    def program() -> float:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        fully_shard(net)
+        loss = net(torch.full((2, 4), 1.0 + dist.get_rank())).sum()
+        loss.backward()
+        return net.weight.grad.full_tensor().sum().item()  # type: ignore[attr-defined]
+
+    with Ranks(2, on="cpu", network=SLOW, timeout=60) as slow, Ranks(2, on="cpu") as plain:
+        assert slow.run(program) == plain.run(program)
+
+
+def test_what_is_not_emulated_is_refused() -> None:
+    with pytest.raises(ValueError, match='topologies, nodes and jitter use on="simulated"'):
+        Ranks(2, on="cpu", network=Network(1e-3, 1e9, jitter=0.5))
+    with pytest.raises(ValueError, match="metered CPU ranks"):
+        Ranks(2, on="cpu", network=SLOW, metered=False)
+    with pytest.raises(ValueError, match='are for on="simulated"'):
+        Ranks(2, on="cpu", computation="declared")
+
+
+def test_without_a_network_there_is_no_link() -> None:
+    with Ranks(2, on="cpu") as ranks:
+        threads = ranks.run(lambda: [os.getpid(), len(os.listdir("/proc/self/task"))])
+    with Ranks(2, on="cpu", network=SLOW) as ranks:
+        more = ranks.run(lambda: [os.getpid(), len(os.listdir("/proc/self/task"))])
+    assert more[0][1] == threads[0][1] + 1

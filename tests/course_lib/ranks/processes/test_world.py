@@ -1,0 +1,218 @@
+"""Process groups from call to call: made, kept, destroyed, forgotten."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+K = 4
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(K, on="cpu", timeout=60) as ranks:
+        yield ranks
+
+
+def world_sum() -> float:
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x)
+    return x.item()
+
+
+def works(ranks: Ranks) -> bool:
+    return ranks.run(world_sum) == [sum(range(K))] * K
+
+
+def test_a_cell_that_makes_groups_can_be_run_again_and_again(ranks: Ranks) -> None:
+    def cell() -> float:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+        x = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(x, group=mesh["rows"].get_group())
+        dist.all_reduce(x, group=dist.new_group())
+        return x.item()
+
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    first = ranks.run(cell)
+    for _ in range(10):
+        assert ranks.run(cell) == first
+    before = max(ranks.run(files))
+    for _ in range(20):
+        assert ranks.run(cell) == first
+    assert max(ranks.run(files)) < before + 60  # as many groups as are kept until the next look
+
+
+def test_the_groups_of_a_mesh_are_found_by_their_names(ranks: Ranks) -> None:
+    """Some PyTorch releases keep a mesh's groups by name only; others hold the groups as well."""
+
+    def names() -> tuple[list[str], list[str]]:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from course_lib.ranks._torch.process_world import group_names
+
+        mesh = init_device_mesh("cpu", (2, 2))
+        return list(group_names(mesh)), [mesh.get_group(i).group_name for i in range(2)]
+
+    for found, right in ranks.run(names):
+        assert found == right
+
+
+def test_groups_and_meshes_that_are_kept_work_in_later_calls(ranks: Ranks) -> None:
+    def keep() -> None:
+        import builtins
+
+        from torch.distributed.device_mesh import init_device_mesh
+
+        builtins.kept_group = dist.new_group([1, 3])  # type: ignore[attr-defined]
+        builtins.kept_mesh = init_device_mesh("cpu", (2, 2))  # type: ignore[attr-defined]
+
+    def use() -> list[float]:
+        import builtins
+
+        x, y = (torch.tensor([float(dist.get_rank())]) for _ in range(2))
+        if dist.get_rank() in (1, 3):
+            dist.all_reduce(x, group=builtins.kept_group)  # type: ignore[attr-defined]
+        dist.all_reduce(y, group=builtins.kept_mesh.get_group(0))  # type: ignore[attr-defined]
+        return [x.item(), y.item()]
+
+    ranks.run(keep)
+    for _ in range(12):  # enough for those of the calls between to be freed
+        ranks.run(lambda: [dist.new_group() for _ in range(3)] and None)
+        assert ranks.run(use) == [[0, 2], [4, 4], [2, 2], [4, 4]]
+
+
+def test_tags_do_not_run_out(ranks: Ranks) -> None:
+    def count(call: int) -> float:
+        rank, x = dist.get_rank(), torch.zeros(1)
+        for tag in range(300):
+            if rank == 0:
+                dist.send(torch.tensor([float(tag)]), 1, tag=1000 * call + tag)
+            elif rank == 1:
+                dist.recv(x, 0, tag=1000 * call + tag)
+        return x.item()
+
+    for call in range(5):
+        assert ranks.run(count, call)[1] == 299
+
+
+def test_a_group_that_some_ranks_do_not_make_is_found(ranks: Ranks) -> None:
+    def members_only() -> None:
+        if dist.get_rank() < 2:
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(1), group=group)
+
+    with pytest.raises(DeadlockError, match="Rank 2 ended 1 new_group short of ranks 0, 1"):
+        ranks.run(members_only)
+    # Also in the calls that come after it.
+    assert ranks.run(lambda: dist.new_group([0, 1]) and None) == [None] * K
+    assert works(ranks)
+
+
+def test_a_group_that_some_members_do_not_make_is_found(ranks: Ranks) -> None:
+    def first_only() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
+
+    with pytest.raises(DeadlockError, match="Rank 0 waits for rank 1"):
+        ranks.run(first_only)
+    assert works(ranks)
+
+
+def test_different_groups_are_a_mismatch(ranks: Ranks) -> None:
+    def different() -> None:
+        dist.new_group([0, 1] if dist.get_rank() % 2 else [0, 2])
+
+    with pytest.raises(MismatchError, match=r"new_group #1(.|\n)*ranks 0, 2"):
+        ranks.run(different)
+
+
+def test_a_group_without_the_others_is_allowed_where_pytorch_allows_it(ranks: Ranks) -> None:
+    def local() -> float:
+        pair = dist.get_rank() // 2
+        group = dist.new_group([2 * pair, 2 * pair + 1], use_local_synchronization=True)
+        x = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(x, group=group)
+        return x.item()
+
+    assert ranks.run(local) == ranks.run(local) == [1, 1, 5, 5]
+
+
+def test_what_every_script_ends_with_ends_the_call_only(ranks: Ranks) -> None:
+    def script() -> float:
+        dist.init_process_group("gloo")
+        total = world_sum()
+        dist.destroy_process_group()
+        return total
+
+    def again() -> float:
+        dist.destroy_process_group()
+        dist.init_process_group(rank=int(os.environ["RANK"]), world_size=K)
+        x = torch.ones(1)
+        dist.all_reduce(x, group=dist.new_group([0, 1, 2, 3]))
+        return x.item()
+
+    for _ in range(3):
+        assert ranks.run(script) == [6.0] * K
+        assert ranks.run(again) == [float(K)] * K
+        assert works(ranks)
+    ranks.run(lambda: dist.destroy_process_group() if dist.get_rank() == 2 else None)
+    assert works(ranks)
+
+
+def test_a_wrong_rank_or_size_is_refused(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="these ranks are joined already"):
+        ranks.run(lambda: dist.init_process_group(rank=0, world_size=9))
+
+
+def test_the_environment_is_that_of_torchrun(ranks: Ranks) -> None:
+    def environment() -> list[str]:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+        assert int(os.environ["MASTER_PORT"]) > 0
+        return [os.environ[name] for name in names]
+
+    assert ranks.run(environment) == [[str(r), str(r), "4", "4", "127.0.0.1"] for r in range(K)]
+
+
+def test_a_gloo_group_is_metered(ranks: Ranks) -> None:
+    ranks.run(lambda: dist.all_reduce(torch.ones(2), group=dist.new_group(backend="gloo")))
+    assert ranks.trace.calls(0)["all_reduce"] == 1
+
+
+def test_what_pytorch_offers_for_gloo_alone(ranks: Ranks) -> None:
+    def checkpoint(folder: str) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dist.monitored_barrier()
+        dcp.async_save({"a": torch.ones(2)}, checkpoint_id=folder).result()
+
+    def remote() -> float:
+        from torch.distributed import rpc
+
+        rank = dist.get_rank()
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=K)
+        x = rpc.rpc_sync(f"worker{(rank + 1) % K}", torch.add, (torch.ones(1), rank))
+        rpc.shutdown()
+        return x.item()
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        ranks.run(checkpoint, folder)
+        assert os.listdir(folder)
+    assert ranks.run(remote) == [1, 2, 3, 4]
+
+
+def test_without_the_meter_the_next_call_works_as_well() -> None:
+    with Ranks(2, on="cpu", metered=False, timeout=60) as plain:
+        plain.run(dist.destroy_process_group)
+        assert plain.run(world_sum) == [1.0, 1.0]

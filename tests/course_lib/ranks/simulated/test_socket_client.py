@@ -1,0 +1,185 @@
+"""Ranks that are processes, on the fabric behind a socket, do what those that are threads do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout
+from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.operation import Operation
+from course_lib.ranks.simulated.socket_client import FabricStopped, fabric_rank
+from course_lib.ranks.simulated.socket_server import FabricServer
+from tests.helpers import collectives_by_hand as by_hand
+from tests.helpers.every_operation import assert_same, everything
+from tests.helpers.faulty_programs import CASES
+from tests.helpers.mixed_program import mixed
+from tests.helpers.socket_ranks import SocketRanks
+from tests.helpers.training import train_ddp
+
+NETWORK = Network(1.3e-3, 7e6)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[dict[int, Ranks]]:
+    pools = {k: Ranks(k, on="cpu", metered=False) for k in (1, 2, 3, 4)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_every_operation(processes: dict[int, Ranks], k: int) -> None:
+    ours = SocketRanks(processes[k]).run(everything, 5)
+    theirs = Ranks(k, on="simulated").run(everything, 5)
+    for rank in range(k):
+        assert ours[rank].keys() == theirs[rank].keys()
+        for name in ours[rank]:
+            assert_same(ours[rank][name], theirs[rank][name], name)
+
+
+def _on_tensor(fn: Callable[..., None], n: int, *args: Any) -> torch.Tensor:
+    x = torch.arange(n, dtype=torch.float32) + dist.get_rank()
+    fn(x, *args)
+    return x
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
+    ours, theirs = SocketRanks(processes[k], NETWORK), Ranks(k, on="simulated", network=NETWORK)
+    calls: list[tuple[Any, ...]] = [
+        (by_hand.central, 100),
+        (by_hand.tree, 101),
+        (by_hand.ring, 103),
+        (by_hand.halving_doubling, 107),
+        (by_hand.pipelined_broadcast, 109, 4),
+        (by_hand.blocking_broadcast, 109, 4),
+    ]
+    for call in calls:
+        assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))
+        assert ours.trace.events == theirs.trace.events
+
+
+def test_same_run_with_polling_computation_and_jitter(processes: dict[int, Ranks]) -> None:
+    network = Network(1e-4, 1e6, jitter=0.5, seed=3)
+    ours, theirs = SocketRanks(processes[4], network), Ranks(4, on="simulated", network=network)
+    for a, b in zip(ours.run(mixed), theirs.run(mixed), strict=True):
+        assert torch.equal(a[0], b[0])
+
+    def communication(trace: Any) -> list[Any]:
+        return [event[:-1] for event in trace.events if event.kind != "compute"]
+
+    for _ in range(3):
+        ours.run(mixed)
+        assert communication(ours.trace) == communication(theirs.trace)
+
+
+def test_ddp(processes: dict[int, Ranks]) -> None:
+    ours = SocketRanks(processes[3]).run(train_ddp, True, False)
+    theirs = Ranks(3, on="simulated").run(train_ddp, True, False)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("fn", "error", "texts"), CASES, ids=[fn.__name__ for fn, *_ in CASES])
+def test_found_and_explained(
+    processes: dict[int, Ranks],
+    fn: Callable[[], None],
+    error: type[RanksError],
+    texts: list[str],
+) -> None:
+    ranks = SocketRanks(processes[4])
+    with pytest.raises(error) as caught:  # at the time limit it would be a `RankTimeout`
+        ranks.run(fn)
+    if error is not RankError:  # its exception stays on the rank
+        for text in texts:
+            assert text in str(caught.value)
+    assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+ANOTHER = """
+import sys
+import torch, torch.distributed as dist
+from course_lib.ranks.simulated.socket_client import fabric_rank
+
+with fabric_rank(sys.argv[1], 1, 2, bytes.fromhex(sys.argv[2])) as client:
+    x = torch.tensor([10.0, 20.0])
+    dist.all_reduce(x)
+    got = torch.empty(3)
+    dist.recv(got, src=0)
+    client.sleep(2.0)
+    dist.send(got.flip(0), dst=0)
+    print(x.tolist(), client.now() >= 2.0)
+"""
+
+
+def test_ranks_may_be_any_processes(tmp_path: Path) -> None:
+    """One is this process, the other a program that nobody forked."""
+    path = str(tmp_path / "fabric")
+    server = FabricServer(path, 2, NETWORK)
+    told: list[RanksError] = []
+
+    def serve() -> None:
+        try:
+            server.serve(timeout=60)
+        except RanksError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    other = subprocess.Popen(
+        [sys.executable, "-c", ANOTHER, path, server.secrets[1].hex()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with fabric_rank(path, 0, 2, server.secrets[0]) as client:
+            x = torch.tensor([1.0, 2.0])
+            dist.all_reduce(x)
+            dist.send(torch.tensor([3.0, 4.0, 5.0]), dst=1)
+            back = torch.empty(3)
+            handle = dist.irecv(back, src=1)
+            early = handle.is_completed()
+            handle.wait()
+            with pytest.raises(ValueError, match="own partner"):
+                client.post(Operation(0, "send", "", (0, 1), [x], [], peer=0))
+            now = client.now()
+        said, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    thread.join(30)
+    assert not told and not early
+    assert x.tolist() == [11.0, 22.0] and back.tolist() == [5.0, 4.0, 3.0]
+    assert said == "[11.0, 22.0] True\n" and now > 2.0
+
+
+def test_a_fabric_that_is_gone_stops_its_rank(tmp_path: Path) -> None:
+    path = str(tmp_path / "fabric")
+    server = FabricServer(path, 2, NETWORK)
+    told: list[RanksError] = []
+
+    def serve() -> None:
+        try:
+            server.serve(timeout=0.2)
+        except RanksError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with (
+        pytest.raises(FabricStopped, match="hung up"),
+        fabric_rank(path, 0, 2, server.secrets[0]),
+    ):
+        dist.recv(torch.empty(1), src=1)
+    thread.join(30)
+    assert [type(error) for error in told] == [RankTimeout]
