@@ -4,8 +4,8 @@ It examines one notebook, writes the test cells' outputs itself, and a verdict b
 nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 
 The assignment's canaries (`canary`) are graded before the first submission of a process, and in
-each new sandbox. nbgrader does not tell a pass which submission is the last, so canaries are not
-graded at the end. ``autograder grade`` does that. Only it finds a machine that breaks half way and
+each new sandbox. They are not graded at the end: nbgrader does not tell a pass when that is.
+``autograder grade`` grades them at the end too. Only it finds a machine that breaks half way and
 keeps its sandbox.
 """
 

@@ -404,5 +404,5 @@ def test_the_command(
     assert autograder("collect", ASSIGNMENT, str(folder)) == 1, "a submission was refused"
     assert "1 unchanged; 1 late" in capsys.readouterr().out, "the gradebook's deadline"
     assert autograder("collect", ASSIGNMENT, "nowhere") == 2
-    assert "there is no nowhere" in capsys.readouterr().err
+    assert "there is no file or folder nowhere" in capsys.readouterr().err
     assert autograder("collect", ASSIGNMENT, str(folder), "--due", "soon") == 2

@@ -243,16 +243,16 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert rebuilt.metadata["rebuild"] == [
         "cell 3 is longer than 100 bytes: left out",
-        "cell 10 comes after 3 added ones: left out",
-        "cell 11 comes after 3 added ones: left out",
+        "cell 10 comes after 3 other added cells: left out",
+        "cell 11 comes after 3 other added cells: left out",
     ]
     submitted = insert(answered(), 6, *(v4.new_code_cell(char * 99) for char in "ab"))
     submitted.cells += [v4.new_code_cell("é" * 49), v4.new_raw_cell("raw"), v4.new_code_cell(" \n")]
     rebuilt = rebuild(notebook(), submitted)
     assert sources(rebuilt) == sources(submitted)[:7]
     assert [note.partition(" ")[2] for note in rebuilt.metadata["rebuild"]] == [
-        "8 comes after 240 bytes of others: left out",
-        "9 comes after 240 bytes of others: left out",
+        "8 comes after 240 bytes in other cells: left out",
+        "9 comes after 240 bytes in other cells: left out",
         "10 is neither code nor Markdown: left out",
     ]
 
@@ -553,5 +553,5 @@ def test_an_assignment_without_a_release_is_an_error_and_not_a_zero(
     converter.log = logger
     with caplog.at_level(logging.ERROR), pytest.raises(NbGraderException):
         converter.start()
-    assert "nbgrader generate_assignment ps makes one" in caplog.text
+    assert "run nbgrader generate_assignment ps" in caplog.text
     assert not Path(course[0].root, "autograded", "ada", "ps").exists()

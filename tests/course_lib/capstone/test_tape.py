@@ -280,7 +280,7 @@ def test_another_draw_is_trained_on_its_own_rows() -> None:
     assert rank.gradients == STEPS
 
 
-# What a stranger may send in place of a tape ---------------------------------------------------
+# Forgeries in place of a tape ------------------------------------------------------------------
 
 HERE = ["t", 0, 0, [32, 16], [16, 1], 0]
 FORGED = {
