@@ -185,7 +185,7 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
     assert status == 0
     # One has no notebook, another is refused.
     assert said.splitlines()[1].split()[:6] == [ASSIGNMENT, "13", "11", "0", "0", "11"], said
-    assert "nothing: handed in no notebook" in said
+    assert "nothing: submitted no notebook" in said
 
 
 @pytest.mark.usefixtures("as_it_was")
@@ -205,7 +205,7 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
         assert said.splitlines()[1].split()[2:4] == ["0", "11"], said  # all are outdated
         status, said = autograder("regrade", ASSIGNMENT, "--changed", *who)
         assert status == 0, said
-        assert "1 gain, 0 lose, 1 have as many points as before" in said
+        assert "1 gain, 0 lose, 1 keep their points" in said
         assert "+4  average_gradients" in said and "Nothing was booked" in said
         assert booked(course.root) == before
         unbooked = phases.book_class(
@@ -242,7 +242,7 @@ def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
     ("arguments", "words"),
     [
         (("grade", "99_nothing"), "has no submission of 99_nothing"),
-        (("grade", ASSIGNMENT, "--student", "nobody"), "nobody handed in nothing"),
+        (("grade", ASSIGNMENT, "--student", "nobody"), "nobody submitted nothing"),
         (("grade", ASSIGNMENT, "--jobs", "0"), "is no number of submissions"),
         (("regrade", ASSIGNMENT), "one of the arguments --all --changed is required"),
         (("replay", "no/such.json"), "there is no no/such.json"),

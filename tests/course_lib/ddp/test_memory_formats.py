@@ -80,6 +80,6 @@ def reformatted_after_wrapping(kernel: int) -> None:
 
 
 def test_another_memory_format_after_wrapping_is_named_unless_it_moves_nothing(ranks_of):
-    with pytest.raises(RankError, match=r"'weight' has the strides \(27, 1, 9, 3\), and had"):
+    with pytest.raises(RankError, match=r"'weight' has the strides \(27, 1, 9, 3\), but had"):
         ranks_of("cpu", 2).run(reformatted_after_wrapping, 3)
     ranks_of("cpu", 2).run(reformatted_after_wrapping, 1)

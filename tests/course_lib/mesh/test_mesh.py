@@ -238,8 +238,8 @@ def wrong(what):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("axis", "axes are data, pipeline, expert, tensor"),
-        ("product", "data 3 is no mesh of 2 ranks"),
+        ("axis", "axes must be among data, pipeline, expert, tensor"),
+        ("product", "data 3 does not multiply to the number of ranks, 2"),
         ("micro-batches", "12 inputs do not divide into 7"),
     ],
 )

@@ -35,6 +35,6 @@ def test_a_broken_last_line_is_dropped(cut: int, tmp_path: Path) -> None:
 def test_a_file_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("hello\nworld\n")
-    with pytest.raises(ValueError, match=r"line 1 is no result.*--folder"):
+    with pytest.raises(ValueError, match=r"line 1 is not a result.*--folder"):
         Records(path)
     assert path.read_text() == "hello\nworld\n"
