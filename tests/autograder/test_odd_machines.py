@@ -435,7 +435,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
         RIGHT,
     ),
     "no PATH": (environment(PATH="/no/such/folder"), RIGHT),
-    "a torch.py": (file_in("torch.py", "answer = 42"), "is in the way of the package torch"),
+    "a torch.py": (file_in("torch.py", "answer = 42"), "hides the package torch"),
     "a sitecustomize that prints": (file_in("sitecustomize.py", PRINTS), RIGHT),
     "a usercustomize that prints": (file_in("usercustomize.py", PRINTS), RIGHT),
     "a clock that jumps": (file_in("sitecustomize.py", JUMPS), RIGHT),
