@@ -79,7 +79,9 @@ class Examine(NbGraderPreprocessor):
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
         key = source, released.resolve(), settings
-        canaries = _canaries.setdefault(key, Canaries(*key))
+        if key not in _canaries:
+            _canaries[key] = Canaries(*key)
+        canaries = _canaries[key]
         for attempt in range(1, ATTEMPTS + 1):
             verdict = blank_verdict(
                 *(nb, source, released / f"{notebook}.ipynb", data),
