@@ -13,7 +13,6 @@ from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Mutant
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner, Place
-from course_lib.checking.variation import unvaried
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.solutions import (
@@ -26,6 +25,7 @@ from tests.helpers.solutions import (
     trouble_in,
 )
 from tests.helpers.tiers import in_full, sampled, tier
+from tests.helpers.variation import unvaried
 
 ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)

@@ -10,19 +10,20 @@ import torch
 from torch import nn
 
 from course_lib.checking import Case, Wrong, equals, in_many_forms, task
-from course_lib.checking.accumulation import (
+from course_lib.checking.forbidden import OPTIMIZERS, refusing
+
+from .judges import (
     accumulation_inputs,
     accumulation_program,
-    equals_accumulated,
-)
-from course_lib.checking.batches import batch_inputs, batch_program, without_replacement
-from course_lib.checking.forbidden import OPTIMIZERS, refusing
-from course_lib.checking.gradient_noise import (
+    batch_inputs,
+    batch_program,
     drawn_anew,
+    equals_accumulated,
     model_stays,
     near_the_theory,
     variance_inputs,
     variance_program,
+    without_replacement,
 )
 
 ONE_PROCESS = ("float32", "float64")

@@ -13,27 +13,24 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.optimizer_shards import (
+
+from .judges import (
+    FEW_ACTIVATIONS,
+    IN_TIME,
+    NEAR,
     OPTIMIZERS,
     equals_one_optimizer,
-    optimizer_inputs,
-    optimizer_program,
-    same_weights_on_all_ranks,
-)
-from course_lib.checking.parallel_layers import (
+    equals_one_process,
     layer_bytes,
     layer_inputs,
     layer_program,
     layer_values,
-)
-from course_lib.checking.pipeline import (
-    FEW_ACTIVATIONS,
-    IN_TIME,
-    NEAR,
-    equals_one_process,
+    optimizer_inputs,
+    optimizer_program,
     pipeline_computes,
     pipeline_inputs,
     pipeline_program,
+    same_weights_on_all_ranks,
     whole_schedule,
 )
 

@@ -81,7 +81,7 @@ def leaderboard(
 
     """
     source = find_sources(root) / ASSIGNMENT
-    hidden = load_module(source / "hidden.py")
+    hidden = load_module(source / "hidden.py", handed_out(source))
     checks = load_module(handed_out(source) / "checks.py")
     check, case = checks.CHECKS["train"], hidden.FINAL if final else checks.RACE
     if submitted is None:

@@ -120,7 +120,7 @@ class Exam:
     def of(cls, source: Path) -> Exam:
         """Return the exam of the assignment in the folder `source`, under ``instructor/``."""
         checks = load_checks(handed_out(source) / "checks.py")
-        hidden = load_module(source / "hidden.py")
+        hidden = load_module(source / "hidden.py", handed_out(source))
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
     def place(self, settings: Settings) -> SandboxedPlace:

@@ -27,7 +27,7 @@ def points(notebook: Path, source: Path) -> tuple[float, float]:
     Cells to play with are not run, as in the grader.
     """
     checks = load_checks(RELEASED / source.name / "checks.py")
-    hidden = load_module(source / "hidden.py")
+    hidden = load_module(source / "hidden.py", RELEASED / source.name)
     earned = most = 0.0
     with (
         SandboxedPlace(masked_from(hidden.MASKED)) as place,

@@ -210,7 +210,7 @@ def graded(
     source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
     checks = load_checks(RELEASED / ASSIGNMENT / "checks.py")
-    hidden = load_module(source / "hidden.py").HIDDEN
+    hidden = load_module(source / "hidden.py", RELEASED / ASSIGNMENT).HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:
         examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())
     return verdict, notebook, submission

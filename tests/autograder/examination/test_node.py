@@ -54,7 +54,7 @@ def examined(
 ) -> Examined:
     folder = SOURCES / ASSIGNMENT
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
-    hidden = load_module(folder / "hidden.py").HIDDEN[task]
+    hidden = load_module(folder / "hidden.py", RELEASED / ASSIGNMENT).HIDDEN[task]
     with Submission(place, limits) as submission:
         submission.run_cell(NEEDED)
         outcome = submission.run_cell(source)

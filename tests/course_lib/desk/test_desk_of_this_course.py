@@ -49,7 +49,7 @@ def test_every_link_of_every_notebook_leads_to_a_file_on_the_desk(desk: Path) ->
 
 
 def test_lectures_and_assignments_are_all_there_and_spoil_nothing(desk: Path) -> None:
-    for pattern in ("lectures/*.ipynb", "assignments/*/*.ipynb", "assignments/*/checks.py"):
+    for pattern in ("lectures/*.ipynb", "assignments/*/*.ipynb", "assignments/*/*.py"):
         there = sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))
         assert there and there == sorted(path.relative_to(desk) for path in desk.glob(pattern))
     for path in desk.rglob("*.ipynb"):

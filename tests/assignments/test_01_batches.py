@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from course_lib.checking import Case
-from course_lib.checking.batches import AGAIN, FIRST, MANY, without_replacement
+from course_lib.checking.forbidden import refusing
+from course_lib.checking.local import load_module
+from tests.helpers.course_folders import RELEASED
 from tests.helpers.findings import expect_said, said
+
+judges = load_module(RELEASED / "01_minibatch_sgd" / "judges.py")
 
 EPOCHS = 1000
 
@@ -44,10 +49,14 @@ def batches_said(
         return [torch.tensor(order[at : min(at + size, n)]) for at in range(0, kept, size)]
 
     two = [cut([*range(n)]), cut([*reversed(range(n))])]
-    right = {FIRST: two, AGAIN: two, MANY: counted(orders(n, 1), size) if many is None else many}
+    right = {
+        judges.FIRST: two,
+        judges.AGAIN: two,
+        judges.MANY: counted(orders(n, 1), size) if many is None else many,
+    }
     parameters = {"n": n, "batch_size": size, "drop_last": drop}
     case = Case("batches", 1, parameters)
-    return said(without_replacement, case, [{"epochs": EPOCHS}], [{**right, **changes}])
+    return said(judges.without_replacement, case, [{"epochs": EPOCHS}], [{**right, **changes}])
 
 
 def rows(*batches: Sequence[int]) -> list[Tensor]:
@@ -68,11 +77,11 @@ RIGHT, OTHER = rows([0, 1], [2, 3], [4]), rows([4, 3], [2, 1], [0])
     ],
 )
 def test_two_epochs_of_batches(first: Any, words: str) -> None:
-    expect_said(batches_said(**{FIRST: first, AGAIN: first}), words)
+    expect_said(batches_said(**{judges.FIRST: first, judges.AGAIN: first}), words)
 
 
 def test_batches_that_the_generator_does_not_decide() -> None:
-    expect_said(batches_said(**{AGAIN: [OTHER, RIGHT]}), "the same seed gives other batches")
+    expect_said(batches_said(**{judges.AGAIN: [OTHER, RIGHT]}), "the same seed gives other batches")
 
 
 def with_pair(batch: int, row: int) -> Tensor:
@@ -104,6 +113,16 @@ def test_many_epochs_of_batches(n: int, size: int, many: Tensor, words: str) -> 
 
 
 def test_where_no_batch_is_full_nothing_is_left_to_chance() -> None:
-    assert batches_said(2, 3, **{FIRST: [rows([0, 1]), rows([1, 0])]}) == batches_said(2, 3) == ""
-    nothing: dict[str, Any] = {FIRST: [[], []], AGAIN: [[], []], MANY: None}
+    assert (
+        batches_said(2, 3, **{judges.FIRST: [rows([0, 1]), rows([1, 0])]})
+        == batches_said(2, 3)
+        == ""
+    )
+    nothing: dict[str, Any] = {judges.FIRST: [[], []], judges.AGAIN: [[], []], judges.MANY: None}
     assert batches_said(2, 3, drop=True, **nothing) == ""
+
+
+def test_the_library_is_refused() -> None:
+    words = "DataLoader is what this task asks you to write"
+    with pytest.raises(RuntimeError, match=words), refusing(*judges.LIBRARY):
+        DataLoader([1, 2])  # type: ignore[arg-type]

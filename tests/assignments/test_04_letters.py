@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from course_lib.checking import Case, Observed
-from course_lib.checking.letters import answers_program, are_letters, digest, is_right
+from course_lib.checking.local import load_module
 from course_lib.ranks import Trace
+from tests.helpers.course_folders import RELEASED
 from tests.helpers.findings import expect_said, said
+
+checks = load_module(RELEASED / "04_pytorch_ddp" / "checks.py")
 
 CHOICES = {"A": "a ring", "B": "a tree"}
 
@@ -24,13 +27,13 @@ CHOICES = {"A": "a ring", "B": "a tree"}
     ],
 )
 def test_letters(answers: Any, words: str) -> None:
-    judge = are_letters(["first", "second"], CHOICES)
+    judge = checks.are_letters(["first", "second"], CHOICES)
     expect_said(said(judge, Case("", 1), [None], [{"answers": answers}]), words)
 
 
 @pytest.mark.parametrize(("letter", "words"), [("B", ""), ("A", "first: not A (a ring) | Count")])
 def test_a_letter_is_right_or_not(letter: str, words: str) -> None:
-    expects = is_right("first", digest("first", "B"), CHOICES, "Count the messages.")
+    expects = checks.is_right("first", checks.digest("first", "B"), CHOICES, "Count the messages.")
     observed = Observed([{"value": {"answers": {"first": letter}}}])
 
     def judge(case: Case, *_: Any) -> None:
@@ -42,4 +45,4 @@ def test_a_letter_is_right_or_not(letter: str, words: str) -> None:
 
 def test_letters_come_in_a_dict() -> None:
     with pytest.raises(TypeError, match="expected a dict from question to letter"):
-        answers_program(lambda: ["A", "B"], None, None)  # type: ignore[arg-type]
+        checks.answers_program(lambda: ["A", "B"], None, None)  # type: ignore[arg-type]

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Case
-from course_lib.checking.random_places import ENOUGH, draws_places, has_values
+from course_lib.checking.local import load_module
+from tests.helpers.course_folders import RELEASED
 from tests.helpers.findings import expect_said, said
+
+checks = load_module(RELEASED / "06_compression" / "checks.py")
 
 K, N = 2, 40  # 780 draws: two seeds may well draw the same
 MANY_OF = 20, 60  # of 10^15 draws: they may not
@@ -28,7 +31,7 @@ def places_said(seeds: list[int], *ranks: list[list[int]], k: int = K, n: int = 
     parameters = {"k": k, "seeds": seeds, "shape": [n]}
     inputs = [{"x": torch.ones(n)} for _ in ranks]
     values = [{"results": [at(places, n) for places in each]} for each in ranks]
-    return said(draws_places, Case("", len(ranks), parameters), inputs, values)
+    return said(checks.draws_places, Case("", len(ranks), parameters), inputs, values)
 
 
 SEEDS = [7, 8, 7]
@@ -60,10 +63,10 @@ def test_the_seed_decides_the_places() -> None:
 
 
 def test_each_place_is_drawn_equally_often() -> None:
-    seeds = list(range(ENOUGH))
+    seeds = list(range(checks.ENOUGH))
     assert places_said(seeds, [drawn(seed) for seed in seeds]) == ""
     first = [[0, 1 + drawn(seed, 1, N - 1)[0]] for seed in seeds]
-    words = f"place 0 is drawn for 100% of {ENOUGH} seeds, expected 5%"
+    words = f"place 0 is drawn for 100% of {checks.ENOUGH} seeds, expected 5%"
     expect_said(places_said(seeds, first), words)
 
 
@@ -87,4 +90,4 @@ def test_what_was_drawn_stands_for_the_rest(result: Tensor, words: str) -> None:
     case = Case("", 2, {"k": 2, "seeds": [1], "shape": [4]})
     inputs: list[Any] = [{"x": x} for x in X]
     values = [{"results": [WHERE * result]}] * 2
-    expect_said(said(has_values, case, inputs, values), words)
+    expect_said(said(checks.has_values, case, inputs, values), words)

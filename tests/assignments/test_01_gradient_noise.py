@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from course_lib.checking import Case
-from course_lib.checking.gradient_noise import drawn_anew, near_the_theory, row_gradients
+from course_lib.checking.local import load_module
 from course_lib.checking.shared.training import SHAPES
+from tests.helpers.course_folders import RELEASED
 from tests.helpers.findings import expect_said, said
+
+judges = load_module(RELEASED / "01_minibatch_sgd" / "judges.py")
 
 ROWS, SIZE, COUNT = 4, 2, 2
 
@@ -27,7 +30,7 @@ def variance_inputs() -> dict[str, Any]:
 
 
 MINE = variance_inputs()
-GRADIENTS = row_gradients(MINE)
+GRADIENTS = judges.row_gradients(MINE)
 BATCHES = [(i, j) for i in range(ROWS) for j in range(i)]
 MEANS = {batch: GRADIENTS[list(batch)].mean(0) for batch in BATCHES}
 
@@ -62,7 +65,7 @@ PAIRS = [of(a, b) for a in (A, B, C) for b in (A, B, C)]
 )
 def test_numbers_of_batches_that_are_drawn_anew(more: list[float], words: str) -> None:
     parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
-    found = said(drawn_anew, Case("", 1, parameters), [MINE], [{"more": more}])
+    found = said(judges.drawn_anew, Case("", 1, parameters), [MINE], [{"more": more}])
     expect_said(found, words)
 
 
@@ -85,17 +88,17 @@ SINGLE = float((GRADIENTS - GRADIENTS.mean(0)).square().sum(1).mean())
 def test_a_variance_against_the_theory(told: float, words: str) -> None:
     parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": 10**8}  # next to no chance is left
     value = {"variance returned by call {}": [told, told]}
-    expect_said(said(near_the_theory, Case("", 1, parameters), [MINE], [value]), words)
+    expect_said(said(judges.near_the_theory, Case("", 1, parameters), [MINE], [value]), words)
 
 
 def test_a_variance_that_the_seed_does_not_decide() -> None:
     parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
     value = {"variance returned by call {}": [EXACT, 1.001 * EXACT]}
-    found = said(near_the_theory, Case("", 1, parameters), [MINE], [value])
+    found = said(judges.near_the_theory, Case("", 1, parameters), [MINE], [value])
     expect_said(found, "is another number the second time, with the same seed")
 
 
 def test_a_number_that_nothing_gives_gets_no_hint() -> None:
     parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
-    found = said(drawn_anew, Case("", 1, parameters), [MINE], [{"more": [3 * max(PAIRS)]}])
+    found = said(judges.drawn_anew, Case("", 1, parameters), [MINE], [{"more": [3 * max(PAIRS)]}])
     assert found.endswith(" | ")
