@@ -1,4 +1,4 @@
-"""The judges of this assignment that are more than a few lines: with their inputs and programs.
+"""Batches, accumulated gradients, the variance of a gradient: inputs, programs and judges.
 
 A random answer is judged by counting. Each limit is six standard deviations away, so chance alone
 does not cross it.
@@ -51,9 +51,9 @@ def seed_of(generator: torch.Generator) -> int:
 
 
 def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Return what the case asks for, ``n``, ``batch_size`` and ``drop_last``, and a seed.
+    """Return the case's ``n``, ``batch_size`` and ``drop_last``, and a seed.
 
-    It may have ``epochs``, how many are counted: a small bias shows in many only.
+    It may have ``epochs``, the number that is counted: a small bias shows only in many.
     """
     return [{"epochs": EPOCHS, **case.parameters, "seed": seed_of(generator)}]
 
@@ -68,19 +68,19 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
             return [_listed(minibatches(*arguments, **drop_last)) for _ in range(count)]
 
     asked = {"drop_last": mine["drop_last"]}
-    # What is not asked for is not said either: a default that was changed shows.
+    # drop_last=False is not said in the first call, so a default that was changed shows.
     twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
     return {FIRST: twice, AGAIN: again, MANY: _table(epochs(mine["epochs"], **asked))}
 
 
 def _table(epochs: list[list[Any]]) -> Tensor | None:
-    """Return each epoch's rows with their batches; None if the epochs have unlike many, or none."""
+    """Return each epoch's rows with their batches; None if epochs have unlike numbers of them."""
     try:
         many = [
             [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
             for epoch in epochs
         ]
-    except (TypeError, ValueError):  # the first epochs, which come as they are, show what they are
+    except (TypeError, ValueError):  # the judge sees the first epochs as they are
         return None
     return torch.tensor(many) if len({len(epoch) for epoch in many}) == 1 else None
 
@@ -113,7 +113,7 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
     first, second = values[0][FIRST]
     _judge_epoch(asked, n, size, drop, first)
     if len(first) > 1 and _same_batches(first, second):
-        hint = "Every epoch is shuffled anew: what the generator draws next is another order."
+        hint = "Every epoch is shuffled anew: the generator's next draw is another order."
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
     if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
@@ -286,7 +286,7 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
     graphs: list[Any] = []
     most = 0
 
-    # On the layers and not on the model: whoever goes through them one by one is seen as well.
+    # On the layers and not on the model: code that calls them one by one is seen as well.
     def watch_rows(_: nn.Module, arguments: Any) -> None:
         rows = _untransformed(arguments[0])
         transformed = _functorch.peek_interpreter_stack() is not None  # no number can be looked at
@@ -321,7 +321,7 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
 
 
 def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
-    """Return which rows of x these are; -1 for what is none of them."""
+    """Return the number of each row in x; -1 if it is none of them."""
     same = (rows.detach().reshape(-1, 1, x.shape[-1]) == x[None]).all(-1)
     return torch.where(same.any(1), same.int().argmax(1), -1)
 
@@ -354,7 +354,7 @@ def equals_accumulated(**options: Any) -> Judge:
 
 
 def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0) -> Oracle:
-    """Return what these factors give; `carry` times what was there before is still in it."""
+    """Return the oracle of these factors; `carry` times the gradient before is still in it."""
 
     def oracle(case: Case, inputs: Any, me: int) -> Any:
         mine = inputs[0]
@@ -512,7 +512,7 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
             )
         seen.update(fitting)
     if len(seen) == 1:
-        hint = f"What the generator draws next is another batch. {FROM_GENERATOR}"
+        hint = f"The generator's next draw is another batch. {FROM_GENERATOR}"
         raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
     if all(len(set(drawn)) == 1 for drawn in seen):
         hint = (

@@ -1,8 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-What a program calls, and what is right, stands in `course_lib.checking`: in `sampling`,
-`epoch_runs`, `evaluation`, `checkpoints`, `batch_runs` and `letters`. A program gets only its
-rank's input.
+`run_judges.py` has the inputs, programs and judges of batches and training runs, `judges.py` those
+of evaluation and checkpoints. A program gets only its rank's input.
 """
 
 from __future__ import annotations

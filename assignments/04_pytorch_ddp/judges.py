@@ -41,8 +41,7 @@ class Watched(nn.Module):
         """Return the outputs of these rows."""
         self.rows.append(len(x))
         self.trained |= any(module.training for module in self.layers)
-        out: Tensor = self.layers(x)
-        return out
+        return self.layers(x)
 
 
 def evaluate_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -181,7 +180,7 @@ def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
 
 @sees(_SEEN)
 def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge who looked at how many rows."""
+    """Judge how many rows each rank looked at."""
     for members in case.groups:
         for rank in members:
             n, size = len(inputs[rank]["x"]), inputs[rank]["batch_size"]
@@ -236,7 +235,7 @@ def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, 
 
 
 def _named(weights: Sequence[Tensor], scale: Tensor) -> nn.Module:
-    """Return the small network, with names from which not every way takes a prefix off."""
+    """Return the small network, with names that a careless cut of a prefix would break."""
     first, middle, last = scaled_model(weights, scale).children()
     inner = nn.Sequential(OrderedDict(module=middle))
     return nn.Sequential(OrderedDict(encoder=first, middle=inner, last=last))
@@ -290,7 +289,7 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     file = io.BytesIO()
     save_checkpoint(file, ddp, optimizer, mine["run"]["epoch"], group=given.group)
     if file.closed:
-        raise RuntimeError("save_checkpoint closes the file: that is left to whoever opened it")
+        raise RuntimeError("save_checkpoint closes the file: leave that to its caller")
     content = file.getvalue()
     after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
     after |= _plain(optimizer.state_dict(), " after saving")
@@ -321,7 +320,7 @@ def _is_written(value: Any) -> bool:
 
 @sees(Kind("what was written", _is_written))
 def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge who wrote, and under which names the model's tensors stand."""
+    """Judge which ranks wrote, and the names of the model's tensors in the file."""
     for members in case.groups:
         for rank in members:
             if values[rank]["wrote"] is not (rank == members[0]):
@@ -345,7 +344,7 @@ def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def saved(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return what is right: the group's first rank writes all, and nobody changes anything."""
+    """Return the right answer: the group's first rank writes all, and no rank changes anything."""
     run = inputs[me]["run"]
     model, optimizer = pair_of(run, inputs[me]["optimizer"])
     state = dict(model.state_dict())
@@ -413,7 +412,7 @@ def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
         if not value["optimizer's state of parameter {}"]:
             raise Wrong(
                 f"rank {rank}: the optimizer has no state",
-                "What it keeps for each parameter is a part of the run: load it on every rank.",
+                "Its state for each parameter is a part of the run: load it on every rank.",
             )
 
 

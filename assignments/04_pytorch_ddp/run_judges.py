@@ -43,8 +43,9 @@ ROWS = "rows that the model was given"
 def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
     """Return the batches of row numbers of member ``p["me"]`` of ``p["k"]`` in an epoch.
 
-    ``p`` has ``length``, ``batch_size`` and ``seed``. Of mistakes: ``shuffle``, ``tell`` (which
-    epoch it is), ``drop_last``, ``short`` (whether a short last batch is kept).
+    ``p`` has ``length``, ``batch_size`` and ``seed``. Mistakes change ``shuffle``, ``tell``
+    (whether the sampler knows the epoch), ``drop_last``, ``short`` (whether a short last batch is
+    kept).
     """
     sampler: DistributedSampler[int] = DistributedSampler(
         range(p["length"]),
@@ -60,9 +61,9 @@ def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
 def windows_of(p: Mapping[str, Any], k: int) -> list[list[list[Batch]]]:
     """Return the windows of a run: for each the micro-batches, for each the members' rows.
 
-    ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well. Of mistakes: ``keep_last``
+    ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well. Mistakes change ``keep_last``
     (whether an incomplete window makes a step), ``carry_over`` (whether a window goes on in the
-    next epoch), ``from_0`` (whether epochs are counted anew), and those of `batches_of`.
+    next epoch), ``from_0`` (whether epochs are counted anew), and the keys of `batches_of`.
     """
     size, runs = p["accumulate"], []
     for number, epoch in enumerate(p["epochs"]):
@@ -221,7 +222,7 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], Any, Given], Any]:
     """Return the program that trains a fresh model once, with ``call(train, model, …)``.
 
-    What comes back are the replica's weights and buffer, the rows that it was given, and the losses
+    The program returns the replica's weights and buffer, the rows that it was given, and the losses
     if `call` returns any.
     """
 
@@ -264,9 +265,9 @@ def with_epochs(
         mix: how gradients are mixed over the members.
         start: ``first``: all begin with the first member's weights; ``own``.
         buffers: whose buffer a member's model has, likewise.
-        scale: what a row's gradient is divided by: ``rows`` of the window, the rows of its
-            micro-batch and ``accumulate`` or ``micro`` (the micro-batches of the window), ``full``:
-            the rows of a window without short ones, or ``none``: those of its micro-batch only.
+        scale: the divisor of a row's gradient. ``rows``: those of the window. ``accumulate`` and
+            ``micro`` (the micro-batches of the window): times the rows of its micro-batch.
+            ``full``: the rows of a window without short ones. ``none``: those of its micro-batch.
         loss: of a step that is returned: ``all`` rows, this rank's ``own`` or its ``part`` of the
             mean, their ``sum``, or the mean of the micro-batches' means, ``micro``.
         carry: how much of the last step's gradient is still in it.
@@ -314,11 +315,11 @@ def with_epochs(
 
 
 _Run = tuple[list[nn.Module], list[list[float]]]
-"""The replicas at the end, and for each step what every member says of its loss."""
+"""The replicas at the end, and for each step the loss that every member reports."""
 
 
 def _once(run: Callable[[Case, Sequence[Any]], _Run]) -> Callable[[Case, Sequence[Any]], _Run]:
-    """Return `run`, made once for all members of a group: each of them asks what came out."""
+    """Return `run`, which replays once for all members of a group: the oracle asks for each."""
     kept: list[tuple[Case, list[Any], _Run]] = []
 
     def replayed(case: Case, inputs: Sequence[Any]) -> _Run:
@@ -409,7 +410,7 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
 
 
 def equals_run(*keys: str, **options: Any) -> Judge:
-    """Judge what begins with these keys by a run of one process.
+    """Judge the values whose keys begin with these words by a run of one process.
 
     Args:
         *keys: first words of the values' keys: ``parameter``, ``buffer``, ``loss``.
@@ -493,7 +494,7 @@ def script_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 
 
 def script_program(script: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Train with the script; what comes back are the replica's weights, and with ``norm`` more.
+    """Train with the script; return the replica's weights, and with ``norm`` more.
 
     A script of the kind ``norm`` gets rows to test with as well, and returns its predictions.
     """

@@ -1,8 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The gradients come from the chain of layers in `course_lib.checking.shared.chain`, whose backward
-costs time on the virtual clock. In `course_lib.checking` stands what is called, in
-`chain_programs`, and the judges of buckets, in `buckets`.
+The gradients come from a chain of layers whose backward costs time on the virtual clock: see
+`judges.py`. The judges of buckets are here.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from .judges import (
     within_the_group,
 )
 
-# Which gradients travel together ------------------------------------------------------------------
+# The buckets: gradients that travel together ------------------------------------------------------
 
 # The judges look for mistakes and do not compute what is right: students can read them.
 
@@ -56,7 +55,7 @@ from .judges import (
 def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `asked` describes them.
 
-    It is called twice: what it keeps from the first call must not matter in the second.
+    It is called twice: nothing of the first call may matter in the second.
     """
     made: dict[str, nn.Parameter] = {}  # the same name is the same tensor
     for name, elements, dtype, trainable in mine["tensors"]:

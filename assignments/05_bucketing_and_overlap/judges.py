@@ -29,9 +29,9 @@ GRADIENTS = "gradient in step {} of parameter {}"
 def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw weights, the same on all ranks, and for each rank the x of every use of a layer.
 
-    The case has ``shapes``, one per layer, and ``steps``: of each step the micro-batches, of each
-    the layers in the order of their use; a list of tuples gives each member of a group its own.
-    It may have:
+    The case has ``shapes``, one per layer, and ``steps``. A step is a list of micro-batches, and a
+    micro-batch is a list of layers in the order of their use. A list of tuples gives each member of
+    a group its own order. The case may have:
 
     - ``frozen``: layers that need no gradient; ``doubles``: those of dtype float64
     - ``before``: whether ``.grad`` holds something before the first step; ``missing``: layers
@@ -118,15 +118,14 @@ def cleared_gradients(params: Sequence[Tensor], in_place: bool) -> list[Tensor |
 
 
 def called(function: Any, what: str) -> Callable[..., Any]:
-    """Return the function, or say what stands in its place."""
+    """Return the function; raise TypeError if it is something else."""
     if not callable(function):
         raise TypeError(f"{what} is {type(function).__name__}, expected a function")
-    made: Callable[..., Any] = function
-    return made
+    return function
 
 
 def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
-    """Return what ``.grad`` holds on one rank before anything is averaged, for each step.
+    """Return the gradients of one rank before they are averaged, for each step.
 
     Args:
         mine: one rank's input.
@@ -147,7 +146,7 @@ def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
 
 
 def mixed(matrix: Matrix, **options: Any) -> Oracle:
-    """Return what is right if member k ends with ``sum_j matrix[k, j] g_j``; see `averaging`.
+    """Return the oracle in which member k ends with ``sum_j matrix[k, j] g_j``.
 
     Args:
         matrix: the mixture of the members' gradients g_j.
@@ -283,9 +282,6 @@ def backward_time(case: Case) -> float:
 # a case has several models, each has a call of its own, and all of them are under way at once.
 
 
-# On every rank --------------------------------------------------------------------------------
-
-
 def send_program(send_bucket: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``send_bucket(params, group=group)``, compute for a while, and finish it."""
     params = chain_params(mine)
@@ -331,7 +327,7 @@ def hooks_computes(own: Any) -> dict[float, int]:
 
 
 class _InterruptedError(Exception):
-    """What leaves a context early."""
+    """Leaves a context early."""
 
 
 def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given) -> Any:
@@ -398,7 +394,7 @@ def _inside(
 
 
 def _gradients(params: Sequence[nn.Parameter], mine: Any) -> list[torch.Tensor | None]:
-    """Return the gradients of parameters that are what they were."""
+    """Return the gradients; raise RuntimeError if other parameters are frozen than before."""
     if [i for i, param in enumerate(params) if not param.requires_grad] != sorted(mine["frozen"]):
         raise RuntimeError("the function changes which parameters require a gradient")
     return [param.grad for param in params]
@@ -417,7 +413,9 @@ def gradient_bytes(case: Case, rank: int) -> int:
     return case.itemsize * sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
 
 
-def _keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
+@Expectation
+def keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect no all-reduce larger than the largest bucket."""
     for rank in range(case.world_size):
         largest = max(bucket_bytes(case, rank))
         for event in operations(trace, rank, ["all_reduce"]):
@@ -428,20 +426,18 @@ def _keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
                 )
 
 
-def _one_order(case: Case, observed: Observed, trace: Trace) -> None:
+@Expectation
+def one_order(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect the all-reduces in the order of the buckets, step after step."""
     for rank in range(case.world_size):
         launched = [event.bytes for event in operations(trace, rank, ["all_reduce"])]
         expected = bucket_bytes(case, rank)
         if launched != expected and len(case.members(rank)) > 1:  # alone, nothing need be sent
             raise Wrong(
                 f"rank {rank} launches {launched}, expected the order {expected}",
-                "These are the bytes of each all-reduce. Buckets leave in one order, complete or "
-                "not.",
+                "These are the bytes of each all-reduce. Buckets leave in one order, even where "
+                "some are not complete.",
             )
-
-
-keep_the_cap = Expectation(_keep_the_cap)
-one_order = Expectation(_one_order)
 
 
 def where(key: str, hint: str, expectation: Expectation) -> Expectation:

@@ -1,8 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-What is read on a wire stands in `course_lib.checking.payloads`; the codecs that two of the checks
-hand to your function in `course_lib.checking.codecs`. Nothing is rounded but what is asked for, so
-every answer must be exact.
+`judges.py` reads the bytes on a wire, and has the codecs that two of the checks hand to your
+function. Only the rounding that a task asks for happens, so every answer must be exact.
 """
 
 from __future__ import annotations
@@ -62,7 +61,9 @@ from .judges import (
 
 def run_quantize(quantize, mine, given):
     u = uniform(mine["ticks"])
-    quantize(-3 * mine["x"], u.flip(0) if u.dim() else u)  # whoever keeps something of it shows
+    quantize(
+        -3 * mine["x"], u.flip(0) if u.dim() else u
+    )  # a result that is kept from this call shows
     return {"wire": quantize(mine["x"], u), "u": u}
 
 
@@ -151,9 +152,9 @@ def k_numbers(case, rank):
 ENOUGH = 100
 """Draws from which on it is judged how often each place is drawn."""
 LIKELY = 10**9
-"""Of so many draws no two are equal by chance."""
+"""With so many possible draws, no two are equal by chance."""
 SIGMAS = 6
-"""How far chance may be off: more, in one of 500 million places."""
+"""Allowed distance from the expected count: chance goes beyond it once in 500 million."""
 
 
 def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:

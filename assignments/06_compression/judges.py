@@ -37,7 +37,7 @@ def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping
             said = f"{value.dtype} of shape {list(value.shape)}, {value.nbytes} bytes"
         raise Wrong(
             f"{what} is {said}, expected a vector of {nbytes} bytes, uint8",
-            "What is sent is one vector of bytes: x.view(torch.uint8) shows a vector's bytes, and "
+            "Send one vector of bytes: x.view(torch.uint8) shows a vector's bytes, and "
             "torch.cat puts vectors one behind the other.",
         )
     if value.numel() != nbytes:
@@ -100,7 +100,7 @@ def reads_codes(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     for rank, (own, value) in enumerate(zip(inputs, values, strict=True)):
         n, wire = own["x"].numel(), value["wire"]
         known = {
-            n: "Where is the scale? Whoever decodes needs it.",
+            n: "Where is the scale? The receiver needs it.",
             n + 8: "The scale is float32, 4 bytes.",
             n + 2: "The scale is float32, 4 bytes.",
             4 * n + 4: "A code is one byte: int8, not a number of four.",
@@ -176,7 +176,7 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
         4 * k + n: "A bool is a whole byte: eight bits go into one.",
         4 * k + 8 * bitmap: "A bool is a whole byte: eight bits go into one.",
         4 * n: "Zeros take as many bytes as any number: send the k values and their places.",
-        4 * k: "Where were they? Whoever decodes needs their places.",
+        4 * k: "Where were they? The receiver needs their places.",
         12 * k: "PyTorch's indices are int64, 8 bytes each: int32 is enough.",
         8 * k: "Here the bitmap, one bit for each number, is the smaller list of places.",
         4 * k + bitmap: "Here k places of 4 bytes take fewer than the bitmap.",
@@ -330,8 +330,8 @@ CODECS: Mapping[str, Codec] = {
 def handed_out(name: str) -> Codec:
     """Return a codec for a student's function; a vector that comes again is rounded another way.
 
-    So does a codec that rounds at random, and then not all ranks hold the same sum. Of few numbers
-    two shards may be equal by chance: those are rounded alike.
+    A codec that rounds at random does so too, and then not all ranks hold the same sum. Two shards
+    of few numbers may be equal by chance, and are rounded alike.
     """
     encode, decode = CODECS[name]
     seen: set[bytes] = set()
@@ -381,8 +381,7 @@ def compressed_sum(
             like = ins[0]["tensor"]
             return torch.cat(totals).view(like.shape).to(like.dtype)
 
-        expected: dict[str, Tensor] = in_calls("tensor", total)(case, inputs, me)
-        return expected
+        return in_calls("tensor", total)(case, inputs, me)
 
     return oracle
 
@@ -421,7 +420,7 @@ def signs(p: Tensor) -> Tensor:
 
 
 SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
-"""Of the keys: two are alike. With fewer numbers a tensor might come again by chance."""
+"""Shapes of the keys. Two are alike. A smaller tensor might come again by chance."""
 
 
 def rounded(p: Tensor) -> Tensor:
@@ -479,7 +478,7 @@ def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
 def run_feedback(
     with_feedback: Callable[..., Any], mine: dict[str, Any], given: Given
 ) -> dict[str, Tensor]:
-    """Two senders with one `compress` take turns; what they got and returned is overwritten."""
+    """Two senders with one `compress` take turns; their inputs and answers are overwritten."""
     compress = _once(COMPRESS[mine["compress"]])
     senders = {name: with_feedback(compress) for name in ("first", "second")}
     for send in senders.values():

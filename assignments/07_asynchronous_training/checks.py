@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-Who pushes after whom stands in the cases; the programs that follow such a script, and what comes
-out of it, in `course_lib.checking.asynchrony`.
+The cases say in which order workers push. `judges.py` has the programs that follow such a script,
+and the right answers.
 """
 
 from functools import partial

@@ -62,7 +62,7 @@ AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
 }
 
 
-@sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
+@sees(ANYTHING)  # it judges the form itself
 def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge a list of staleness, one for each push of the case's ``events``."""
     events, got = case.parameters["events"], values[0]
@@ -94,7 +94,7 @@ def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 
 
 NONSENSE = 1e3
-"""What an owner writes into a gradient that was pushed."""
+"""An owner writes this into a gradient that was pushed."""
 
 
 def follow_script(
@@ -103,8 +103,8 @@ def follow_script(
     """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes.
 
     `make(params)` asks the student's function for a server. Between two events another server of
-    its making serves the same workers: each keeps what it knows to itself. What a server gets and
-    gives is overwritten, as their owners may.
+    its making serves the same workers: they must not share anything. The tensors that a server gets
+    and gives are overwritten, as their owners may do.
     """
     pull, push = _server(make(given.iterable(mine["params"])))
     other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
@@ -176,7 +176,7 @@ def minus(w: list[Tensor], g: list[Tensor], factor: float) -> list[Tensor]:
 
 
 def order_of(seconds: dict[int, float], updates: int) -> list[int]:
-    """Return who pushes after whom if each worker takes its time, without any pause."""
+    """Return the order of pushes if each worker takes its time, without any pause."""
     times = [(n * t, worker) for worker, t in seconds.items() for n in range(1, updates + 1)]
     return [worker for _, worker in sorted(times)][:updates]
 
@@ -247,9 +247,9 @@ def _serve(mine: Any) -> Tensor:
 def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle:
     """Return the oracle of `worker_program`.
 
-    `change(w, own, g, old)` makes a mistake of it: from the weights that were sent, the worker's
-    own from the start, the gradient as a function of weights, and what ``.grad`` held before, to
-    the weights that the gradient is computed at, and what is sent.
+    `change(w, own, g, old)` makes a mistake. It returns the weights at which the gradient is
+    computed, and the tensor that is sent. Its arguments are the weights that were received, the
+    worker's own from the start, the gradient as a function of weights, and ``.grad`` before.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
     memory, found, calls = [param.data_ptr() for param in params], [], []
     for param in params if mine["inner"] == "along" else ():
-        # Of the last step: an inner optimizer has used it.
+        # An inner optimizer has used it in the last step.
         param.grad = torch.ones(param.shape, dtype=param.dtype)
         if param.dim() > 1 and mine["momentum"]:
             param.grad = param.grad.mT.contiguous().mT

@@ -1,7 +1,6 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The mixing matrices of tasks 2 to 5 stand in `course_lib.checking.mixing`. They are not those that
-task 1 asks for.
+The mixing matrices of tasks 2 to 5 stand in `judges.py`. They are not those that task 1 asks for.
 """
 
 import math

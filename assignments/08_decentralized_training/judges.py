@@ -82,8 +82,7 @@ def weights_of(graph: str, k: int) -> Tensor:
 def as_weights(matrix: Mapping[str, Any], like: Tensor) -> Tensor:
     """Return the matrix that a rank is given: float64 with float64 tensors, else float32."""
     dtype = torch.promote_types(like.dtype, torch.float32)
-    made: Tensor = matrix["numbers"].to(like.device, dtype) / matrix["denominator"]
-    return made
+    return matrix["numbers"].to(like.device, dtype) / matrix["denominator"]
 
 
 def watched_weights(given: Given, made: Sequence[Mapping[str, Any]], like: Tensor) -> list[Tensor]:
@@ -101,7 +100,7 @@ def matrices(case: Case, rank: int) -> list[dict[str, Any]]:
 
 
 def neighbours(case: Case, rank: int) -> set[int]:
-    """Return those whom `rank` hears, or who hear it, in some step."""
+    """Return the ranks that `rank` hears, or that hear it, in some step."""
     members, found = case.members(rank), set()
     me = members.index(rank)
     for graph in case.parameters["graphs"]:
@@ -140,17 +139,16 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
     def seconds(case: Case, network: Network) -> float:
         # A latency and a half: room for the bytes, and none for a second message behind the first.
         steps, busy = len(case.parameters["graphs"]), case.parameters.get("seconds", 0.0)
-        longest: float = 1.01 * steps * max(busy, 1.5 * network.latency)
-        return longest
+        return 1.01 * steps * max(busy, 1.5 * network.latency)
 
-    once = "In each step one message to each who hears this rank, one from each whom it hears."
+    once = "In each step one message to each rank that hears this one, one from each that it hears."
     return [
         only_calls("send", "recv"),
         only_peers(neighbours),
         calls_at_most(once, send=messages_sent, recv=messages_received),
         sends_at_most(
             lambda case, rank: messages_sent(case, rank) * elements(case) * case.itemsize,
-            hint="What is sent is the tensors, once to each who hears this rank.",
+            hint="Send the tensors, once to each rank that hears this one.",
         ),
         time_within(
             seconds, hint="Begin all messages, then compute, then wait: they travel meanwhile."
@@ -237,9 +235,9 @@ Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Ten
 def stepped(step: Step) -> Oracle:
     """Return the oracle of some steps of training; `old` is what ``.grad`` held before.
 
-    Of the inputs, ``values`` are the parameters, ``targets`` one list of tensors for each step, and
-    ``loss`` says how they make a loss: ``distance`` is half the squared distance of all parameters
-    to them, ``product`` the sum of the products. Parameter ``unused`` is left out.
+    The inputs have ``values``, the parameters, and ``targets``, a list of tensors for each step.
+    ``loss`` is ``distance``, half the squared distance of all parameters to the targets, or
+    ``product``, the sum of the products. Parameter ``unused`` is left out.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -314,10 +312,10 @@ equals_steps = equals(
 _LINK = (
     "Both ends of a link give it the same weight, 1 over 1 plus the larger number of neighbours."
 )
-_REST = "What a rank's links leave of 1 is its own share."
+_REST = "A rank's own share is 1 minus the weights of its links."
 
 
-@sees(ANYTHING)  # it looks at the form itself, and says what is wrong with it
+@sees(ANYTHING)  # it judges the form itself
 def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the Metropolis weights of ``links`` among ``world_size`` ranks."""
     k, weights = case.parameters["world_size"], values[0]

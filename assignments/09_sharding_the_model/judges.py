@@ -28,7 +28,7 @@ from course_lib.ranks import Network, Trace, compute
 # ``tensor_split``. All else is equal on all of them: what goes in or comes out whole.
 
 Side = Literal["out", "in"]
-"""What the ranks share of a layer."""
+"""The side of a layer that the ranks share."""
 Mistake = Literal["", "own term", "residual", "K biases", "K times", "assigned", "copy"]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
@@ -39,11 +39,10 @@ _HELD = "whole layer is still held"
 def layer_inputs(cut: Side) -> Inputs:
     """Return what draws a layer, its input x and dY for each group.
 
-    A case has the sizes ``out`` and ``in``, ``rows``, the shape of x before its last dimension, and
-    whether there is a ``bias``; and, if it likes, ``before``: whether the gradients of the weight
-    and the bias hold ones when backward begins. ``dx`` is the gradient of x that comes from
-    elsewhere. All are whole numbers, so small that their dtype rounds no sum of products, and a
-    smaller one does.
+    A case has the sizes ``out`` and ``in``, ``rows`` (the shape of x before its last dimension) and
+    ``bias`` (whether there is one). It may have ``before``: the gradients of the weight and the
+    bias hold ones when backward begins. ``dx`` is the gradient of x that comes from elsewhere. All
+    are whole numbers, so small that their dtype rounds no sum of products; a smaller dtype does.
     """
 
     def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -117,7 +116,7 @@ def _looks(linear: nn.Linear) -> Any:
 def _beside(layer: nn.Module, mine: Any) -> int:
     """Return how many numbers the module's tensors keep in memory, beyond those of its parts.
 
-    What shares the memory of `mine` is told elsewhere; single numbers are not worth a word.
+    Memory that `mine` shares is reported elsewhere; single numbers do not count.
     """
     memory = {}
     for module in layer.modules():
@@ -205,11 +204,13 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
 def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw equal weights for each group, and gradients for each rank and step.
 
-    A case has ``shapes``, ``steps`` and the name of the ``optimizer``; and, if it likes, positions
-    of parameters that are ``frozen``, that come ``again`` because they are tied, or that are
-    ``unused``, by the group's last rank in the first step, by its first rank in the next, and so
-    on; ``alike``: of two of one shape that hold the same numbers; ``before``: whether ``.grad``
-    holds something at first.
+    A case has ``shapes``, ``steps`` and the name of the ``optimizer``. It may have:
+
+    - positions of parameters that are ``frozen``, that come ``again`` because they are tied, or
+      that are ``alike``: of one shape, with the same numbers
+    - ``unused``, positions too: the group's last rank does not use them in the first step, its
+      first rank in the second, and so on
+    - ``before``: whether ``.grad`` holds something at first
     """
     p = case.parameters
 

@@ -21,7 +21,7 @@ _HEAD = """\
 # Assignments
 
 One folder for each, to be copied and worked in: `make lab` does so. `checks.py` beside the notebook
-is what its cells check with.
+is what its cells check with; `judges.py`, where there is one, has its longer judges.
 
 Before it was handed out, each assignment's checks were tried with solutions that people write,
 wrong ones, all of which must be refused, and right ones, all of which must pass: on simulated
