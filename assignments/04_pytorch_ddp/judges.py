@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -206,8 +207,7 @@ def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
 KEYS = {"model", "optimizer", "epoch"}
 
 MODEL = "model in the file"
-STATE = "optimizer's state of parameter {} in the file"
-SET = "optimizer's setting in the file"
+_UNREADABLE = "torch.load(file, weights_only=True) cannot read"
 
 
 def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -287,7 +287,10 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     ddp: nn.Module = DistributedDataParallel(given.model(model), process_group=given.group)
     ddp.train(model.training)
     file = io.BytesIO()
-    save_checkpoint(file, ddp, optimizer, mine["run"]["epoch"], group=given.group)
+    try:
+        save_checkpoint(file, ddp, optimizer, mine["run"]["epoch"], group=given.group)
+    except pickle.PicklingError:  # no rank can import the classes of this folder
+        raise ValueError(f"{_UNREADABLE} whole objects: save their state_dict()") from None
     if file.closed:
         raise RuntimeError("save_checkpoint closes the file: leave that to its caller")
     content = file.getvalue()
@@ -299,7 +302,7 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
         found = torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
         told = str(error).partition(". ")[0]
-        raise ValueError(f"torch.load(file, weights_only=True) cannot read it: {told}") from None
+        raise ValueError(f"{_UNREADABLE} it: {told}") from None
     if not isinstance(found, dict) or set(found) != KEYS:
         keys = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"the file holds {keys}, not a dict of model, optimizer and epoch")
