@@ -29,6 +29,6 @@ gradebook can be used. `files` writes files completely or not at all. `foreign_t
 harmless that somebody else wrote.
 """
 
-from course_lib.later import without
+from course_lib._later import without
 
 without("rfc3987_syntax")

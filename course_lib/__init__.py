@@ -25,7 +25,7 @@
 Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
 runs functions on several ranks, `checking` examines what students write, `desk` hands out their
 copies, `learner` is the program `course`, `capstone` times a race, `who_wins` has the
-algorithms race, `figures`, `chunk_figures` and `winner_map` draw; `later` puts imports off.
+algorithms race, and `figures` draws; `_later` puts imports off.
 """
 
 from __future__ import annotations

@@ -45,16 +45,16 @@ def rooms_of_ranks() -> dict[str, set[str]]:
         for room in floor:
             rows[f"course_lib.ranks.{room}"] = below | LIBRARIES.get(room, set())
         below = below | {f"course_lib.ranks.{room}" for room in floor}
-    rows["course_lib.ranks.for_graders"] |= {"course_lib.later"}
-    return {"course_lib.ranks": below | {"course_lib.later"}, **rows}
+    rows["course_lib.ranks.for_graders"] |= {"course_lib._later"}
+    return {"course_lib.ranks": below | {"course_lib._later"}, **rows}
 
 
 # part of the repository -> what it may import besides the standard library and itself.
 # A name allows the module and everything below it.
 RULES = {
     "course_lib": {"course_lib.ranks.notebook.magic"},  # __init__.py alone: `%load_ext course_lib`
-    "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>", "course_lib.later"},
-    "course_lib.later": set(),
+    "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>", "course_lib._later"},
+    "course_lib._later": set(),
     "course_lib.data": {"torch", "numpy", "sklearn"},
     # Imported where there is a GPU, by the rung it belongs to.
     "course_lib.compression.triton_kernels": {"torch", "triton"},
@@ -73,14 +73,12 @@ RULES = {
         *(f"course_lib.{m}" for m in READING_ORDER),
     },
     # It draws timelines as traces do.
-    "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
-    "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
-    "course_lib.winner_map": {"matplotlib", "course_lib.ranks.trace"},
+    "course_lib.figures": {"torch", "matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     # A check and a prediction are noted on the desk, where one works on a desk.
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.desk.diary"},
     "course_lib.desk": {"nbformat", "jupyter_core"},
-    "course_lib.learner": {"nbformat", "course_lib.desk", "course_lib.later"},
+    "course_lib.learner": {"nbformat", "course_lib.desk", "course_lib._later"},
     # Runs a student's cells in a process of their own.
     "course_lib.learner.notebook_process": {"IPython", "traitlets"},
     # It tries out what the course stands on, each with its own means.
@@ -100,7 +98,7 @@ RULES = {
     "course_lib.checking.program": {"cloudpickle"},
     # __init__.py and __main__.py
     "autograder": {
-        *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib.later"),
+        *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib._later"),
     },
     "autograder.course": {"traitlets"},
     # The ground of the grader's side: it knows only the standard library.

@@ -11,6 +11,6 @@
 needs nbgrader.
 """
 
-from course_lib.later import without
+from course_lib._later import without
 
 without("rfc3987_syntax")

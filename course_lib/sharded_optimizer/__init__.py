@@ -27,7 +27,7 @@ Parameter Models", SC 2020.
 
 from typing import TYPE_CHECKING
 
-from course_lib.later import later
+from course_lib._later import later
 from course_lib.sharded_optimizer.memory import model_state_bytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from course_lib.later import later
+from course_lib._later import later
 
 PACKAGES = ("course_lib.ranks", "course_lib.pipeline_parallel", "course_lib.sharded_optimizer")
 
