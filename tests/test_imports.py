@@ -76,14 +76,13 @@ RULES = {
     "course_lib.figures": {"torch", "matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     # A check and a prediction are noted on the desk, where one works on a desk.
-    "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.desk.diary"},
-    "course_lib.desk": {"nbformat", "jupyter_core"},
-    "course_lib.learner": {"nbformat", "course_lib.desk", "course_lib._later"},
+    "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.learner.diary"},
+    "course_lib.learner": {"nbformat", "jupyter_core", "course_lib._later"},
     # Runs a student's cells in a process of their own.
-    "course_lib.learner.notebook_process": {"IPython", "traitlets"},
+    "course_lib.learner._notebook_process": {"IPython", "traitlets"},
     # It tries out what the course stands on, each with its own means.
     "course_lib.learner.doctor": {
-        *("torch", "jupyter_core", "jupyter_client", "course_lib.desk", "course_lib.ranks"),
+        *("torch", "jupyter_core", "jupyter_client", "course_lib.learner", "course_lib.ranks"),
         "autograder.sandbox",
     },
     # What runs beside a student's code, where nothing else of `checking` is.
@@ -92,7 +91,7 @@ RULES = {
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
         *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
-        "course_lib.desk.diary",
+        "course_lib.learner.diary",
     },
     # Our own program, on its way to where a student's code runs.
     "course_lib.checking.program": {"cloudpickle"},
@@ -114,12 +113,12 @@ RULES = {
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
-        *("course_lib.ranks.explain", "course_lib.desk.notebooks", "autograder.course"),
+        *("course_lib.ranks.explain", "course_lib.learner.notebooks", "autograder.course"),
     },
     "autograder.leaderboard": {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
-        *("autograder.files", "autograder.foreign_text", "course_lib.desk.notebooks"),
+        *("autograder.files", "autograder.foreign_text", "course_lib.learner.notebooks"),
     },
     # Files that come in and go out: no student code runs for either.
     "autograder.collection": {
@@ -390,7 +389,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.checking.run_check", "import cloudpickle"),
         ("course_lib.checking.on_ranks.given", "from course_lib.checking.cases import Case"),
         ("course_lib.data", "import matplotlib"),
-        ("course_lib.desk.refresh", "import nbgrader"),
+        ("course_lib.learner._desk", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
         ("course_lib.ddp.wrapper", "from course_lib.train import train"),
         ("course_lib.figures", "import sklearn"),

@@ -42,7 +42,7 @@ from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
-from course_lib.desk.notebooks import EXPLORE
+from course_lib.learner.notebooks import EXPLORE
 
 
 def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:

@@ -161,7 +161,7 @@ class PeerMemory(ABC):
 
     def _everyones(self, flat: Tensor) -> list[Tensor]:
         """Return what lies at the place of `flat` on all ranks, if that was made by `empty`."""
-        start, nbytes = flat.data_ptr(), flat.numel() * flat.element_size()
+        start, nbytes = flat.data_ptr(), flat.nbytes
         for address, slots in self._regions:
             offset = start - address
             if offset >= 0 and offset + nbytes <= slots[0].numel():
@@ -178,7 +178,7 @@ class PeerMemory(ABC):
         in between, so they have read what was in it.
         """
         for piece in torch.split(flat, self.staging_bytes // flat.element_size()):
-            nbytes = piece.numel() * piece.element_size()
+            nbytes = piece.nbytes
             self._staging.reverse()
             shown = [slot[:nbytes].view(flat.dtype) for slot in self._staging[0]]
             shown[self.rank].copy_(piece)
