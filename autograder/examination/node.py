@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import torch
 
+from autograder.examination._channel import Channel, wait_at_most
 from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.case import GRACE, failure_told
-from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.mounts import Mount
 from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable

@@ -4,7 +4,7 @@
 
   - `binary`: which bubblewrap program, and the system's tools
   - `user`: the user of the command
-  - `tree`, `mounts`: the files that it sees
+  - `_tree`, `mounts`: the files that it sees
   - `memory`: a limit for the sum over its processes; `cores`: their time on the machine's cores
   - `seccomp`: the calls to the kernel that are refused
   - `first_process`: the process whose end ends all others

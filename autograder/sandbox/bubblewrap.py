@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import IO, Self
 
 from autograder.sandbox import first_process
+from autograder.sandbox._tree import memory_file, prepare, programs, tree
 from autograder.sandbox.binary import Bubblewrap, choose, tool
 from autograder.sandbox.mounts import Mount
 from autograder.sandbox.seccomp import seccomp_filter
-from autograder.sandbox.tree import memory_file, prepare, programs, tree
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.sandbox.user import (
     UIDS,
