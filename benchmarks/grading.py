@@ -32,10 +32,10 @@ from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.course import Folders, handed_out, load_config
 from autograder.examination.verdict import Verdict
 from autograder.passes.examine import masked_from
-from autograder.passes.settings import Settings
 from autograder.pool.book import book
 from autograder.pool.class_list import Books, standing, students
 from autograder.sandbox.place import SandboxedPlace
+from autograder.settings import Settings
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
 from course_lib.ranks.for_graders import ForkServer

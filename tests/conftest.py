@@ -18,7 +18,7 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 import pytest
 from hypothesis import HealthCheck, settings
 
-from course_lib.later import without
+from course_lib._later import without
 
 without("rfc3987_syntax")
 

@@ -19,7 +19,7 @@ from course_lib.checking.cases import Check
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
 from course_lib.checking.runners import LocalRunner
-from course_lib.desk import diary
+from course_lib.learner import diary
 from course_lib.ranks import Trace
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}

@@ -396,7 +396,7 @@ def test_the_command(
     with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert int(rows[0]["days late"]) > 9000
-    from autograder.collection.deadlines import gradebook_due
+    from autograder.collection.times import gradebook_due
 
     assert gradebook_due(load_config(course), ASSIGNMENT) == read_time(due)
     (folder / "eve").mkdir()

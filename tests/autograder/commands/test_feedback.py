@@ -29,9 +29,9 @@ from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import MAX_EVENTS, Verdict, trace_summary, verdict_path
 from autograder.inquiries.thread import INSTRUCTOR, STUDENT, Thread, write_thread
-from autograder.passes.formulas import with_formulas
+from autograder.passes.page import with_formulas
 from autograder.passes.safe_markdown import safe_html
-from autograder.passes.timeline import caption_of, timeline_of
+from autograder.passes.tell import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads

@@ -12,7 +12,7 @@ from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
-from course_lib.desk.notebooks import EXPLORE
+from course_lib.learner.notebooks import EXPLORE
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.tiers import assignments_in_tiers
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autograder.__main__ import main
-from autograder.inquiries.dates import why_not
+from autograder.inquiries.taking import why_not
 from autograder.inquiries.thread import (
     INSTRUCTOR,
     MAX_TEXT,

@@ -17,12 +17,12 @@ from autograder.examination.budget import PATIENCE
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes import autograde, canary, examine
-from autograder.passes.settings import Settings
 from autograder.pool import local, phases
 from autograder.pool.one import Bench
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox import place as place_module
 from autograder.sandbox.mounts import Mount
+from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
 from tests.helpers.whole_class import TASKS, Course, booked, course_of, hand_in, path_kept

@@ -18,10 +18,10 @@ from autograder import __main__ as program
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.settings import Settings
 from autograder.pool import phases
 from autograder.pool.one import Bench
 from autograder.pool.outcome import Outcome
+from autograder.settings import Settings
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
     TASKS,

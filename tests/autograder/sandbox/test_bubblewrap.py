@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from autograder.sandbox import binary, user
-from autograder.sandbox.bubblewrap import Limits, Sandbox, SandboxUnavailable, probe
+from autograder.sandbox.bubblewrap import HardLimits, Sandbox, SandboxUnavailable, probe
 from autograder.sandbox.mounts import Mount, python_mounts
 from tests.helpers import ROOT
 
@@ -192,7 +192,7 @@ def test_scratch_space_is_private_and_limited(directory: str, tmp_path: Path) ->
         """,
         directory,
         *mounted_below(directory),
-        limits=Limits(tmp=2**20),
+        limits=HardLimits(tmp=2**20),
     )
 
 
@@ -226,7 +226,7 @@ def test_memory_files_and_descriptors_are_limited_for_good() -> None:
                 continue
             raise SystemExit("a limit was raised")
         """,
-        limits=Limits(address_space=2**30, file_size=2**20, open_files=50),
+        limits=HardLimits(address_space=2**30, file_size=2**20, open_files=50),
     )
 
 
@@ -278,7 +278,7 @@ def test_a_fork_bomb_stops_at_the_limit_and_is_cleared_away() -> None:
     with (
         tempfile.TemporaryFile() as log,
         Sandbox(
-            command, mounts=python_mounts(), limits=Limits(processes=30), stderr=log
+            command, mounts=python_mounts(), limits=HardLimits(processes=30), stderr=log
         ) as sandbox,
     ):
         assert eventually(lambda: os.fstat(log.fileno()).st_size > 0)
@@ -602,7 +602,7 @@ def test_output_is_appended_to_a_file_of_limited_size(tmp_path: Path) -> None:
     with Sandbox(["/bin/sh", "-c", "echo out; echo err >&2"], stderr=path) as sandbox:
         assert sandbox.wait(10) == 0
     assert path.read_bytes() == b"before out\nerr\n"
-    with Sandbox(["/usr/bin/yes"], stderr=path, limits=Limits(file_size=2**16)) as sandbox:
+    with Sandbox(["/usr/bin/yes"], stderr=path, limits=HardLimits(file_size=2**16)) as sandbox:
         assert sandbox.wait(10) != 0
     assert path.stat().st_size == 2**16
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from autograder.__main__ import main
 from autograder.commands.similar import similar
-from autograder.similarity.compare import compare, read_solution
-from autograder.similarity.fingerprints import K, W, passages, winnow
+from autograder.similarity.compare import K, W, compare, passages, read_solution, winnow
 from autograder.similarity.normalise import Symbol, normalise
 from tests.helpers.course_folders import RELEASED, ROOT
 

@@ -1,15 +1,4 @@
-"""Figures that everybody can read: shown with a description, and not by colour alone.
-
-    >>> from course_lib.figures import show
-    >>> show(figure, alt="The loss falls from 2.3 to 0.2 within 30 steps.")
-    The loss falls from 2.3 to 0.2 within 30 steps.
-
-People who cannot see a figure get its message only through its *alternative text*, which a screen
-reader speaks. Notebook front ends drop the description of a plain image, so `show` writes the
-figure as HTML, `<img alt="…">`, which JupyterLab, GitHub-like viewers and exported pages keep.
-
-A good alternative text states what the figure shows, not that it is a figure: "The variance falls
-from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
+"""Show figures, and draw timelines and curves, in the style of the course.
 
 About one man in twelve confuses some colours, and printers lose them all. `use_course_style` varies
 line style and marker together with the colour; `timeline`, and the timelines that traces draw of

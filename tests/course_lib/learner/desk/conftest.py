@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.desk.refresh import refresh
+from course_lib.learner._desk import refresh
 from tests.helpers.desk_files import CHECKS, LECTURE, MODULE, notebook, ran, write
 
 

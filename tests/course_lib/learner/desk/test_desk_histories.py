@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nbformat import NotebookNode, v4
 
-from course_lib.desk.notebooks import words
-from course_lib.desk.refresh import refresh
+from course_lib.learner._desk import refresh
+from course_lib.learner.notebooks import words
 
 NOTEBOOK, TEXT = "lectures/01_topic.ipynb", "assignments/02_topic/checks.py"
 

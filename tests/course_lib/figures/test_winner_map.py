@@ -5,7 +5,7 @@ import itertools
 import matplotlib.pyplot as plt
 import pytest
 
-from course_lib.winner_map import winner_map
+from course_lib.figures import winner_map
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 

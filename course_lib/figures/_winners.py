@@ -1,7 +1,7 @@
 """A map of the fastest algorithm for each size and number of ranks.
 
     >>> from matplotlib.figure import Figure
-    >>> from course_lib.winner_map import winner_map
+    >>> from course_lib.figures import winner_map
     >>> ax = Figure().subplots()
     >>> winner_map(ax, [1e3, 1e6], {2: ["tree", "ring"], 4: ["tree", "tree"]})
 

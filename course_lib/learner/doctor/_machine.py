@@ -1,4 +1,4 @@
-"""The machine: cores, memory, disk, home, GPUs and network."""
+"""The machine: cores, memory, disk, home, GPUs and network; and whether ranks start on it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
+from typing import Any, Literal
 
-from course_lib.desk.places import default_desk, find_course
-from course_lib.learner.doctor.finding import Finding
+from course_lib.learner._course import default_desk, find_course
+from course_lib.learner.doctor._finding import Finding
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
 """Bytes. Four ranks share PyTorch's own memory, and need about half of this."""
 ENOUGH_DISK = GIB // 2
+SECONDS = 60.0
+"""How long ranks may take to start and to add up a tensor."""
 
 
 def memory() -> Finding:
@@ -153,3 +157,46 @@ def gpus() -> Finding:
         return Finding("GPUs", "none, and none is needed: ranks run as processes on the CPU")
     names = ", ".join(sorted({torch.cuda.get_device_name(each) for each in range(count)}))
     return Finding("GPUs", f"{count}: {names}; {share(2 * count, count, nccl_version()).why}")
+
+
+def simulated() -> Finding:
+    """Start four simulated ranks."""
+    return _try("simulated", "simulated ranks")
+
+
+def real() -> Finding:
+    """Start two processes that communicate over gloo."""
+    return _try("cpu", "CPU ranks")
+
+
+def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
+    try:
+        import torch
+
+        from course_lib.ranks import Ranks
+        from course_lib.ranks.explain.errors import RanksError
+    except ImportError as error:
+        return Finding(name, f"{error.name} is missing: see packages", "see packages")
+    size = 4 if on == "simulated" else 2
+    start = time.monotonic()
+    try:
+        with Ranks(size, on=on, timeout=SECONDS) as ranks:
+            sums = ranks.run(_sum)
+    except (RanksError, OSError, RuntimeError) as error:
+        told = str(error).strip().splitlines()[0]
+        advice = "see memory, disk and network above; the notebooks need working ranks"
+        return Finding(name, told, advice)
+    if not all(torch.equal(each, torch.full((3,), float(size))) for each in sums):
+        return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
+    return Finding(
+        name, f"{size} added up a tensor in {time.monotonic() - start:.1f} s, start included"
+    )
+
+
+def _sum() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    return tensor

@@ -1,6 +1,6 @@
 """Draw which rank holds which chunk before and after a collective, and in each of its steps.
 
-    >>> from course_lib.chunk_figures import chunk_names, marked_chunks
+    >>> from course_lib.figures import chunk_names, marked_chunks
     >>> chunk_names(marked_chunks(rank=1, world_size=3))
     ['a1', 'b1', 'c1']
 

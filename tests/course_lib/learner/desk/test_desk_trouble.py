@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from course_lib.desk.__main__ import main
-from course_lib.desk.refresh import refresh
+from course_lib.learner.__main__ import main
+from course_lib.learner._desk import refresh
+from course_lib.learner.lab import NoHome
 from tests.helpers.desk_files import CHECKS, HANDED_OUT, LECTURE, notebook, sources, there, write
 
 DAMAGED = [
@@ -133,7 +134,7 @@ def test_a_desk_that_cannot_be_written_is_told_with_a_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["--desk", str(tmp_path / "file/desk")]) == 1
+    assert main(["lab", "--desk", str(tmp_path / "file/desk")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "Not a directory" in line and "another folder with --desk" in line
 
@@ -141,14 +142,23 @@ def test_a_desk_that_cannot_be_written_is_told_with_a_way_out(
 def test_the_command_says_what_a_student_should_know(
     course: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("course_lib.desk.__main__.COURSE", course)
+    opened: list[Path] = []
+
+    def open_lab(desk: Path, _: object) -> None:
+        opened.append(desk)
+        raise NoHome
+
+    monkeypatch.setattr("course_lib.learner.lab.open_lab", open_lab)
+    monkeypatch.setattr("course_lib.learner.lab.find_course", lambda: course)
     write(desk / LECTURE, notebook("mine"))
     write(course / LECTURE, notebook("a = 2"))
-    assert main([]) == 0
+    main(["lab"])
+    assert opened == [desk]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"desk: {LECTURE} has your changes")
-    monkeypatch.setattr("course_lib.desk.__main__.COURSE", course / "lectures")
-    assert main([]) == 2
+    assert line.startswith(f"course lab: {LECTURE} has your changes")
+    monkeypatch.setattr("course_lib.learner.lab.find_course", lambda: course / "lectures")
+    assert main(["lab"]) == 2
+    assert opened == [desk]
     assert "pip install -e" in capsys.readouterr().err
 
 
@@ -157,7 +167,7 @@ def test_a_home_that_cannot_be_written_costs_one_sentence(tmp_path: Path) -> Non
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER_", "XDG_", "IPYTHON"))
     }
-    command = [sys.executable, "-m", "course_lib.desk", "--desk", str(tmp_path / "work"), "--lab"]
+    command = [sys.executable, "-m", "course_lib.learner", "lab", "--desk", str(tmp_path / "work")]
     done = subprocess.run(
         command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=60
     )

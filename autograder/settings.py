@@ -1,4 +1,4 @@
-"""How submissions are examined: one list of options, for nbgrader's pass and for the pool."""
+"""How submissions are examined: the one list of options, for nbgrader's pass and for the pool."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-DESK = ".desk"
+FOLDER = ".desk"
+"""The folder on a desk that holds its records."""
 PREDICTIONS = "predictions.jsonl"
 CHECKS = "checks.jsonl"
 
@@ -29,7 +30,7 @@ def keep(file: str, entry: dict[str, Any]) -> None:
     if notebook := Path(os.environ.get("JPY_SESSION_NAME", "")).stem:
         line["notebook"] = notebook
     try:
-        with (desk / DESK / file).open("a", encoding="utf-8") as lines:
+        with (desk / FOLDER / file).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**line, **entry}, ensure_ascii=False) + "\n")
     except OSError:
         return
@@ -39,7 +40,7 @@ def kept(file: str, desk: Path) -> list[dict[str, Any]]:
     """Return the entries in a file of `desk`; skip lines that cannot be read."""
     found = []
     try:
-        text = (desk / DESK / file).read_text(encoding="utf-8", errors="replace")
+        text = (desk / FOLDER / file).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     for line in text.splitlines():
@@ -54,4 +55,4 @@ def kept(file: str, desk: Path) -> list[dict[str, Any]]:
 
 def find_desk(start: Path) -> Path | None:
     """Return the nearest desk from `start` upwards; ``None`` if there is none."""
-    return next((folder for folder in (start, *start.parents) if (folder / DESK).is_dir()), None)
+    return next((folder for folder in (start, *start.parents) if (folder / FOLDER).is_dir()), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 
-from course_lib.desk.refresh import refresh
+from course_lib.learner._desk import refresh
 from tests.helpers.desk_files import (
     CHECKS,
     HANDED_OUT,

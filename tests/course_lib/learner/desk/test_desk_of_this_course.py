@@ -19,9 +19,8 @@ import nbformat
 import pytest
 
 from course_lib.checking.local import find_assignment
-from course_lib.desk.handouts import READ_ONLY, WORKED_IN
-from course_lib.desk.lab import SETTINGS, environment
-from course_lib.desk.refresh import refresh
+from course_lib.learner._desk import READ_ONLY, WORKED_IN, refresh
+from course_lib.learner.lab import SETTINGS, environment
 from tests.helpers.course_folders import RELEASED, ROOT, assignments
 from tests.helpers.notebook_rules import broken_links, prose_cells
 
@@ -92,7 +91,7 @@ def get(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
     options = ["--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root"]
     with open(home / "log", "w+") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "course_lib.desk", "--desk", desk, "--lab", *options],
+            [sys.executable, "-m", "course_lib.learner", "lab", "--desk", desk, *options],
             env={**os.environ, **places},
             stdout=log,
             stderr=log,

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.chunk_figures import (
+from course_lib.collectives import exchange, reduce_scatter, ring_all_reduce
+from course_lib.figures import (
     chunk_names,
     draw_outcomes,
     draw_steps,
     marked_chunks,
     steps_in_words,
 )
-from course_lib.collectives import exchange, reduce_scatter, ring_all_reduce
 from course_lib.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
