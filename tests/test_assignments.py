@@ -31,7 +31,7 @@ ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)
 """For the others there is one test, `test_its_files_can_be_read`."""
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 
 POOLS: dict[Place, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}

@@ -45,7 +45,6 @@ BY_DEFAULT = ("00_start_here", "09_sharding_the_model")
 """Lectures that `make test` executes; `make test-all` executes every one."""
 
 
-@pytest.mark.timeout(2 * SECONDS_PER_LECTURE)
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=tier(path.stem in BY_DEFAULT)) for path in LECTURES],

@@ -46,7 +46,6 @@ NAMES = ("right", "sum")
 
 pytestmark = [
     needs_sources,
-    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux"),
 ]

@@ -23,7 +23,7 @@ def ranks_of(network: Network | None) -> Iterator[RanksOf]:
     def get(on: str, world_size: int) -> Ranks:
         if (on, world_size) not in made:
             there = network if on == "simulated" else None
-            made[on, world_size] = Ranks(world_size, on=on, network=there, timeout=60)
+            made[on, world_size] = Ranks(world_size, on=on, network=there, timeout=300)
         return made[on, world_size]
 
     yield get

@@ -226,7 +226,7 @@ class Course:
         below = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.communicate()
-        _, alive = psutil.wait_procs(below, timeout=30)
+        _, alive = psutil.wait_procs(below, timeout=300)
         assert not alive, "processes outlived the command"
 
 

@@ -25,7 +25,7 @@ from autograder.course import load_config
 from autograder.passes.vet import MAX_FILE
 from tests.helpers.course_folders import RELEASED, ROOT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 ASSIGNMENT = "02_data_parallel_sgd"
 FILE = f"{ASSIGNMENT}.ipynb"

@@ -21,7 +21,6 @@ from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
 from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 
 pytestmark = [
-    pytest.mark.timeout(300),
     needs_sources,
     # nbgrader and what it stands on, not we
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -175,7 +174,7 @@ def test_plain_nbgrader_commands_grade_too(course: Path, results: dict[str, Resu
             cwd=course,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -36,7 +36,7 @@ from course_lib.ranks import Network, Ranks, Trace
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 BROWSER = next(
     (found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), ""
@@ -120,7 +120,7 @@ def browse(url: str, profile: Path, name: str) -> str:
     pictures = [f"--screenshot={PICTURES}/{name}.png"] if PICTURES else []
     for last in (*pictures, "--dump-dom"):
         done = subprocess.run(
-            [BROWSER, *options, last, url], capture_output=True, text=True, timeout=100
+            [BROWSER, *options, last, url], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -225,7 +225,7 @@ def formgrader(course: Path) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.communicate(timeout=30)
+        server.communicate(timeout=300)
 
 
 @needs_sources

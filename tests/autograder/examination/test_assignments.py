@@ -16,7 +16,7 @@ from course_lib.desk.notebooks import EXPLORE
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.tiers import assignments_in_tiers
 
-pytestmark = [pytest.mark.timeout(240), needs_sources]
+pytestmark = needs_sources
 
 ASSIGNMENTS = assignments(SOURCES)
 

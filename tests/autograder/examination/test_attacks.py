@@ -23,7 +23,7 @@ from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 from tests.helpers.tiers import tier
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 ALL = {"shard_bounds", "average_gradients", "data_parallel_step"}
 AVERAGE = """

@@ -16,7 +16,7 @@ from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
 from tests.helpers.tiers import in_full, sampled, tier
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 ASSIGNMENTS = readable(assignments(SOURCES))
 

@@ -22,7 +22,7 @@ from autograder.course import load_config
 from autograder.exporting.grades import ExportError
 from tests.helpers.course_folders import ROOT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAME = "02_data_parallel_sgd"
 ROSTER = """student_id,system_id,name,first_name,last_name,email,section

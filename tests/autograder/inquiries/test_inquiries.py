@@ -26,7 +26,7 @@ from autograder.inquiries.thread import (
 )
 from tests.helpers.course_folders import RELEASED, ROOT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAME, TASK = "02_data_parallel_sgd", "average_gradients"
 Run = Callable[..., int]

@@ -27,8 +27,6 @@ from traitlets.config import Config
 from autograder.passes import rebuild as module
 from autograder.passes.rebuild import rebuild
 
-pytestmark = pytest.mark.timeout(120)
-
 POINTS = 3.0
 STUB = "def double(x):\n    raise NotImplementedError"
 RIGHT = "def double(x):\n    return 2 * x"

@@ -21,7 +21,6 @@ from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_s
 from tests.helpers.whole_class import leave_few_cases
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),  # nbgrader's and what it stands on
 ]
 

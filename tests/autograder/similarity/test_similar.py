@@ -20,7 +20,7 @@ from autograder.similarity.fingerprints import K, W, passages, winnow
 from autograder.similarity.normalise import Symbol, normalise
 from tests.helpers.course_folders import RELEASED, ROOT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAME = "02_data_parallel_sgd"
 

@@ -159,7 +159,7 @@ def test_a_home_that_cannot_be_written_costs_one_sentence(tmp_path: Path) -> Non
     }
     command = [sys.executable, "-m", "course_lib.desk", "--desk", str(tmp_path / "work"), "--lab"]
     done = subprocess.run(
-        command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=60
+        command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1
     (sentence,) = done.stderr.splitlines()

@@ -18,8 +18,6 @@ from course_lib.ranks.processes.board_diagnosis import (
 )
 from course_lib.ranks.processes.board_views import Channel, Message, RankPhase, Wait
 
-pytestmark = pytest.mark.timeout(60)
-
 WORLD = 17
 """Key of a group."""
 ONE = Message(1, "float32")
