@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 @dataclass

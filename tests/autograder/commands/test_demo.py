@@ -19,6 +19,7 @@ from autograder.commands import demo as module
 from autograder.commands.demo import ASSIGNMENT, Made, Result, demo, table
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
 from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
+from tests.helpers.whole_class import leave_few_cases
 
 pytestmark = [
     needs_sources,
@@ -37,7 +38,7 @@ pytestmark = [
 def course(tmp_path_factory: Any) -> Iterator[Path]:
     """A course folder with a space in its path, as small as nbgrader allows."""
     root = tmp_path_factory.mktemp("a course")
-    copy_assignment(ASSIGNMENT, root)
+    leave_few_cases(copy_assignment(ASSIGNMENT, root))
     shutil.copy(ROOT / "nbgrader_config.py", root)
     for folder in (root, *root.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o055)

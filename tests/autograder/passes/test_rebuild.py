@@ -319,7 +319,7 @@ submissions = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(submissions)
 def test_anything_becomes_a_valid_notebook_of_the_released_structure(submitted: Any) -> None:
     released = notebook()
