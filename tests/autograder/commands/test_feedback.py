@@ -72,12 +72,11 @@ def beacons() -> Iterator[Beacons]:
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
+def course(tmp_path_factory: Any, beacons: Beacons) -> Path:
     """A course with two graded submissions: one attacks, one waits forever; and one question."""
     root = tmp_path_factory.mktemp("a course")
     copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
-    before = os.environ["PATH"]
     data = root / "grading"
     api = NbGraderAPI(config=load_config(root))
     assert api.generate_assignment(ASSIGNMENT)["success"]
@@ -93,8 +92,7 @@ def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
     thread.add(STUDENT, "Why?\n" + "\n".join(payloads(beacons.address)))
     thread.add(INSTRUCTOR, "Because it *raises*.")
     write_thread(data, thread)
-    yield root
-    os.environ["PATH"] = before
+    return root
 
 
 @pytest.fixture(scope="module")

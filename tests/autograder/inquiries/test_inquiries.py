@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,14 +32,12 @@ Run = Callable[..., int]
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Iterator[Path]:
+def course(tmp_path: Path) -> Path:
     root = tmp_path / "a course"
     shutil.copytree(RELEASED / NAME, root / "assignments" / NAME)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     (root / "grading" / "submitted" / "ada" / NAME).mkdir(parents=True)
-    before = os.environ["PATH"]
-    yield root
-    os.environ["PATH"] = before
+    return root
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,8 @@ class Course:
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any) -> Iterator[Course]:
-    before = os.environ["PATH"]
-    yield Course(tmp_path_factory.mktemp("course"))
-    os.environ["PATH"] = before
+def course(tmp_path_factory: Any) -> Course:
+    return Course(tmp_path_factory.mktemp("course"))
 
 
 @needs_sources
