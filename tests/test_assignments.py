@@ -101,9 +101,9 @@ FAILING = [
         *(folder, mutant, place),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
         marks=tier(
-            sampled(folder, number, one_in=2, of_others=12)
+            sampled(folder, number, one_in=4, of_others=12)
             if place == "simulated"
-            else sampled(folder, number, one_in=12)
+            else sampled(folder, number, one_in=24)
         ),
     )
     for folder in READABLE
