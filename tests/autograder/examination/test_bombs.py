@@ -156,7 +156,7 @@ BOMBS = {
 }
 
 
-QUICK = {"many smaller ones", "as many handles as there may be", "groups", "large answers"}
+QUICK = {"many smaller ones", "groups"}
 """The bombs that are tried by default: the others take long, or are like these."""
 
 

@@ -6,7 +6,7 @@ import struct
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.checking.on_ranks.frames import FrameReader, recv_frame, send_frame
@@ -64,7 +64,6 @@ def test_the_size_of_a_frame_is_checked_before_its_payload_is_awaited() -> None:
             recv_frame(ours, max_bytes=10)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=60)), max_size=6),
     st.data(),
@@ -102,7 +101,6 @@ def test_a_reader_stays_broken_after_nonsense(header: bytes) -> None:
         reader.feed(struct.pack("<4sIQ", b"DDPf", 1, 0))
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=10))
 def test_random_streams_only_ever_raise_wire_error(pieces: list[bytes]) -> None:
     reader = FrameReader(max_bytes=100)

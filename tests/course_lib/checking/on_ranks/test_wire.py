@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.checking.on_ranks import wire
@@ -77,7 +77,6 @@ plain = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(plain)
 def test_a_plain_value_comes_back_bit_for_bit(value: Any) -> None:
     assert same(decode(encode(value)), value)
@@ -274,7 +273,6 @@ def wire_error_or_value(data: bytes | bytearray) -> None:
         decode(data, max_bytes=2**16)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_only_ever_raise_wire_error(data: bytes) -> None:
     wire_error_or_value(data)
@@ -296,7 +294,6 @@ nodes = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(nodes, st.binary(max_size=40))
 def test_well_formed_json_that_is_no_value_only_raises_wire_error(node: Any, blobs: bytes) -> None:
     wire_error_or_value(message(json.dumps(node).encode(), blobs))

@@ -115,6 +115,7 @@ def test_figures_and_rich_values_appear_per_rank(shared: Kernel) -> None:
     assert outcome.text.splitlines() == ["[rank 0]", "[rank 1]", "[ranks 0-1]"]
 
 
+@pytest.mark.large  # a kernel of its own; other traces are drawn without one
 def test_a_trace_is_drawn_where_nothing_has_used_pyplot() -> None:
     with kernel() as fresh:
         outcome = fresh.run(
