@@ -31,7 +31,7 @@ ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)
 """For the others there is one test, `test_its_files_can_be_read`."""
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 
 POOLS: dict[Place, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}
@@ -101,9 +101,9 @@ FAILING = [
         *(folder, mutant, place),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
         marks=tier(
-            sampled(folder, number, one_in=2, of_others=12)
+            sampled(folder, number, one_in=4, of_others=12)
             if place == "simulated"
-            else sampled(folder, number, one_in=12)
+            else sampled(folder, number, one_in=24)
         ),
     )
     for folder in READABLE

@@ -74,7 +74,7 @@ def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) ->
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(60)
+            process.wait(300)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -141,7 +141,7 @@ def test_equal_buckets_have_a_closed_form(count, backward, k, latency, bandwidth
     assert overlapped_time([n / count] * count, backward, k, link) == pytest.approx(closed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     backward=st.floats(1e-2, 1),
     k=st.integers(2, 16),

@@ -31,7 +31,6 @@ from tests.helpers.course_folders import (
 NAME = "02_data_parallel_sgd"
 
 pytestmark = [
-    pytest.mark.timeout(120),
     # nbgrader and what it stands on, not we
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),

@@ -20,8 +20,6 @@ from course_lib.checking.program import pack_program
 from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def right_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
     return length * 0 + _start(length, world_size, rank), _start(length, world_size, rank + 1)

@@ -30,8 +30,6 @@ from course_lib.checking.mutants import edited
 from course_lib.checking.runners import LocalRunner
 from tests.helpers.variation import unvaried
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     return [{"x": torch.randn(3, 2, generator=generator)} for _ in range(case.world_size)]

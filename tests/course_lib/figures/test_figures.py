@@ -169,7 +169,7 @@ def test_import_and_style_choose_no_backend():
         "matplotlib.use('svg'); f.use_course_style(); assert matplotlib.get_backend() == 'svg'"
     )
     environment = {"PATH": "/usr/bin:/bin"}  # without MPLBACKEND
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=environment)
 
 
 # --- timeline -------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from course_lib.learner.doctor._finding import Finding
 from course_lib.ranks.placement import share
 from tests.helpers.course_folders import needs_sources
 
-pytestmark = pytest.mark.timeout(90)
 Usage = namedtuple("Usage", "total used free")
 
 

@@ -24,7 +24,6 @@ from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
 from tests.helpers.desk_files import write
 
-pytestmark = pytest.mark.timeout(120)
 WRONG = "def rank():\n    return 7"
 AS_CHECK_DOES = """
 import json, sys
@@ -167,14 +166,14 @@ def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> 
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         assert process.poll() is None, process.stdout and process.stdout.read()
         time.sleep(0.05)
     child = int(pid_file.read_text())
     process.send_signal(how)
-    told = process.communicate(timeout=60)[0]
-    deadline = time.monotonic() + 20
+    told = process.communicate(timeout=300)[0]
+    deadline = time.monotonic() + 300
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()

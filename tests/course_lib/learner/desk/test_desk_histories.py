@@ -150,7 +150,7 @@ BACK_AND_FORTH: list[dict[str, Any]] = [
 
 
 @example(BACK_AND_FORTH)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(rounds, min_size=2, max_size=6))
 def test_nothing_of_the_students_is_ever_lost(history: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory(prefix="desk-") as root:

@@ -123,7 +123,6 @@ def get(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
             server.wait(START_SECONDS)
 
 
-@pytest.mark.timeout(2 * START_SECONDS)
 def test_jupyterlab_opens_on_the_desk(get: Callable[[str], str]) -> None:
     shown = json.loads(get("api/contents/"))["content"]
     assert {entry["name"] for entry in shown} == {*WORKED_IN, *READ_ONLY}
@@ -131,7 +130,6 @@ def test_jupyterlab_opens_on_the_desk(get: Callable[[str], str]) -> None:
     assert "def sgd_step" in module["content"]
 
 
-@pytest.mark.timeout(2 * START_SECONDS)
 def test_students_see_no_panels_for_instructors_and_no_news(get: Callable[[str], str]) -> None:
     (config,) = re.findall(r'id="jupyter-config-data"[^>]*>(.*?)</script>', get("lab"), re.DOTALL)
     assert "@jupyter/nbgrader" in json.loads(config)["disabledExtensions"]

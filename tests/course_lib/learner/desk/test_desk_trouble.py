@@ -169,7 +169,7 @@ def test_a_home_that_cannot_be_written_costs_one_sentence(tmp_path: Path) -> Non
     }
     command = [sys.executable, "-m", "course_lib.learner", "lab", "--desk", str(tmp_path / "work")]
     done = subprocess.run(
-        command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=60
+        command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1
     (sentence,) = done.stderr.splitlines()
