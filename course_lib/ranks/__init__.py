@@ -8,8 +8,8 @@ From the ground up; each room knows only those above it in this list:
 
 - `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
   travels; `placement`: which devices; `variables`: what ranks keep between calls; `stopping`: what
-  ends their code from outside; `memory`: what processes share
-- `trace`: what happened
+  ends their code from outside
+- `trace`: what happened; `memory`: objects as bytes, and what processes share
 - `_torch`: what PyTorch does not document, and the table of collectives
 - `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `simulated`: ranks on a network with a virtual

@@ -1,8 +1,9 @@
 """Simulated ranks as processes: the engine behind ``on="simulated", isolated=True``.
 
-Threads share what a process has once. Where that matters, each rank is a process of its own, and
-the fabric, in a thread of this one, is at the other end of a socket. A call costs some
-milliseconds more, and every message its way through the socket.
+Threads share most of what a process has once: the environment, the folder, imported modules. Where
+that matters, each rank is a process of its own. The fabric, in a thread of this one, is at the
+other end of a socket. A call costs some milliseconds more, and every message its way through the
+socket.
 """
 
 from __future__ import annotations

@@ -32,6 +32,11 @@ class Ranks:
     to give the failed call up, and keep their variables; those that do not listen, or have died,
     are replaced by fresh ones.
 
+    Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
+    time, output, arguments and classes of the notebook. All else that a process has once, such as
+    ``os.environ``, the working folder and the globals of imported modules, they share with one
+    another and with the notebook. Where that matters, ``isolated=True`` makes each a process.
+
     Args:
         world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
         on: ``"cpu"`` (gloo), ``"gpu"`` (NCCL; more ranks than GPUs share them), ``"auto"``: GPUs
@@ -47,8 +52,7 @@ class Ranks:
             are.
         misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
             a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
-        isolated: whether simulated ranks are processes, which share nothing, and not threads,
-            which start faster and may be 1,024.
+        isolated: whether simulated ranks are processes, which share nothing; at most 64.
 
     Raises:
         ValueError: there is no such place, it cannot hold these ranks, or `timeout` is no time.

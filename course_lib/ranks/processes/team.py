@@ -22,7 +22,7 @@ from typing import Any
 from course_lib.ranks.calls import pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
-from course_lib.ranks.memory import anonymous_file, path_of
+from course_lib.ranks.memory import Packed, anonymous_file, pack, path_of
 from course_lib.ranks.output.printer import Printer, RankOutput
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.board import Board
@@ -32,7 +32,7 @@ from course_lib.ranks.processes.emulated_network import EmulatedNetwork
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
-from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe, Packed, pack
+from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.watch import Watch
 from course_lib.ranks.trace.trace import Trace

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.memory import path_of
+from course_lib.ranks.memory import pack, path_of
 from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import RankPhase
@@ -45,7 +45,6 @@ from course_lib.ranks.processes.object_pipe import (
     AnswerHead,
     ObjectPipe,
     Read,
-    pack,
 )
 from course_lib.ranks.processes.recorder import Recorder
 from course_lib.ranks.processes.surroundings import enter
