@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
+from course_lib.ranks.calls import Call, CallOptions
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.errors import RanksError
@@ -163,7 +164,7 @@ class Ranks:
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
         self.error = None
         try:
-            return self._engine.run(fn, args, kwargs, self.timeout, check_nan)
+            return self._engine.run(Call(fn, args, kwargs, CallOptions(self.timeout, check_nan)))
         except RanksError as error:
             self.error = error
             raise

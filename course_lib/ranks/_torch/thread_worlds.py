@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from course_lib.ranks.calls import CallOptions
+
 BACKEND = "simulated"
 
 
@@ -31,7 +33,7 @@ class RankContext(Protocol):
     store: Any
     works: Any
     handles: Any
-    check_nan: bool
+    options: CallOptions
 
     @property
     def locate(self) -> Callable[[], str]:

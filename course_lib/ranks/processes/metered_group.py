@@ -112,7 +112,7 @@ class MeteredProcessGroup(PythonGroup):
             for tensor in (gets if kind.sized_by_what_it_gets else puts)
         ]
         root = self._members[options.rootRank] if kind.to_one else None
-        if me.check_nan:
+        if me.options.check_nan:
             refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
         reduction = reduction_of(options.reduceOp) if kind.reduces else ""
         signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
@@ -163,7 +163,7 @@ class MeteredProcessGroup(PythonGroup):
         self._place()
         if peer is None:
             return self._from_anyone(tensors, tag)
-        if me.check_nan:
+        if me.options.check_nan:
             refuse_nan(kind, tensors, sends)
         channel = Channel(sends, peer, tag, self.key)
         other_end = channel.other_end(me.rank)

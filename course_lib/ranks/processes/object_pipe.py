@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.memory import Packed, map_file, unpack
 from course_lib.ranks.trace.event import Event
 
@@ -110,7 +111,7 @@ class CallHead(NamedTuple):
     call: int
     generation: int
     """How many calls were given up before it."""
-    check_nan: bool
+    options: CallOptions
 
 
 class AnswerHead(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.waiting import waits_in
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import Channel, RankPhase, Wait
@@ -16,6 +17,7 @@ from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
 """Events that one rank keeps of one call; the rest are counted."""
+_NONE = CallOptions()
 _SETTLE = 0.5
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 1 << 22
@@ -35,8 +37,8 @@ class Recorder:
     """When the rank's own thread stood still, waiting for communication."""
     alone: bool = False
     """Whether nobody else writes on the board: the other ranks are on other machines."""
-    check_nan: bool = False
-    """Whether this call refuses NaN in what the rank puts into communication."""
+    options: CallOptions = _NONE
+    """Of the current call."""
     dropped: int = 0
     open_messages: set[Any] = field(default_factory=set)
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
@@ -75,10 +77,10 @@ class Recorder:
             while len(self._kept) > _MAX_KEPT or self._kept_bytes > _MAX_KEPT_BYTES:
                 self._kept_bytes -= self._kept.popleft()[1]
 
-    def begin(self, check_nan: bool = False) -> None:
+    def begin(self, options: CallOptions = _NONE) -> None:
         """Begin the log of a new call, on a board that may have been cleared."""
         self.calls += 1
-        self.check_nan = check_nan
+        self.options = options
         self.board.forget_places()
         self.events.clear()
         self.blocked.clear()

@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from course_lib.ranks.calls import pack_call
+from course_lib.ranks.calls import Call, CallOptions, pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
 from course_lib.ranks.memory import Packed, anonymous_file, pack, path_of
@@ -67,25 +67,18 @@ class Processes:
         """See `Ranks.start`."""
         self._ready_team()
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
+    def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        if check_nan and not self._metered:
+        if call.options.check_nan and not self._metered:
             raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
-        common, each = pack_call(fn, args, kwargs, self.world_size, pack)
+        common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size, pack)
         self._trace = partial(Trace, [], self.world_size)
         try:
             team = self._ready_team()
             news = self._surroundings.news()
             if news is not None:
                 team.labels.update(news[0].labels)
-            return team.call(news, common, each, timeout, check_nan)
+            return team.call(news, common, each, call.options)
         except KeyboardInterrupt:
             self._say_interrupted()
             raise
@@ -236,8 +229,7 @@ class Team:
         surroundings: tuple[Any, ...] | None,
         common: Packed,
         each: Sequence[Packed],
-        timeout: float | None,
-        check_nan: bool = False,
+        options: CallOptions,
     ) -> list[Any]:
         """Run one call on all ranks; return the results.
 
@@ -245,8 +237,7 @@ class Team:
             surroundings: the notebook's sources, folder, module path and environment, if changed.
             common: what all ranks share of the call.
             each: what each rank alone gets of it, in rank order; empty if there is nothing.
-            timeout: limit in seconds; None for none.
-            check_nan: whether ranks refuse to send NaN.
+            options: its time limit, and what the ranks watch for.
 
         Raises:
             RanksError: the call went wrong.
@@ -264,8 +255,8 @@ class Team:
         self._calls += 1
         try:
             with uninterrupted():  # a rank without its call could not end it
-                self._send(surroundings, common, each, check_nan)
-            self.watch.collect("call", timeout)
+                self._send(surroundings, common, each, options)
+            self.watch.collect("call", options.timeout)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 self.interrupted = self.watch.states()
@@ -294,9 +285,9 @@ class Team:
         surroundings: tuple[Any, ...] | None,
         common: Packed,
         each: Sequence[Packed],
-        check_nan: bool,
+        options: CallOptions,
     ) -> None:
-        head = pack(CallHead(self._calls, self._generation, check_nan))
+        head = pack(CallHead(self._calls, self._generation, options))
         news, nothing = pack(surroundings), pack([])
         for member in self.members:
             own = each[member.rank] if each else nothing

@@ -23,7 +23,14 @@ from course_lib.ranks._torch.thread_worlds import (
     leave_world,
     thread_worlds,
 )
-from course_lib.ranks.calls import cell_sources, join_call, pack_call, pack_result
+from course_lib.ranks.calls import (
+    Call,
+    CallOptions,
+    cell_sources,
+    join_call,
+    pack_call,
+    pack_result,
+)
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
@@ -67,8 +74,7 @@ class Run:
         computation: str,
         call: tuple[Packed, Sequence[Packed]],
         worlds: Worlds,
-        *,
-        check_nan: bool = False,
+        options: CallOptions,
         misuse: str = "warn",
     ) -> None:
         self.world_size = world_size
@@ -79,7 +85,7 @@ class Run:
         self.baton = Baton(self.fabric, measured=computation == "measured")
         self.known = frozenset(Classes.of_process().by_name)
         self.worlds = worlds
-        self.check_nan = check_nan
+        self.options = options
         self.misuse = misuse
         self.stopped: list[int] = []
         self.results: list[Any] = [None] * world_size
@@ -98,7 +104,7 @@ class Run:
 
     # The thread that called -------------------------------------------------------------------
 
-    def go(self, timeout: float | None) -> None:
+    def go(self) -> None:
         """Run to the end, print what the ranks print, raise what went wrong."""
         # Not to sys.stdout, whatever it is then: a rank may have redirected it.
         printer = Printer(self.world_size, sys.stdout)
@@ -113,7 +119,7 @@ class Run:
                 thread.start()
             self.baton.start()
             try:
-                self._listen(printer, timeout)
+                self._listen(printer, self.options.timeout)
                 streams.finish()
             except BaseException as error:
                 states = self._states()
@@ -223,7 +229,7 @@ class Run:
             self.locate,
             store=self.worlds.store,
             generation=self.worlds.store,
-            check_nan=self.check_nan,
+            options=self.options,
             watched=self.misuse != "ignore",
         )
 
@@ -354,16 +360,10 @@ class Simulated:
         self._worlds = Worlds(world_size)
         self._computation = computation or ("declared" if device is None else "counted")
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
-        """Run one call; see `Ranks.run`. `timeout` is in seconds of this computer."""
-        call = pack_call(fn, args, kwargs, self._world_size, partial(pack, inline=_LARGE))
+    def run(self, call: Call) -> list[Any]:
+        """Run one call; see `Ranks.run`."""
+        send = partial(pack, inline=_LARGE)
+        packed = pack_call(call.fn, call.args, call.kwargs, self._world_size, send)
         self.trace = Trace([], self._world_size)
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
@@ -373,13 +373,13 @@ class Simulated:
                 self._network,
                 self._device,
                 self._computation,
-                call,
+                packed,
                 self._worlds,
-                check_nan=check_nan,
-                misuse=self._misuse,
+                call.options,
+                self._misuse,
             )
             try:
-                run.go(timeout)
+                run.go()
             except BaseException:
                 # Who made which group may differ between the ranks now.
                 self._worlds = Worlds(self._world_size)
