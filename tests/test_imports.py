@@ -19,7 +19,7 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement", "variables", "stopping"),
+    ("explain", "costs", "calls", "placement", "variables", "stopping", "sockets"),
     ("trace", "memory"),
     ("_torch", "output"),
     ("processes", "simulated"),

@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     )
     from course_lib.ranks.placement import nccl_version, place, share
     from course_lib.ranks.processes.fork_client import (
+        WIDE,
         ForkServer,
         ForkServerError,
         end_soon,
         preload,
     )
-    from course_lib.ranks.processes.fork_server import serve
-    from course_lib.ranks.processes.huge_pages import collapse
-    from course_lib.ranks.processes.launch import WIDE
+    from course_lib.ranks.processes.fork_server import collapse, serve
     from course_lib.ranks.processes.worker import redirect_output
     from course_lib.ranks.simulated.collectives import why_not
     from course_lib.ranks.simulated.fabric_diagnosis import explain_misuse
@@ -83,10 +82,8 @@ __getattr__ = later(
         "current here": "_torch.thread_worlds",
         "Sources cell_labels cell_sources install_sources pack_call": "calls",
         "nccl_version place share": "placement",
-        "ForkServer ForkServerError end_soon preload": "processes.fork_client",
-        "serve": "processes.fork_server",
-        "collapse": "processes.huge_pages",
-        "WIDE": "processes.launch",
+        "WIDE ForkServer ForkServerError end_soon preload": "processes.fork_client",
+        "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",
         "why_not": "simulated.collectives",
         "explain_misuse": "simulated.fabric_diagnosis",

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.memory import Packed, map_file, unpack
+from course_lib.ranks.sockets import receive_exactly
 from course_lib.ranks.trace.event import Event
 
 _COUNT = struct.Struct("<B")  # objects in the message
@@ -74,27 +75,17 @@ class ObjectPipe:
         objects: list[Read] = []
         files = iter(fds)
         try:
-            headers = self._take(_COUNT.unpack(first)[0] * _HEADER.size)
+            headers = receive_exactly(self._socket, _COUNT.unpack(first)[0] * _HEADER.size)
             for size, parts, in_file in _HEADER.iter_unpack(headers):
                 if in_file:
                     body: Any = map_file(next(files), size, private=self._private)
                 else:
-                    body = bytearray(self._take(size))  # a tensor in it can be written to
+                    body = receive_exactly(self._socket, size)  # a tensor in it can be written to
                 objects.append(partial(unpack, body, size, parts))
         finally:
             for fd in fds:
                 os.close(fd)
         return objects
-
-    def _take(self, size: int) -> bytes:
-        """Read so many bytes."""
-        data = b""
-        while len(data) < size:
-            chunk = self._socket.recv(size - len(data), socket.MSG_WAITALL)
-            if not chunk:
-                raise EOFError("the other end is gone")
-            data += chunk
-        return data
 
     def close(self) -> None:
         """Close this end."""

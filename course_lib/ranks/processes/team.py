@@ -30,11 +30,11 @@ from course_lib.ranks.processes.board_diagnosis import out_of_step, some_raised
 from course_lib.ranks.processes.board_views import RankPhase
 from course_lib.ranks.processes.emulated_network import EmulatedNetwork
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
-from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
 from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.watch import Watch
+from course_lib.ranks.stopping import uninterrupted
 from course_lib.ranks.trace.trace import Trace
 
 

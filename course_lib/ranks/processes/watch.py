@@ -27,9 +27,9 @@ from course_lib.ranks.processes.board_diagnosis import (
 )
 from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.fork_client import ForkServer
-from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, read_dump
 from course_lib.ranks.processes.object_pipe import DISPLAY, FAILURE, Answer
+from course_lib.ranks.stopping import uninterrupted
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
