@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from course_lib.later import later
 
 if TYPE_CHECKING:
-    from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+    from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
     from course_lib.ranks._torch.python_group import PythonGroup, watched_by
     from course_lib.ranks._torch.thread_worlds import current, here
     from course_lib.ranks.calls import (
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from course_lib.ranks.processes.fork_server import collapse, serve
     from course_lib.ranks.processes.worker import redirect_output
-    from course_lib.ranks.simulated.collectives import why_not
     from course_lib.ranks.simulated.fabric_diagnosis import explain_misuse
     from course_lib.ranks.simulated.handles import MAX_MISUSES, Misuse
     from course_lib.ranks.simulated.operation import Operation, check_tensors
@@ -77,7 +76,7 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "KINDS Collective reduction_of": "_torch.collective_table",
+        "KINDS Collective reduction_of why_not": "_torch.collective_table",
         "PythonGroup watched_by": "_torch.python_group",
         "current here": "_torch.thread_worlds",
         "Sources cell_labels cell_sources install_sources pack_call": "calls",
@@ -85,7 +84,6 @@ __getattr__ = later(
         "WIDE ForkServer ForkServerError end_soon preload": "processes.fork_client",
         "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",
-        "why_not": "simulated.collectives",
         "explain_misuse": "simulated.fabric_diagnosis",
         "MAX_MISUSES Misuse": "simulated.handles",
         "Operation check_tensors": "simulated.operation",

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
 from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known
 from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.words import names_inside
-from course_lib.ranks.simulated.collectives import why_not
 from course_lib.ranks.simulated.handles import Handles
 from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation, check_tensors
 from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue

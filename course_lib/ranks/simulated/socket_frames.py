@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from course_lib.ranks._torch.collective_table import KINDS
-from course_lib.ranks.simulated.collectives import REDUCTIONS, why_not
+from course_lib.ranks._torch.collective_table import KINDS, REDUCTIONS, why_not
 from course_lib.ranks.simulated.operation import Operation, check_tensors
 from course_lib.ranks.trace.event import group_called
 
