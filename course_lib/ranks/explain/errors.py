@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.frames import Frame
+from course_lib.ranks.explain.stack_frames import StackFrame
 from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
@@ -58,7 +58,7 @@ class RanksError(RuntimeError):
         self.summary = summary
         self.states = tuple(states)
         self.detail = detail
-        self.frames: Mapping[int, Sequence[Frame]] = {}
+        self.frames: Mapping[int, Sequence[StackFrame]] = {}
         super().__init__(self._report())
 
     def _report(self) -> str:

@@ -35,7 +35,7 @@ from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.streams import Running, Streams
-from course_lib.ranks.processes.recorder import MeteredOperation
+from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _AHEAD = 2e-3
 """Seconds by which messages are sent before their moment, so that ranks hear of an end in time."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.processes.emulated_network import Transfer
-from course_lib.ranks.processes.recorder import MeteredOperation
+from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _ending = threading.Lock()
 _SLICE = timedelta(seconds=0.2)

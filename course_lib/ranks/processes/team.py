@@ -33,7 +33,7 @@ from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.member import Member
 from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe
 from course_lib.ranks.processes.surroundings import Surroundings
-from course_lib.ranks.processes.watch import Watch
+from course_lib.ranks.processes.watch import TeamWatch
 from course_lib.ranks.stopping import uninterrupted
 from course_lib.ranks.trace.trace import Trace
 
@@ -155,7 +155,9 @@ class Team:
             # Where a file without a name cannot be opened by path, it needs a folder.
             folder = None if path_of(store) else tempfile.mkdtemp(prefix="ranks-")
             self._printer = Printer(self.world_size)
-            self.watch = Watch(self._server, self.board, self.members, self._printer, self.labels)
+            self.watch = TeamWatch(
+                self._server, self.board, self.members, self._printer, self.labels
+            )
             self._end = weakref.finalize(
                 self, _end_team, self._server, self.board, folder, self.members, os.getpid()
             )

@@ -42,7 +42,7 @@ _GRACE = 1.0
 """Seconds that ranks which still compute get, once another has failed."""
 
 
-class Watch:
+class TeamWatch:
     """Watches the ranks of a team from call to call.
 
     Args:

@@ -46,7 +46,7 @@ from course_lib.ranks.processes.object_pipe import (
     ObjectPipe,
     Read,
 )
-from course_lib.ranks.processes.recorder import Recorder
+from course_lib.ranks.processes.rank_recorder import RankRecorder
 from course_lib.ranks.processes.surroundings import enter
 from course_lib.ranks.processes.world import World, joined_world
 from course_lib.ranks.stopping import in_import
@@ -57,7 +57,7 @@ os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no
 _NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
 
 
-def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recorder:
+def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankRecorder:
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
     `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path; it may
@@ -71,7 +71,7 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
     if config["device"].startswith("cuda"):
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    recorder = Recorder(board, rank, [], locator(labels))
+    recorder = RankRecorder(board, rank, [], locator(labels))
     link = EmulatedLink(Connection(config["link"])) if "link" in config else None
     backend = config.get("backend", "metered")
     if backend == "metered":
@@ -127,7 +127,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
 
 def _run_call(
     pipe: ObjectPipe,
-    recorder: Recorder,
+    recorder: RankRecorder,
     labels: dict[str, str],
     call: int,
     parts: list[Read],
@@ -186,7 +186,7 @@ def _begin(call: int) -> None:
         _current = call
 
 
-def _listen_for_giving_up(recorder: Recorder) -> None:
+def _listen_for_giving_up(recorder: RankRecorder) -> None:
     """Prepare this rank to give up calls: in its main thread, once."""
     heard, tell = os.pipe()
     os.set_blocking(tell, False)

@@ -12,7 +12,7 @@ from typing import Any
 from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.waiting import waits_in
 from course_lib.ranks.processes.board import Board
-from course_lib.ranks.processes.board_views import Channel, RankPhase, Wait
+from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, Wait
 from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
@@ -25,7 +25,7 @@ _ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
 
 
 @dataclass
-class Recorder:
+class RankRecorder:
     """What the process groups of one rank share: the board, and the log of the current call."""
 
     board: Board
@@ -145,7 +145,7 @@ class Recorder:
 class MeteredOperation:
     """One operation from its launch until it is over: shown on the board, then in the log."""
 
-    recorder: Recorder
+    recorder: RankRecorder
     kind: str
     members: tuple[int, ...]
     peer: int | None
@@ -155,10 +155,10 @@ class MeteredOperation:
     wait: Wait
     group: int
     seq: int
-    channel: Channel | None = None
+    channel: MessageChannel | None = None
     start: float = field(default_factory=time.monotonic)
     begun_in: int = field(init=False)
-    """Value of `Recorder.given_up` when it was launched."""
+    """Value of `RankRecorder.given_up` when it was launched."""
     group_name: str = ""
     """What people call the group; see `Event.group_name`."""
     sent: int | None = None
