@@ -66,7 +66,7 @@ __all__ = [
 # Now, before anything here loads PyTorch: it takes longest, and loads PyTorch, too.
 start_in_notebook()
 
-# What needs PyTorch comes when it is asked for: a network's costs do not need it.
+# Names that need PyTorch are loaded when somebody asks for them. Costs do not need it.
 __getattr__ = later(
     __name__,
     {

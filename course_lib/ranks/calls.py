@@ -25,7 +25,7 @@ _MAX_SOURCE = 1 << 20
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What the user asks of one call, besides the function and its arguments.
+    """The options of one call: all that it has besides the function and its arguments.
 
     Attributes:
         timeout: limit in seconds of this computer; ``None`` for none.

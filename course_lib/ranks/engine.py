@@ -1,4 +1,4 @@
-"""What runs the calls of a `Ranks`, and the one place that chooses it.
+"""The engines, which run the calls of a `Ranks`, and the one place that chooses among them.
 
 `Processes` for ``on="cpu"`` and ``"gpu"``; `Simulated`, whose ranks are threads of this process on
 a fabric with a virtual clock; or `IsolatedSimulated`, the same with a process for each rank.
@@ -19,12 +19,12 @@ from course_lib.ranks.trace.trace import Trace
 
 
 class Engine(Protocol):
-    """What runs the calls of one `Ranks`."""
+    """Runs the calls of one `Ranks`."""
 
     placement: Placement
     """A device for every rank, and a sentence about them."""
     trace: Trace
-    """Of the last call, also of one that failed."""
+    """The trace of the last call, also of one that failed."""
 
     def run(self, call: Call) -> list[Any]:
         """Run the call on every rank; its arguments may be `PerRank`."""

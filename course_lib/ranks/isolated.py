@@ -113,7 +113,7 @@ class IsolatedSimulated:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a rank must know to be one."""
+    """All that a process must know to be a rank."""
 
     path: str
     world_size: int

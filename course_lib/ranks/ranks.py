@@ -29,8 +29,8 @@ class Ranks:
 
     The functions use plain ``torch.distributed``; they may be defined in notebook cells. On the
     CPU and on GPUs every rank is its own process on this machine; it stays between calls, so a
-    call costs about a millisecond. After a failure the next call works: ranks on the CPU are told
-    to give the failed call up, and keep their variables; those that do not listen, or have died,
+    call costs about a millisecond. After a failure the next call works. Ranks on the CPU are told
+    to give the failed call up, and keep their variables. Those that do not listen, or have died,
     are replaced by fresh ones.
 
     Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
@@ -92,7 +92,7 @@ class Ranks:
         self.owner = uuid.uuid4().hex
         """Tells this object's variables on the ranks from those of others: see `variables`."""
         self.error: RanksError | None = None
-        """What the last `run` raised about the ranks; ``None`` if it went well."""
+        """The error about the ranks that the last `run` raised; ``None`` if it went well."""
         self._forget = weakref.finalize(self, forget_variables, self.owner)
 
     @property
@@ -139,8 +139,8 @@ class Ranks:
     ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 
-        An argument wrapped in `per_rank` gives each rank its own value. What the function prints
-        or displays appears with the rank in front. Tensors arrive on the CPU.
+        An argument wrapped in `per_rank` gives each rank its own value. The
+        function's prints and displays appear with the rank in front. Tensors arrive on the CPU.
 
         With ``check_nan=True`` a rank that puts NaN into a collective or a message fails there: the
         first one names the rank and the line.

@@ -1,4 +1,4 @@
-"""What travels through sockets: lines of JSON with file descriptors, and so many bytes exactly."""
+"""Reading from sockets: lines of JSON with file descriptors, or so many bytes exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operations of ``torch.distributed`` are: the one table that all who must know them read.
+"""The table of all operations of ``torch.distributed``, which all who must know them read.
 
 `KINDS` says what an operation is, whoever carries it out: gloo, NCCL, a fabric, a socket. An entry
 has its schema (`Kind.needs`, `Kind.fits`), its words (`Kind.needs`, `signature_of`) and what it
@@ -22,9 +22,9 @@ Tensors = list[torch.Tensor]
 Sizes = Sequence[int]
 
 
-# What a collective does to the tensors of all ranks: per rank those that it puts in, and gets. The
-# sum runs in rank order, in float32 for the 16-bit types, and is rounded once; every rank gets the
-# same bits. gloo and NCCL add in other orders: results differ from theirs by rounding.
+# These functions carry a collective out, on the tensors of all ranks. A sum runs in rank order, in
+# float32 for the 16-bit types, and is rounded once; every rank gets the same bits. gloo and
+# NCCL add in other orders: results differ from theirs by rounding.
 
 Effect = Callable[[Sequence[Tensors], Sequence[Tensors], int, str], None]
 """``effect(inputs, outputs, root, op)``: reads every rank's inputs, writes every rank's outputs."""
@@ -158,7 +158,7 @@ class Kind:
     """Whether ranks may differ in size."""
     sized_by_what_it_gets: bool = False
     effect: Effect | None = None
-    """What a collective does to the tensors; ``None``: it is a message."""
+    """Carries a collective out; ``None``: it is a message."""
 
 
 def _same(puts: Sizes, gets: Sizes, k: int, here: bool) -> bool:
@@ -234,7 +234,7 @@ class Collective:
     """``operations(arguments, k)``: what it consists of, mostly one; for each, the tensors that
     this rank puts in, and those that it gets."""
     result: Callable[[tuple[Any, ...]], Any] = lambda arguments: arguments[0]
-    """What the future holds in the end."""
+    """Returns the value of the future."""
     short: tuple[str, ...] = ("timeout",)
     """The options, by name, that PyTorch's shorter form takes one by one in their place."""
     short_if_tensor: int | None = None

@@ -25,7 +25,7 @@ BACKEND = "simulated"
 
 
 class RankContext(Protocol):
-    """What a thread must know to be a rank."""
+    """Everything that a thread must know to be a rank."""
 
     rank: int
     world_size: int
@@ -176,8 +176,8 @@ def _rendezvous(before: Any) -> Any:
 def _wait_for_future(before: Any) -> Any:
     """Return `before`, after which a rank lets others run until the future is done.
 
-    What PyTorch makes of our futures in C++ (``torch.futures.collect_all``, the reducer's) are
-    plain ones: they end when the rank's works do, and their own wait would let nobody else run.
+    PyTorch makes plain futures of ours in C++ (``torch.futures.collect_all``, the reducer). They
+    end when the rank's works do, and their own wait would let nobody else run.
     """
 
     def wait(self: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a collective costs: the messages of its algorithm, sent over the links.
+"""The cost of a collective: the messages of its algorithm, sent over the links.
 
 An algorithm is a list of rounds, a round a list of messages. A rank enters a round when it has
 left the one before; a message starts when both its ends have entered. So the time of a collective
@@ -199,7 +199,7 @@ COSTS: dict[str, Callable[[_Asked], Iterable[Round]]] = {
     "all_to_all": _all_to_all,
     "barrier": _barrier,
 }
-"""The messages of every collective of `_torch.collective_table`, round by round."""
+"""The messages of every collective in `_torch.collective_table`, round by round."""
 
 
 def split_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:

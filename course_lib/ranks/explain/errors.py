@@ -1,4 +1,4 @@
-"""What can go wrong on the ranks.
+"""The errors of ranks.
 
     RanksError
     ├── RankError        a rank raised an exception, or its process died
@@ -28,7 +28,7 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank was doing when something went wrong: one row of a report."""
+    """The state of one rank when something went wrong: one row of a report."""
 
     rank: int
     doing: str

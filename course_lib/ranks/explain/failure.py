@@ -88,7 +88,7 @@ def _without_libraries(
 ) -> list[str]:
     """Return the lines of a traceback, with the calls inside installed packages told in short.
 
-    Of those that the innermost line of the user's own led to, the last is shown.
+    The innermost line of the user's own may lead to several; the last of them is shown.
     """
     shown: list[str] = []
     inside: list[traceback.FrameSummary] = []

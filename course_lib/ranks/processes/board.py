@@ -168,7 +168,7 @@ _WAITS = {int(wait): wait for wait in Wait}
 
 
 class Board(Pages):
-    """What every rank does, for all ranks and their parent.
+    """Shows what every rank does, to all ranks and their parent.
 
     ``Board.create(world_size)`` makes one without a name in the file system: it is gone when the
     last process that maps it is gone, however that process ends.

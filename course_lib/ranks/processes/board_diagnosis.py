@@ -1,7 +1,7 @@
 """From what stands on the board to what is wrong; `explain.waiting` finds the words.
 
-Of a rank that has ended a call, everything on the board is final. An operation that needs such a
-rank is *unfinished*: also when nobody waits for it yet, it can never complete.
+When a rank has ended a call, everything that it has on the board is final. An operation that needs
+such a rank is *unfinished*: also when nobody waits for it yet, it can never complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the board shows, as plain values: one `RankView` per rank, at one moment."""
+"""The board as plain values: one `RankView` per rank, at one moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 
 class RankPhase(IntEnum):
-    """What a rank is doing."""
+    """The state of a rank."""
 
     STARTING = 0
     IDLE = 1
@@ -20,7 +20,7 @@ class RankPhase(IntEnum):
 
 
 class Wait(IntEnum):
-    """What a blocked rank waits in."""
+    """The operation that a blocked rank waits in."""
 
     NOTHING = 0
     COLLECTIVE = 1
@@ -81,7 +81,7 @@ class MessageChannel:
 
 @dataclass(frozen=True)
 class Message:
-    """What a send and its receive must agree on."""
+    """The properties that a send and its receive must share."""
 
     numel: int
     dtype: str
@@ -118,8 +118,8 @@ class RankView:
     group: int
     """Key of the process group that it waits in."""
     seq: int
-    """Which collective, or which message of the channel, it waits for, from 1; 0: the group itself
-    is being made."""
+    """The number, from 1, of the collective or of the channel's message that it waits for; 0: the
+    group itself is being made."""
     channel: MessageChannel | None
     since: float
     """When the state began, in seconds of the machine's monotonic clock."""
@@ -132,7 +132,7 @@ class RankView:
     groups: Mapping[int, GroupView]
     saw_mismatch: bool = False
     read_messages: Callable[[MessageChannel], dict[int, Message]] = lambda channel: {}
-    """Of a channel: number of a message → what it is, for the latest ones."""
+    """Returns the latest messages of a channel, by number."""
 
     @property
     def from_anyone(self) -> bool:

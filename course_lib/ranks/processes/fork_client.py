@@ -27,7 +27,7 @@ from course_lib.ranks.stopping import uninterrupted
 _MAX_LINE = 1 << 16
 
 NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
-"""What a rank needs in any case."""
+"""Modules that a rank needs in any case."""
 
 SOON = (
     "torch.fx.experimental.symbolic_shapes",
@@ -38,8 +38,8 @@ SOON = (
     "torch.optim.adamw",
     "torch.distributed.device_mesh",
 )
-"""What a rank would otherwise import in its first training step, for seconds; in an order in which
-each takes its part of them."""
+"""Modules that a rank would otherwise import in its first training step, for seconds. They stand in
+an order in which each takes its part of that time."""
 
 WIDE = (*NARROW, *SOON)
 
@@ -48,7 +48,7 @@ LATER = (
     "matplotlib.backends.backend_agg",
     "IPython.core.interactiveshell",
 )
-"""What few ranks need: not worth waiting for at the first start."""
+"""Modules that few ranks need: not worth waiting for at the first start."""
 
 
 class ForkServerError(RuntimeError):
@@ -56,7 +56,7 @@ class ForkServerError(RuntimeError):
 
 
 class Process(Protocol):
-    """What `ForkServer` needs of the process it talks to; `subprocess.Popen` is one."""
+    """The process that `ForkServer` talks to; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
         """Return the exit status, ``None`` while it runs."""

@@ -208,7 +208,7 @@ def collapse() -> None:
     loaded these are 60,000 entries of 4 kB each, most of what a fork costs. Gathering them takes
     half a second, once.
 
-    What is written afterwards is copied in pages of 4 kB, as ever, so that forks share as much.
+    A page that is written afterwards is copied as one of 4 kB, as ever: forks share as much.
     """
     if sys.platform != "linux":
         return

@@ -7,7 +7,7 @@ Because it stands where PyTorch looks for a process group, it sees everything: c
 
 Two rules make hangs findable:
 
-- What a rank enters is compared with what the other ranks entered *before* gloo sees it. gloo
+- An operation is compared with those that the other ranks entered *before* gloo sees it. gloo
   would crash on different sizes, and take one dtype for another without a word.
 - A send is complete when its receive is posted, for every size, as with NCCL. gloo does the same
   today; that the board's counters are asked too keeps it so, and makes polling work: gloo never
@@ -78,7 +78,7 @@ class MeteredProcessGroup(PythonGroup):
 
     @property
     def label(self) -> str:
-        """What people call the group: by its number within the call."""
+        """The group's name for people: its number within the call."""
         name = self._name
         number = str(int(name) % NAMES_PER_CALL) if name.isdecimal() else name
         return group_called(number, str(self.group_desc))

@@ -122,7 +122,7 @@ class Answer:
     head: AnswerHead
     log: Read
     value: Read
-    """Of the result, or of the `Failure`."""
+    """Reads the result, or the `Failure`."""
 
     def events(self) -> list[Event]:
         """Return the log; it is unpickled only here, for nobody looks at most of them."""

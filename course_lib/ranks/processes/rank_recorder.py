@@ -1,4 +1,4 @@
-"""What a rank notes down about its communication: one `Event` per operation."""
+"""A rank's notes about its communication: one `Event` per operation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
 
 @dataclass
 class RankRecorder:
-    """What the process groups of one rank share: the board, and the log of the current call."""
+    """Shared by the process groups of one rank: the board, and the log of the current call."""
 
     board: Board
     rank: int
@@ -160,7 +160,7 @@ class MeteredOperation:
     begun_in: int = field(init=False)
     """Value of `RankRecorder.given_up` when it was launched."""
     group_name: str = ""
-    """What people call the group; see `Event.group_name`."""
+    """The group's name for people; see `Event.group_name`."""
     sent: int | None = None
     """Bytes for other ranks, where they are known; see `Event.sent`."""
     _waited: bool = False
@@ -225,7 +225,7 @@ class MeteredOperation:
         if self._noted is not None:
             at, event = self._noted
             events = self.recorder.events
-            # Of an earlier call, the log is gone.
+            # The log of an earlier call is gone.
             if 0 <= at < len(events) and events[at] is event:
                 events[at] = event._replace(waited=True)
                 self._noted = at, events[at]

@@ -54,7 +54,7 @@ class Processes:
 
     @property
     def trace(self) -> Trace:
-        """Of the last call; made when somebody looks."""
+        """The trace of the last call; made when somebody looks."""
         if not isinstance(self._trace, Trace):
             self._trace = self._trace()
         return self._trace
@@ -143,7 +143,7 @@ class Team:
         self.members: list[Member] = []
         self.reusable = False
         self.interrupted: list[RankState] = []
-        """What the ranks did when the last call was ended from here."""
+        """The states of the ranks when the last call was ended from here."""
         self.labels: dict[str, str] = {}
         self._started = False
         self._calls = self._generation = 0
@@ -200,7 +200,7 @@ class Team:
         }
         try:
             function = "course_lib.ranks.processes.worker:serve_calls"
-            # What ranks in a hurry import by themselves, each on its core, takes no longer.
+            # Ranks with a core each import no slower by themselves: they need not wait.
             early = self.placement.core_each
             pid = self._server.fork(function, config, list(fds.values()), early)
         except BaseException:
@@ -299,8 +299,8 @@ class Team:
     def _give_up(self) -> bool:
         """End the call on the ranks that are still in it; return whether all are ready for more.
 
-        Their processes, and what they have in memory, then stay. What they have left in their
-        connections does not: before the next call every group connects anew.
+        Their processes and their memory then stay. Their connections do not, for something may be
+        left in them: before the next call every group connects anew.
         """
         if not self._keeps or self._generation >= _MAX_GIVEN_UP:
             return False

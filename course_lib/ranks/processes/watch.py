@@ -68,7 +68,7 @@ class TeamWatch:
         self._printer = printer
         self._labels = labels
         self._poll = select.poll()
-        """Of the outputs always, of the pipes as long as an answer is awaited."""
+        """Has the outputs always, and a pipe as long as its answer is awaited."""
         self._by_fd: dict[int, Member] = {}
 
     def collect(self, what: str, timeout: float | None) -> None:
@@ -170,7 +170,7 @@ class TeamWatch:
             for s in board_states(views)
         ]
 
-    # What the ranks send -----------------------------------------------------------------------
+    # Answers of the ranks -----------------------------------------------------------------------
 
     def _read(self) -> set[int]:
         """Take what has come within a moment; return the ranks whose answer was there."""
@@ -201,7 +201,7 @@ class TeamWatch:
                 member.failure = member.answer.value()
             return True
 
-    # What has gone wrong -----------------------------------------------------------------------
+    # Failures -----------------------------------------------------------------------
 
     def _after_failure(self, views: Sequence[RankView], seconds: float) -> None:
         """Raise, once one rank has failed, as soon as nothing more is to be learnt."""

@@ -299,7 +299,7 @@ class World:
             if (still := found()) is not None:
                 put_back(still, kept)
 
-    # What PyTorch offers for gloo alone -----------------------------------------------------------
+    # Functions that PyTorch offers for gloo alone ------------------------------------------------
 
     def _monitored_barrier(
         self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False

@@ -1,8 +1,8 @@
 """One thread per rank, and one baton: only the rank that holds it runs.
 
 A rank hands the baton on where it blocks, to the rank with the smallest clock. So a run is the
-same every time, a rank's random numbers can be its own (PyTorch has one generator for all threads:
-its state changes hands with the baton), and the CPU time of the running rank is its own too.
+same every time, and the CPU time of the running rank is its own. A rank's random numbers can be its
+own, too: PyTorch has one generator for all threads, whose state changes hands with the baton.
 """
 
 from __future__ import annotations

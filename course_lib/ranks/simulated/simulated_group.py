@@ -34,7 +34,7 @@ _GONE = (
 
 @dataclass(eq=False)
 class SimulatedRank:
-    """What belongs to one rank during one call."""
+    """Everything that belongs to one rank during one call."""
 
     rank: int
     world_size: int
@@ -45,7 +45,7 @@ class SimulatedRank:
     store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
     """The default store."""
     generation: object = None
-    """What tells this world from those before it."""
+    """A value that tells this world from those before it."""
     works: WorkQueue = field(default_factory=WorkQueue)
     """Its operations that are not over."""
     options: CallOptions = field(default_factory=CallOptions)

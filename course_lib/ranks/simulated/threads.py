@@ -381,7 +381,7 @@ class Simulated:
             try:
                 run.go()
             except BaseException:
-                # Who made which group may differ between the ranks now.
+                # The ranks may have made different groups by now.
                 self._worlds = Worlds(self._world_size)
                 raise
             finally:
