@@ -68,7 +68,7 @@ class HostEvent:
 
 @dataclass(frozen=True)
 class Place:
-    """What a part runs on.
+    """The device, and all that a part asks of it.
 
     Attributes:
         device: "cuda" or "cpu".
@@ -122,7 +122,7 @@ def place(emulated: bool, seconds: float) -> Place:
             reset_peak=lambda: None,
             mebibytes=(1 / 64, 1 / 16),
             models={"small MLP": Model(_small_mlp, _small_batch)},
-            repeats=2,
+            repeats=5,
             tests=("-k", "ranks_on_gpus or (cpu-1000 and bfloat16)"),
             on="cpu",
         )
@@ -497,7 +497,7 @@ def _importable(name: str) -> bool:
 def overlap(there: Place) -> Iterator[Row]:
     """Yield how much of the copies that stand for communication hides behind backward.
 
-    With one rank a message goes nowhere. So a hook copies each bucket to and fro, on the stream
+    With one rank a message goes nowhere. So a hook copies each bucket, on the stream
     that DDP gives to communication, about as long as backward takes.
     """
     with world_of_one(there):
@@ -508,15 +508,18 @@ def overlap(there: Place) -> Iterator[Row]:
 def _overlap(there: Place, case: Model) -> Row:
     from course_lib.ddp import DistributedDataParallel, GradBucket
 
-    times = 0  # how often each bucket is copied
+    times = 1  # how often each bucket is copied, in one call: many would keep the host busy
+    pieces: dict[int, Tensor] = {}
+
+    def copy(gradients: Tensor) -> None:
+        gradients.new_empty(times, gradients.numel()).copy_(gradients.expand(times, -1))
 
     def copies(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        gradients = bucket.buffer()
-        scratch = torch.empty_like(gradients)
-        for _ in range(times):
-            scratch.copy_(gradients)
+        pieces[bucket.index()] = bucket.buffer()
+        if times:
+            copy(bucket.buffer())
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(gradients)
+        future.set_result(bucket.buffer())
         return future
 
     def wrap(module: nn.Module) -> tuple[nn.Module, Any]:
@@ -525,19 +528,21 @@ def _overlap(there: Place, case: Model) -> Row:
         return wrapped, _adam(wrapped)
 
     run = training(there, case, wrap)
-    backward = milliseconds(there, run.backward)
-    flat = torch.cat([param.detach().flatten() for param in run.model.parameters()])
-    scratch = torch.empty_like(flat)
-    times = max(1, round(backward / milliseconds(there, scratch.copy_, flat)))
     aside, now = there.stream(), there.current_stream()
 
     def only_copies() -> None:
         aside.wait_stream(now)
         with there.using(aside):
-            for _ in range(times):
-                scratch.copy_(flat)
+            for gradients in pieces.values():
+                copy(gradients)
         now.wait_stream(aside)
 
+    for _ in range(5):  # the first ones take longer, and fill `pieces`
+        run.backward()
+    once = milliseconds(there, only_copies)
+    times = 0
+    backward = milliseconds(there, run.backward)
+    times = min(100, max(1, round(backward / once)))
     alone = milliseconds(there, only_copies)
     both = milliseconds(there, run.backward)
     return {
