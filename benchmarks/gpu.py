@@ -120,11 +120,12 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
     command += ["--child", str(seconds), *(["--emulated"] if emulated else [])]
     began = time.monotonic()
     log = folder / f"{outcome.part.name}.log"
-    with log.open("w") as output:
+    # What is killed cannot remove its temporary files.
+    with log.open("w") as output, tempfile.TemporaryDirectory(prefix="gpu_part_") as temporary:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | gpu_parts.environment(emulated),
+            env=os.environ | gpu_parts.environment(emulated) | {"TMPDIR": temporary},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
