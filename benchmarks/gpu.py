@@ -1,174 +1,217 @@
-"""All that needs an NVIDIA GPU, in one command of at most nine minutes: tests, failures, speed.
+"""All that needs an NVIDIA GPU, in one call of nine minutes at most: `make gpu`.
 
-    python benchmarks/gpu.py [--write]      (make gpu)
+    python benchmarks/gpu.py [--out FOLDER]    # results go to benchmarks/results/gpu/
+    python benchmarks/gpu.py --emulated        # every part on the CPU: tries the script, no GPU
 
-One GPU is enough: several ranks share it, through NCCL where it allows that and else through gloo.
-Without a GPU it says so and exits with 0. Results go to benchmarks/results/gpu/.
+Needs the checkout and a PyTorch for CUDA, 2.8 or newer. Where pytest, Triton or nbgrader are
+missing, the parts that use them say so. Parts run in the order of their value. Each is a process
+with its own time limit, and `LIMIT` ends them all. A row is written as soon as it is known, and the
+report after each part: a run that is cut off leaves what it has found.
 
-- the tests marked ``gpu``: collectives, gradient synchronisation, DDP, failures, each on 1, 2 and 4
-  ranks
-- all-reduces beside the backend's own, in algorithm and bus bandwidth and as a part of what one
-  copy on the same GPU reaches
-- a training step of our DDP beside PyTorch's, in turns
+The functions of the parts are in `gpu_parts`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+import gpu_parts
 import torch
-import torch.distributed as dist
 from machine import RESULTS, sentence
-from models import MODELS
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-from course_lib.collectives import central_all_reduce, ring_all_reduce
-from course_lib.cost_model import algorithm_bandwidth, bus_bandwidth
-from course_lib.ddp import DistributedDataParallel
-from course_lib.ranks import Ranks, RanksError
 
 ROOT = Path(__file__).parent.parent
-TEST_SECONDS = 240
-SIZES = [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28]
-WORLD_SIZES = (1, 2, 4)
-REPEATS = 10
+
+LIMIT = 540.0
+"""Seconds of the whole run."""
 
 
-def timed(call: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Return the seconds of one call, the mean of `repeats`, on the slowest rank."""
-    call()
-    torch.cuda.synchronize()
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    torch.cuda.synchronize()
-    seconds = torch.tensor([(time.perf_counter() - start) / repeats], device="cuda")
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return float(seconds)
+@dataclass(frozen=True)
+class Part:
+    """A part of the run.
+
+    Attributes:
+        name: of its files.
+        limit: the seconds it may take.
+        rows: the function of `gpu_parts` that yields what it finds.
+        title: of its section in the report.
+
+    """
+
+    name: str
+    limit: float
+    rows: gpu_parts.Rows
+    title: str
 
 
-def all_reduces() -> dict[int, dict[str, float]]:
-    """Return, on a rank: bytes → algorithm → seconds."""
-    results = {}
-    for size in SIZES:
-        x, other = (torch.zeros(size // 4, device="cuda") for _ in range(2))
-        results[size] = {
-            "one copy": timed(lambda x=x, other=other: other.copy_(x)),  # type: ignore[misc]
-            "backend": timed(lambda x=x: dist.all_reduce(x)),  # type: ignore[misc]
-            "ring": timed(lambda x=x: ring_all_reduce(x)),  # type: ignore[misc]
-            "central": timed(lambda x=x: central_all_reduce(x)),  # type: ignore[misc]
-        }
-    return results
+PARTS = (
+    Part("facts", 30, gpu_parts.facts, "The machine"),
+    Part("kernels", 90, gpu_parts.kernels, "Triton's kernels, compiled and run"),
+    Part("one_rank", 90, gpu_parts.one_rank, "One rank: DDP, hooks, mixed precision, memory"),
+    Part("tests", 150, gpu_parts.tests, "Tests: 1, 2 and 4 ranks share the GPU"),
+    Part("overlap", 40, gpu_parts.overlap, "Overlap of backward and copies, from events"),
+    Part("peer_memory", 50, gpu_parts.peer_memory, "Peer memory: two ranks on one GPU"),
+    Part("predicted", 50, gpu_parts.predicted, "Predicted beside measured: all-reduce, two ranks"),
+    Part("grading", 150, gpu_parts.grading, "Submissions graded on real ranks"),
+)
 
 
-def training_steps(name: str, rounds: int = 7) -> dict[str, list[float]]:
-    """Return, on a rank: whose DDP → seconds of a step, per round; the order turns every round."""
-    case = MODELS[name]
-    variants: dict[str, Callable[[], None]] = {}
-    for who, ddp in {"torch": TorchDDP, "ours": DistributedDataParallel}.items():
-        torch.manual_seed(0)
-        model = ddp(case.make().cuda())
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        x, y = (each.cuda() for each in case.batch(torch.Generator().manual_seed(dist.get_rank())))
+@dataclass
+class Outcome:
+    """How a part ended."""
 
-        def step(model=model, optimizer=optimizer, x=x, y=y) -> None:  # type: ignore[no-untyped-def]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        variants[who] = step
-    times: dict[str, list[float]] = {who: [] for who in variants}
-    for number in range(rounds):
-        for who in list(variants) if number % 2 else reversed(list(variants)):
-            times[who].append(timed(variants[who]))
-    return times
-
-
-def bandwidths(k: int, results: dict[int, dict[str, float]]) -> str:
-    """Return a table: GB/s of algorithm and bus, and the part of a copy's."""
-    rows = [
-        f"| K = {k} | algorithm | ms | algbw (GB/s) | busbw (GB/s) | of one copy |",
-        "|---|---|---|---|---|---|",
-    ]
-    for size, times in results.items():
-        for name, seconds in times.items():
-            if name == "one copy":
-                continue
-            rates = algorithm_bandwidth(size, seconds), bus_bandwidth(size, seconds, k)
-            rows.append(
-                f"| {size >> 10} KiB | {name} | {1e3 * seconds:.3g} | {rates[0] / 1e9:.3g} "
-                f"| {rates[1] / 1e9:.3g} | {times['one copy'] / seconds:.2g} |"
-            )
-    return "\n".join(rows)
-
-
-def steps(k: int) -> str:
-    """Return a table of training steps on `k` ranks."""
-    rows = [f"| K = {k} | torch (ms) | ours (ms) | ours / torch |", "|---|---|---|---|"]
-    for name in MODELS:
-        with Ranks(k, on="gpu", metered=False, timeout=120) as ranks:
-            times = ranks.run(training_steps, name)[0]
-        ratios = sorted(a / b for a, b in zip(times["ours"], times["torch"], strict=True))
-        least, middle, most = ratios[0], ratios[len(ratios) // 2], ratios[-1]
-        torch_ms, ours_ms = (1e3 * sorted(times[w])[len(ratios) // 2] for w in ("torch", "ours"))
-        rows.append(
-            f"| {name} | {torch_ms:.3g} | {ours_ms:.3g} | {middle:.2f} ({least:.2f}–{most:.2f}) |"
-        )
-    return "\n".join(rows)
-
-
-def tests() -> tuple[int, str]:
-    """Run the tests marked gpu; return pytest's exit status and its last lines."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=TEST_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        return 1, f"took longer than {TEST_SECONDS} s\n" + bytes(said).decode(errors="replace")[
-            -3000:
-        ]
-    print(done.stdout)
-    return done.returncode, "\n".join(done.stdout.splitlines()[-40:])
+    part: Part
+    said: str = "not started: the time of the whole run was up"
+    good: bool = False
 
 
 def main() -> int:
-    """Run everything; return an exit status."""
+    """Run the parts and write the report; return an exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="also to benchmarks/results/gpu/")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument("--emulated", action="store_true", help="run every part on the CPU")
+    parser.add_argument("--only", metavar="PART", choices=[part.name for part in PARTS])
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds that --only has
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("make gpu: PyTorch sees no NVIDIA GPU here, so there is nothing to run.")
+    if options.child is not None:
+        return run_here(options.only, options.out, options.emulated, options.child)
+    if not options.emulated and not torch.cuda.is_available():
+        print(
+            "make gpu: PyTorch sees no NVIDIA GPU here, so nothing was run. Run it on a machine "
+            "with one, or try the script on this CPU: python benchmarks/gpu.py --emulated"
+        )
         return 0
-    parts = ["# On a GPU", sentence("make gpu")]
-    with Ranks(2, on="gpu") as ranks:
-        parts.append(f"`Ranks(2, on='gpu')`: {ranks!r}")
-    status, said = tests()
-    parts.append(f"## Tests marked gpu\n\n```text\n{said}\n```")
-    for k in WORLD_SIZES:
+    here = Path(tempfile.mkdtemp(prefix="gpu_emulated_")) if options.emulated else RESULTS / "gpu"
+    folder: Path = options.out or here
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = [Outcome(part) for part in PARTS if options.only in (None, part.name)]
+    for outcome in chosen:
+        rows_of(folder, outcome.part).unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part is ended, too
+    end = time.monotonic() + LIMIT
+    for outcome in chosen:
+        seconds = min(outcome.part.limit, end - time.monotonic())
+        if seconds > 10:
+            print(f"{outcome.part.name}: at most {seconds:.0f} s ...", flush=True)
+            run_apart(outcome, folder, options.emulated, seconds)
+            print(f"{outcome.part.name}: {outcome.said}", flush=True)
+        (folder / "report.md").write_text(report(chosen, folder, options.emulated))
+    print(f"The report: {folder / 'report.md'}")
+    return 0 if all(outcome.good for outcome in chosen) else 1
+
+
+def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) -> None:
+    """Run a part in a process of its own, which is ended after `seconds`, with all that it began.
+
+    Its rows come in a file, its output in another.
+    """
+    command = [sys.executable, __file__, "--only", outcome.part.name, "--out", str(folder)]
+    command += ["--child", str(seconds), *(["--emulated"] if emulated else [])]
+    began = time.monotonic()
+    log = folder / f"{outcome.part.name}.log"
+    # What is killed cannot remove its temporary files.
+    with log.open("w") as output, tempfile.TemporaryDirectory(prefix="gpu_part_") as temporary:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | gpu_parts.environment(emulated) | {"TMPDIR": temporary},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            with Ranks(k, on="gpu", metered=False, timeout=90) as ranks:
-                parts.append(bandwidths(k, ranks.run(all_reduces)[0]))
-            parts.append(steps(k))
-        except RanksError as error:  # the rest is still worth having
-            status = 1
-            parts.append(f"K = {k} failed:\n\n```text\n{error}\n```")
-        print(parts[-1], flush=True)
-    text = "\n\n".join(parts)
-    print(text)
-    if options.write:
-        folder = RESULTS / "gpu"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.md").write_text(text + "\n")
-    return status
+            status: int | None = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end_session(process.pid)
+            process.wait()
+    took = f"{time.monotonic() - began:.0f} s"
+    last = (log.read_text(errors="replace").strip().splitlines() or ["without a word"])[-1]
+    outcome.good = status in (0, NOT_THERE)
+    outcome.said = {
+        None: f"was ended after {took}; the rows until then follow",
+        0: f"done in {took}",
+        NOT_THERE: f"not run: {last}",
+    }.get(status, f"failed after {took}: {last}")
+
+
+NOT_THERE = 3
+"""Exit status of a part that has nothing to run on."""
+
+
+def end_session(session: int) -> None:
+    """Kill what a part left behind: every process of the session that it began."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (OSError, IndexError):
+            continue
+
+
+def run_here(name: str, folder: Path, emulated: bool, seconds: float) -> int:
+    """Run a part in this process; return an exit status."""
+    (part,) = [part for part in PARTS if part.name == name]
+    place = gpu_parts.place(emulated, seconds)
+    good = True
+    with rows_of(folder, part).open("w") as file:
+        try:
+            for row in part.rows(place):
+                good &= row.get("result") != "FAILED"
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+        except gpu_parts.NotThere as error:
+            print(error)
+            return NOT_THERE
+        except Exception:
+            traceback.print_exc()
+            return 1
+    if not good:
+        print("a row says FAILED")
+    return 0 if good else 1
+
+
+def rows_of(folder: Path, part: Part) -> Path:
+    """Return the file with the rows of a part, a line of JSON each."""
+    return folder / f"{part.name}.jsonl"
+
+
+def report(outcomes: list[Outcome], folder: Path, emulated: bool) -> str:
+    """Return what is known by now, in Markdown."""
+    title = "# Emulated on the CPU: no number here is a GPU's" if emulated else "# On a GPU"
+    lines = [title, sentence("make gpu" + " ARGS=--emulated" * emulated)]
+    for outcome in outcomes:
+        lines.append(f"## {outcome.part.title}\n\n`{outcome.part.name}`: {outcome.said}.")
+        path = rows_of(folder, outcome.part)
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines += [table(list(alike)) for _, alike in groupby(rows, key=lambda row: list(row))]
+    return "\n\n".join(lines) + "\n"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a Markdown table of rows that have the same columns."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.3g}"
+        return str(value).replace("|", "\\|").replace("\n", "<br>")
+
+    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
+    lines += [f"| {' | '.join(cell(value) for value in row.values())} |" for row in rows]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """`make bench` runs the benchmarks, and they leave a table and a summary."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers import ROOT
 
@@ -15,7 +19,7 @@ RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 def scripts() -> set[str]:
     """Return the names of the benchmarks that run without a GPU."""
     found = {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
-    return found - {"gpu"}
+    return {name for name in found if not name.startswith("gpu")}
 
 
 def test_make_bench_runs_every_script_and_each_has_its_results() -> None:
@@ -42,3 +46,76 @@ def test_results_are_summaries_with_a_line_for_each_series(path: Path) -> None:
         assert re.search(r"\((s|ms|MiB|ratio)\)$", name), f"{name}: in what unit?"
         assert {"rounds", "median"} <= each.keys() <= {"rounds", "median", "min", "max"}
         assert each.get("min", each["median"]) <= each["median"] <= each.get("max", each["median"])
+
+
+def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run what `make gpu` runs."""
+    command = [sys.executable, BENCHMARKS / "gpu.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_make_gpu_says_what_to_do() -> None:
+    done = gpu()
+    assert done.returncode == 0
+    assert "no NVIDIA GPU" in done.stdout and "--emulated" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("part", ["facts", "one_rank", "overlap"])
+def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
+    done = gpu("--emulated", "--only", part, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + (tmp_path / f"{part}.log").read_text()
+    assert json.loads((tmp_path / f"{part}.jsonl").read_text().splitlines()[0])
+    assert "no number here is a GPU's" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.large
+@pytest.mark.timeout(600)
+def test_all_of_make_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
+    """Needs a machine that nobody else uses: each part has its time limit."""
+    done = gpu("--emulated", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    report = (tmp_path / "report.md").read_text()
+    assert "FAILED" not in report
+    assert report.count(": done in ") == report.count("\n## ") - done.stdout.count(": not run: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("yield {'a': 1}; time.sleep(60)", "was ended after"),
+        ("yield {'a': 1}; raise KeyError('oh')", "KeyError: 'oh'"),
+        ("yield {'a': 1, 'result': 'FAILED'}", "a row says FAILED"),
+        ("yield {'a': 1}; raise gpu_parts.NotThere('no such thing')", "not run: no such thing"),
+    ],
+)
+def test_a_part_that_does_not_end_well_leaves_its_rows(
+    body: str, said: str, tmp_path: Path
+) -> None:
+    """And the process that it started ends with it."""
+    script = tmp_path / "gpu.py"  # as a copy, whose only part is bad
+    code = (BENCHMARKS / "gpu.py").read_text()
+    head, _, tail = code.partition("PARTS = (")
+    bad = f"""def bad(place):
+    child = subprocess.Popen(["sleep", "100"])
+    print(child.pid, flush=True)
+    {body}
+
+PARTS = (Part("bad", 12, bad, "Bad"),)
+"""
+    script.write_text(head + bad + tail.partition("\n)\n")[2])
+    out, path = tmp_path / "out", os.pathsep.join([str(ROOT), str(BENCHMARKS)])
+    subprocess.run(
+        [sys.executable, script, "--emulated", "--out", out],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=ROOT,
+        check=said.startswith("not run"),
+        capture_output=True,
+    )
+    report = (out / "report.md").read_text()
+    assert said in report
+    assert "| a |" in report or "| a | result |" in report
+    started = (out / "bad.log").read_text().splitlines()[0]
+    stat = Path(f"/proc/{started}/stat")  # of a process that has ended, until it is collected, "Z"
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -86,7 +86,7 @@ class BlockScaled(CompressorInPlace):
         return numel + 4 * -(-numel // self.block)
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
-        """Return scales and codes."""
+        """Return codes and scales."""
         return self._encode(as_vector(tensor), None, tensor)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
@@ -127,14 +127,16 @@ class BlockScaled(CompressorInPlace):
                 target += work
 
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
-        wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        scales, codes = self._parts(wire, x.numel())
+        numel = x.numel()
+        wire = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=x.device)
+        scales, codes = torch.empty(-(-numel // self.block), device=x.device), wire[:numel]
         if self.in_one_kernel and (fused := kernels_for(x)):
             fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block, SMALLEST)
         elif for_numpy(x):
             self._encode_with_numpy(x, residual, scales, codes)
         else:
             self._encode_with_torch(x, residual, scales, codes)
+        wire[numel:] = scales.view(torch.uint8)
         return Payload(wire, like.shape, like.dtype)
 
     def _encode_with_torch(
@@ -179,9 +181,12 @@ class BlockScaled(CompressorInPlace):
                 exact -= np.multiply(scaled, scale, out=scaled)
 
     def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Return the scales, float32, and the codes, uint8, of a wire: views where aligned."""
-        header = wire.numel() - numel
-        return section(wire, 0, header, torch.float32), wire[header:]
+        """Return the scales, float32, and the codes, uint8, of a wire: views where aligned.
+
+        The codes come first. There memory is aligned to 16 bytes, and a thread of a GPU loads or
+        stores 16 codes at once.
+        """
+        return section(wire, numel, wire.numel(), torch.float32), wire[:numel]
 
     def _pieces(self, x: Tensor) -> Iterator[tuple[slice, int, int]]:
         """Yield what is done at once: the elements, the number of their first block, how many."""

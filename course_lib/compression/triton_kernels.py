@@ -1,27 +1,37 @@
-"""The loops of `Uniform8Bit` and `OneBit` on a GPU: one kernel each, written in Triton.
+"""The loops of `Uniform8Bit` and `OneBit` on a GPU: one kernel each, or two, written in Triton.
 
 In plain PyTorch every operation reads all of its tensors from memory and writes its result back:
 8 bits with error feedback are nine such passes. A kernel keeps a number in a register until it is
-done with it. In two passes, it adds the residual, rounds, packs, and writes the new residual back.
+done with it: residual added, rounded, packed, and the rest written back to the residual.
+
+A GPU is busy only with several programs on each of its processors, of which an H100 has 132. So a
+program does at most `TILE` elements, and 25 MiB are 3200 programs. A block of 8 bits may be longer.
+Then its scale depends on several programs, and a first kernel finds the largest element of each
+part. With error feedback that kernel moves 12 bytes per element and the next one 9. A block of
+`TILE` elements or fewer, as in `Uniform8Bit(block=TILE)`, needs one kernel, which moves 13.
 
 The plain version is the oracle: both give the same bytes on the wire and the same residual, bit for
 bit. So both must calculate in the same way. `div_rn` divides as PyTorch does, and no product and
 sum are fused into one operation that rounds once (``enable_fp_fusion=False``). The host knows all
 sizes, and all values stay on the device. So neither waits for the other.
 
-Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``. Tests use it; it says
-nothing about their speed.
+Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``, which tests what they
+calculate. ``python benchmarks/gpu_kernels.py`` compiles them for GPUs that need not be there, and
+shows the registers they take and how wide they load and store. Neither says how fast they are.
 
 P. Tillet, H. T. Kung and D. Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural
 Network Computations", MAPL 2019.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024
-"""Elements that a program has in its registers at once."""
+TILE = 2048
+"""Elements of one program at most: 16 for each of its 128 threads, in registers."""
 TO_WHOLE = tl.constexpr(12582912.0)
 """1.5 · 2²³: so large that float32 has whole numbers only there; adding it rounds, half to even."""
 
@@ -40,24 +50,25 @@ def encode_bytes(
         smallest: scales below count as zero.
 
     """
-    if len(x):
-        remembered = x if residual is None else residual
-        _encode_bytes[(len(scales),)](
-            *(x, remembered, scales, codes, len(x)),
-            BLOCK=block,
-            SMALLEST=smallest,
-            TILE=TILE,
-            REMEMBER=residual is not None,
-            enable_fp_fusion=False,
-        )
+    if not len(x):
+        return
+    cut = cut_blocks(len(x), block)
+    programs = len(scales) * cut["PARTS"]
+    remember = residual is not None
+    exact = x if residual is None else residual
+    largest = x.new_empty(programs)
+    if cut["PARTS"] > 1:
+        _launch(_find_largest, programs, x, exact, largest, len(x), **cut, REMEMBER=remember)
+    arguments = (x, exact, largest, scales, codes, len(x))
+    _launch(_encode_bytes, programs, *arguments, **cut, SMALLEST=smallest, REMEMBER=remember)
 
 
 def decode_bytes(scales: Tensor, codes: Tensor, out: Tensor, block: int, add: bool) -> None:
     """Write code times scale to `out`, a float32 vector, or add it to what is there."""
     if len(out):
-        _decode_bytes[(triton.cdiv(len(out), TILE),)](
-            *(scales, codes, out, len(out)), BLOCK=block, TILE=TILE, ADD=add, enable_fp_fusion=False
-        )
+        cut = cut_blocks(len(out), block)
+        programs = len(scales) * cut["PARTS"]
+        _launch(_decode_bytes, programs, scales, codes, out, len(out), **cut, ADD=add)
 
 
 def encode_bits(p: Tensor, scale: Tensor, packed: Tensor, remember: bool) -> None:
@@ -66,70 +77,120 @@ def encode_bits(p: Tensor, scale: Tensor, packed: Tensor, remember: bool) -> Non
     `scale`: float32, shape (1,); `packed`: uint8. If `remember`, `p` becomes what that leaves out.
     """
     if len(p):
-        _encode_bits[(triton.cdiv(len(packed), TILE // 8),)](
-            *(p, scale, packed, len(p)), TILE=TILE, REMEMBER=remember, enable_fp_fusion=False
-        )
+        programs = triton.cdiv(len(p), TILE)
+        _launch(_encode_bits, programs, p, scale, packed, len(p), TILE=TILE, REMEMBER=remember)
 
 
 def decode_bits(scale: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
     """Write plus or minus the scale to `out`, a float32 vector, or add it to what is there."""
     if len(out):
-        _decode_bits[(triton.cdiv(len(out), TILE),)](
-            *(scale, packed, out, len(out)), TILE=TILE, ADD=add, enable_fp_fusion=False
-        )
+        programs = triton.cdiv(len(out), TILE)
+        _launch(_decode_bits, programs, scale, packed, out, len(out), TILE=TILE, ADD=add)
+
+
+def cut_blocks(n: int, block: int) -> dict[str, int]:
+    """Return how blocks of n elements become programs: PARTS of TILE elements for a BLOCK.
+
+    Triton wants powers of two, so the last parts of a block may be short or empty. A block is not
+    longer than it has to be for n: what depends on it is compiled anew for every other value.
+    """
+    block = min(block, triton.next_power_of_2(n))
+    tile = min(TILE, triton.next_power_of_2(block))
+    return {"BLOCK": block, "PARTS": triton.next_power_of_2(triton.cdiv(block, tile)), "TILE": tile}
+
+
+def _launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Start `kernel` on the device of its first argument, which need not be the current one."""
+    with torch.cuda.device_of(arguments[0]):
+        kernel[(programs,)](*arguments, **constants, enable_fp_fusion=False)
+
+
+@triton.jit
+def _mine(n, BLOCK: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
+    """Return the places of this program's elements, and which of them are there."""
+    within = tl.program_id(0) % PARTS * TILE + tl.arange(0, TILE)
+    place = (tl.program_id(0) // PARTS).to(tl.int64) * BLOCK + within
+    here = place < n
+    if BLOCK % TILE or BLOCK // TILE < PARTS:
+        here &= within < BLOCK
+    return place, here
+
+
+@triton.jit
+def _largest_of(p):
+    """Return max|p|, or not-a-number if there is one."""
+    is_number = tl.min((p == p).to(tl.int32), 0)
+    return tl.where(is_number > 0, tl.max(tl.abs(p), 0), float("nan"))
+
+
+@triton.jit
+def _find_largest(
+    x,
+    residual,
+    largest,
+    n,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+    REMEMBER: tl.constexpr,
+):
+    place, here = _mine(n, BLOCK, PARTS, TILE)
+    p = tl.load(x + place, mask=here, other=0.0)
+    if REMEMBER:
+        p += tl.load(residual + place, mask=here, other=0.0)
+        tl.store(residual + place, p, mask=here)
+    tl.store(largest + tl.program_id(0), _largest_of(p))
 
 
 @triton.jit
 def _encode_bytes(
     x,
     residual,
+    largest,
     scales,
     codes,
     n,
     BLOCK: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    PARTS: tl.constexpr,
     TILE: tl.constexpr,
+    SMALLEST: tl.constexpr,
     REMEMBER: tl.constexpr,
 ):
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    largest = tl.zeros([TILE], tl.float32)
-    not_numbers = tl.zeros([TILE], tl.int32)
-    for start in range(0, BLOCK, TILE):
-        within = start + tl.arange(0, TILE)
-        here = (within < BLOCK) & (first + within < n)
-        p = tl.load(x + first + within, mask=here, other=0.0)
+    block = tl.program_id(0) // PARTS
+    place, here = _mine(n, BLOCK, PARTS, TILE)
+    if PARTS > 1:  # `_find_largest` has been here, and has added x to the residual
+        p = tl.load(residual + place, mask=here, other=0.0)
+        most = _largest_of(tl.load(largest + block * PARTS + tl.arange(0, PARTS)))
+    else:
+        p = tl.load(x + place, mask=here, other=0.0)
         if REMEMBER:
-            p += tl.load(residual + first + within, mask=here, other=0.0)
-            tl.store(residual + first + within, p, mask=here)
-        largest = tl.maximum(largest, tl.abs(p))
-        not_numbers |= (p != p).to(tl.int32)
-    most = tl.where(tl.max(not_numbers, 0) > 0, float("nan"), tl.max(largest, 0))
+            p += tl.load(residual + place, mask=here, other=0.0)
+        most = _largest_of(p)
     scale = tl.div_rn(most, 127.0)
-    tl.store(scales + tl.program_id(0), scale)
+    if tl.program_id(0) % PARTS == 0:
+        tl.store(scales + block, scale)
     inverse = tl.where(scale < SMALLEST, 0.0, tl.div_rn(1.0, scale))
-    tl.debug_barrier()  # what other threads of this program have stored is read below
-    for start in range(0, BLOCK, TILE):
-        within = start + tl.arange(0, TILE)
-        here = (within < BLOCK) & (first + within < n)
-        if REMEMBER:
-            p = tl.load(residual + first + within, mask=here, other=0.0)
-        else:
-            p = tl.load(x + first + within, mask=here, other=0.0)
-        code = (p * inverse + TO_WHOLE) - TO_WHOLE
-        if REMEMBER:
-            tl.store(residual + first + within, p - code * scale, mask=here)
-        code = tl.where(code == code, code, 0.0)
-        tl.store(codes + first + within, code.to(tl.int8).to(tl.uint8, bitcast=True), mask=here)
+    code = (p * inverse + TO_WHOLE) - TO_WHOLE
+    if REMEMBER:
+        tl.store(residual + place, p - code * scale, mask=here)
+    code = tl.where(code == code, code, 0.0)
+    tl.store(codes + place, code.to(tl.int8).to(tl.uint8, bitcast=True), mask=here)
 
 
 @triton.jit
 def _decode_bytes(
-    scales, codes, out, n, BLOCK: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr
+    scales,
+    codes,
+    out,
+    n,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+    ADD: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    here = place < n
+    place, here = _mine(n, BLOCK, PARTS, TILE)
     code = tl.load(codes + place, mask=here, other=0).to(tl.int8, bitcast=True)
-    value = code.to(tl.float32) * tl.load(scales + place // BLOCK, mask=here, other=0.0)
+    value = code.to(tl.float32) * tl.load(scales + tl.program_id(0) // PARTS)
     if ADD:
         value += tl.load(out + place, mask=here, other=0.0)
     tl.store(out + place, value, mask=here)
@@ -151,11 +212,12 @@ def _encode_bits(p, scale, packed, n, TILE: tl.constexpr, REMEMBER: tl.constexpr
 
 @triton.jit
 def _decode_bits(scale, packed, out, n, TILE: tl.constexpr, ADD: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    here = place < n
-    byte = tl.load(packed + place // 8, mask=here, other=0).to(tl.int32)
+    byte = tl.program_id(0).to(tl.int64) * (TILE // 8) + tl.arange(0, TILE // 8)
+    bit = tl.arange(0, 8)
+    place = byte[:, None] * 8 + bit[None, :]
+    eight = tl.load(packed + byte, mask=byte * 8 < n, other=0).to(tl.int32)
     length = tl.load(scale)
-    value = tl.where((byte >> (place % 8).to(tl.int32)) & 1 == 1, -length, length)
+    value = tl.where((eight[:, None] >> bit[None, :]) & 1 == 1, -length, length)
     if ADD:
-        value += tl.load(out + place, mask=here, other=0.0)
-    tl.store(out + place, value, mask=here)
+        value += tl.load(out + place, mask=place < n, other=0.0)
+    tl.store(out + place, value, mask=place < n)

@@ -1,7 +1,11 @@
-"""Ranks on GPUs: one each where there are enough, else several on one. Run by ``make gpu``."""
+"""Ranks on GPUs: one each where there are enough, else several on one. Run by ``make gpu``.
+
+``python benchmarks/gpu.py --emulated`` runs them on CPU ranks, so that no line of them is untried.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -24,23 +28,25 @@ from tests.helpers.faulty_programs import all_send_first, one_raises, one_skips,
 
 pytestmark = pytest.mark.gpu
 
-K = (1, 2, 4)
+EMULATED = os.environ.get("SGD_TO_DDP_EMULATED") == "1"
+ON, DEVICE = ("cpu", "cpu") if EMULATED else ("gpu", "cuda")
+K = (2,) if EMULATED else (1, 2, 4)
 
 
 @pytest.fixture(scope="module", params=K, ids=lambda k: f"K={k}")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, on="gpu", timeout=60) as ranks:
+    with Ranks(request.param, on=ON, timeout=60) as ranks:
         yield ranks
 
 
 def mine(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(dist.get_rank())
-    return torch.randn(*shape, generator=generator).cuda()
+    return torch.randn(*shape, generator=generator).to(DEVICE)
 
 
 def test_every_rank_has_its_device(ranks: Ranks) -> None:
     def place() -> tuple[str, float]:
-        x = torch.ones(3, device="cuda") * dist.get_rank()
+        x = torch.ones(3, device=DEVICE) * dist.get_rank()
         dist.all_reduce(x)
         return str(x.device), x[0].item()
 
@@ -79,7 +85,7 @@ def test_all_reduces_by_hand_equal_the_library(ranks: Ranks, algorithm: object) 
 def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
     def gradients() -> list[Tensor]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)).cuda()
+        model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)).to(DEVICE)
         model(mine(4, 8)).square().sum().backward()
         single = [param.grad.clone() for param in model.parameters()]
         for gradient in single:
@@ -96,11 +102,11 @@ def test_gradients_are_averaged(ranks: Ranks, sync: object) -> None:
 def train(ddp: type, dtype: torch.dtype) -> list[Tensor]:
     torch.manual_seed(0)
     layers = [nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)]
-    wrapped = ddp(nn.Sequential(*layers).cuda(), bucket_cap_mb=0.01)
+    wrapped = ddp(nn.Sequential(*layers).to(DEVICE), bucket_cap_mb=0.01)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
     for step in range(4):
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        with torch.autocast(DEVICE, dtype, enabled=dtype is not torch.float32):
             loss = wrapped(mine(8, 64) + step).square().mean()
         loss.backward()
         optimizer.step()
@@ -133,13 +139,13 @@ def test_failures_are_explained_and_the_next_call_works(
     program: object, errors: tuple[type[Exception], ...]
 ) -> None:
     def on_gpu() -> None:
-        torch.set_default_device("cuda")  # the programs make their tensors without a device
+        torch.set_default_device(DEVICE)  # the programs make their tensors without a device
         try:
             program()  # type: ignore[operator]
         finally:
             torch.set_default_device(None)
 
-    with Ranks(4, on="gpu", timeout=20) as ranks:
+    with Ranks(4, on=ON, timeout=20) as ranks:
         with pytest.raises(errors) as caught:
             ranks.run(on_gpu)
         assert "faulty_programs.py, line" in str(caught.value)
@@ -147,7 +153,7 @@ def test_failures_are_explained_and_the_next_call_works(
 
 
 def test_a_trace_has_what_was_sent(ranks: Ranks) -> None:
-    ranks.run(lambda: dist.all_reduce(torch.ones(1000, device="cuda")))
+    ranks.run(lambda: dist.all_reduce(torch.ones(1000, device=DEVICE)))
     for rank in range(ranks.world_size):
         assert ranks.trace.calls(rank) == {"all_reduce": 1}
     assert {event.bytes for event in ranks.trace.operations} == {4000}

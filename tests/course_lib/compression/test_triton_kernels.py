@@ -1,13 +1,18 @@
 """Triton's kernels give the bytes, the residual and the sums of plain PyTorch, bit for bit.
 
-On a CPU, through Triton's interpreter (tests/conftest.py asks for it); with a GPU, compiled.
+On a CPU through Triton's interpreter (tests/conftest.py asks for it); compiled on a GPU, where
+`make gpu` runs the tests marked so.
 Skipped where there is no Triton: `pip install .[gpu]` brings it, and so does PyTorch for CUDA.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,19 +25,34 @@ from course_lib.compression import one_bit as one_bit_module
 
 pytest.importorskip("triton", reason="needs triton: pip install .[gpu]")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (0, 1, 7, 8, 1000, 4097)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 CODECS = {
     "8 bits": Uniform8Bit,
     "8 bits, blocks of 100": lambda: Uniform8Bit(block=100),
     "8 bits, blocks of 2048": lambda: Uniform8Bit(block=2048),
+    "8 bits, blocks of three programs": lambda: Uniform8Bit(block=5000),
     "1 bit": OneBit,
 }
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the kernels are compiled here, as there is a GPU: TRITON_INTERPRET is not 1")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tensors_on(device: str) -> Iterator[None]:
+    """What a test makes without a device lies on the one that its kernels run on."""
+    torch.set_default_device(device)
+    yield
+    torch.set_default_device(None)
+
+
 @pytest.fixture(scope="module")
-def kernels() -> ModuleType:
+def kernels(device: str) -> ModuleType:
     return importlib.import_module("course_lib.compression.triton_kernels")
 
 
@@ -70,10 +90,10 @@ class Fused:
 
 
 def drawn(length: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    x = torch.randn(length, generator=torch.Generator().manual_seed(seed)) * 10
+    x = torch.randn(length, generator=torch.Generator().manual_seed(seed), device="cpu") * 10
     if length > 5:
         x[2], x[3], x[5] = 0.0, -0.0, 1e-30
-    return x.to(dtype).to(DEVICE)
+    return x.to(dtype).to(torch.get_default_device())
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -137,7 +157,7 @@ def test_sums_of_decoded_wires_are_the_same(kernels: ModuleType, codec: str, len
 
     def total(which: ModuleType | None) -> Tensor:
         compressor: Compressor = CODECS[codec]()
-        out = torch.full((length,), 0.1, device=DEVICE)
+        out = torch.full((length,), 0.1)
         with Fused(which):
             for payload in payloads:
                 shifted = torch.cat([payload.wire.new_zeros(3), payload.wire])[3:]
@@ -168,3 +188,50 @@ def test_input_and_sizes_of_several_tiles(kernels: ModuleType) -> None:
     with Fused(None):
         assert same_bits(wire, Uniform8Bit().encode(x).wire)
     assert torch.equal(x, before)
+
+
+def test_large_blocks_are_cut_for_many_programs(kernels: ModuleType) -> None:
+    """25 MiB, DDP's bucket, keep the 132 processors of an H100 busy, with four programs each."""
+    n = 25 * 2**20 // 4
+    cut = kernels.cut_blocks(n, block_scaled_module.BLOCK)
+    assert cut["PARTS"] * -(-n // cut["BLOCK"]) >= 4 * 132
+
+
+@pytest.mark.parametrize("block", [1, 100, 2048, 5000, 65_536, 10**12])
+@pytest.mark.parametrize("n", [1, 2047, 2049, 100_000])
+def test_the_parts_of_a_block_are_all_of_it(kernels: ModuleType, n: int, block: int) -> None:
+    cut = kernels.cut_blocks(n, block)
+    assert min(n, block) <= cut["BLOCK"] <= block
+    assert cut["PARTS"] * cut["TILE"] >= cut["BLOCK"]
+    assert cut["TILE"] <= kernels.TILE
+
+
+def test_kernels_start_on_the_device_of_their_tensors(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which need not be the current one: Triton itself takes that."""
+    inside: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def device_of(x: Tensor) -> Iterator[None]:
+        inside.append(x)
+        yield
+        inside.pop()
+
+    started = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda x, *_, **__: started.append(inside[-1:] == [x])
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    names = [name for name in vars(kernels) if name.startswith(("_encode", "_decode", "_find"))]
+    for name in names:
+        monkeypatch.setattr(kernels, name, Kernel())
+    x, scale = torch.ones(5000), torch.ones(1)
+    codes = torch.zeros(5000, dtype=torch.uint8)
+    kernels.encode_bytes(x, None, scale, codes, 5000, 0.0)
+    kernels.decode_bytes(scale, codes, x, 5000, False)
+    kernels.encode_bits(x, scale, codes, False)
+    kernels.decode_bits(scale, codes, x, False)
+    assert started == [True] * len(names) == [True] * 5

@@ -1,0 +1,665 @@
+"""The parts of `make gpu`: each yields rows, a dictionary from a column to what was found.
+
+A part asks its `Place` for all that differs between a GPU and a CPU: the device, the backend, how
+to wait, streams, events, memory, sizes. So `--emulated` runs the same lines on a CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from models import MODELS, Model
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+ROOT = Path(__file__).parent.parent
+MIB = 1 << 20
+
+Row = dict[str, Any]
+
+
+class NotThere(Exception):
+    """The machine lacks something that a part needs; the message says what."""
+
+
+# --- a GPU, and a CPU in its stead ---------------------------------------------------------------
+
+
+class HostStream:
+    """A CPU's only stream: what it was given is done when the call returns."""
+
+    def wait_stream(self, other: HostStream) -> None:
+        """Return: all is done."""
+
+
+class HostEvent:
+    """A moment of the host's clock."""
+
+    def record(self) -> None:
+        """Remember now."""
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, later: HostEvent) -> float:
+        """Return the milliseconds from here to `later`."""
+        return 1e3 * (later.seconds - self.seconds)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device, and all that a part asks of it.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        alone: the backend of one rank.
+        together: the backend of several ranks that share the device. NCCL before 2.30 refuses them.
+        seconds: that a part has.
+        synchronize: waits for the device.
+        stream: makes a stream; `current_stream` returns the one in use, `using` enters another.
+        event: makes an event that knows the time.
+        peak: returns the most bytes the device held since `reset_peak`, or None.
+        mebibytes: sizes of tensors.
+        models: name → model.
+        repeats: how often a call is timed.
+        tests: what pytest is told to choose.
+        on: the kind of ranks.
+
+    """
+
+    device: str
+    alone: str
+    together: str
+    seconds: float
+    synchronize: Callable[[], object]
+    stream: Callable[[], Any]
+    current_stream: Callable[[], Any]
+    using: Callable[[Any], AbstractContextManager[Any]]
+    event: Callable[[], Any]
+    peak: Callable[[], int | None]
+    reset_peak: Callable[[], object]
+    mebibytes: tuple[float, ...]
+    models: dict[str, Model]
+    repeats: int
+    tests: tuple[str, ...]
+    on: str
+
+
+def place(emulated: bool, seconds: float) -> Place:
+    """Return the GPU, or the CPU in its stead."""
+    if emulated:
+        return Place(
+            device="cpu",
+            alone="gloo",
+            together="gloo",
+            seconds=seconds,
+            synchronize=lambda: None,
+            stream=HostStream,
+            current_stream=HostStream,
+            using=lambda stream: nullcontext(),
+            event=HostEvent,
+            peak=lambda: None,
+            reset_peak=lambda: None,
+            mebibytes=(1 / 64, 1 / 16),
+            models={"small MLP": Model(_small_mlp, _small_batch)},
+            repeats=5,
+            tests=("-k", "ranks_on_gpus or (cpu-1000 and bfloat16)"),
+            on="cpu",
+        )
+    return Place(
+        device="cuda",
+        alone="nccl",
+        together="gloo",
+        seconds=seconds,
+        synchronize=torch.cuda.synchronize,
+        stream=torch.cuda.Stream,
+        current_stream=torch.cuda.current_stream,
+        using=torch.cuda.stream,
+        event=lambda: torch.cuda.Event(enable_timing=True),
+        peak=torch.cuda.max_memory_allocated,
+        reset_peak=torch.cuda.reset_peak_memory_stats,
+        mebibytes=(1, 25, 256),
+        models={name: MODELS[name] for name in ("wide MLP", "transformer")},
+        repeats=20,
+        tests=("-m", "gpu"),
+        on="gpu",
+    )
+
+
+Rows = Callable[[Place], Iterator[Row]]
+
+
+def environment(emulated: bool) -> dict[str, str]:
+    """Return what the processes of a part have in their environment."""
+    told = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
+    told["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"  # two ranks on one GPU
+    if emulated:
+        told |= {"TRITON_INTERPRET": "1", "SGD_TO_DDP_EMULATED": "1", "OMP_NUM_THREADS": "1"}
+    return told
+
+
+def _small_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
+
+
+def _small_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 64, generator=generator), torch.randint(10, (8,), generator=generator)
+
+
+def milliseconds(there: Place, call: Callable[..., object], *arguments: Any) -> float:
+    """Return what one call takes on the device, the median of several, after one not timed."""
+    call(*arguments)
+    pairs = [(there.event(), there.event()) for _ in range(there.repeats)]
+    for start, end in pairs:
+        start.record()
+        call(*arguments)
+        end.record()
+    there.synchronize()
+    return median(max(start.elapsed_time(end), 1e-6) for start, end in pairs)
+
+
+# --- 1: facts ------------------------------------------------------------------------------------
+
+
+def facts(there: Place) -> Iterator[Row]:
+    """Yield what a reader must know of the machine, and what is missing there."""
+    known = {
+        "torch": torch.__version__,
+        "CUDA of torch": torch.version.cuda,
+        "Python": platform.python_version(),
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if there.device == "cuda" else None,
+        "driver": _driver(),
+        "commit": _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]),
+    }
+    if Path("/dev/shm").exists():
+        known["/dev/shm"] = f"{shutil.disk_usage('/dev/shm').free >> 20} MiB free"
+    for number in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(number)
+        known[f"GPU {number}"] = (
+            f"{gpu.name}, {gpu.total_memory >> 20} MiB, {gpu.multi_processor_count} processors, "
+            f"sm_{gpu.major}{gpu.minor}"
+        )
+    for package in ("triton", "numpy", "cloudpickle", "pytest", "nbgrader", "ipython"):
+        try:
+            known[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            known[package] = "not there"
+    for fact, value in known.items():
+        yield {"fact": fact, "value": "unknown" if value is None else str(value)}
+
+
+def _driver() -> str | None:
+    return _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+
+
+def _said(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+# --- 2: kernels ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def loops_by(fused: Any) -> Iterator[None]:
+    """Have the compressors use `fused`, the module with the kernels, or with None plain PyTorch."""
+    from course_lib.compression import block_scaled, one_bit
+
+    with (
+        mock.patch.object(block_scaled, "kernels_for", lambda x: fused),
+        mock.patch.object(one_bit, "kernels_for", lambda x: fused),
+    ):
+        yield
+
+
+def kernels(there: Place) -> Iterator[Row]:
+    """Yield for each compressor and size: equal values?, time, bandwidth beside a copy's."""
+    from course_lib.compression import OneBit, Uniform8Bit
+
+    try:
+        fused = importlib.import_module("course_lib.compression.triton_kernels")
+    except ImportError:
+        raise NotThere("Triton is not installed; `pip install .[gpu]` brings it") from None
+    compressors = {
+        "8 bits": Uniform8Bit(),
+        f"8 bits, blocks of {fused.TILE}": Uniform8Bit(block=fused.TILE),
+        "1 bit": OneBit(),
+    }
+    for mebibytes in there.mebibytes:
+        for odd in (0, 1):  # a length that 16 divides, and one that it does not
+            n = int(mebibytes * MIB) // 4 + odd
+            x, other = torch.randn(n, device=there.device), torch.empty(n, device=there.device)
+            copy = milliseconds(there, other.copy_, x)
+            for name, compressor in compressors.items():
+                for what, call, arguments, moved in _calls(compressor, x):
+                    with loops_by(fused):
+                        ours = milliseconds(there, call, *arguments)
+                    with loops_by(None):
+                        plain = milliseconds(there, call, *arguments)
+                    yield {
+                        "MiB": mebibytes,
+                        "length": f"16 m + {odd}",
+                        "what": f"{name}: {what}",
+                        "result": "equal" if _same(compressor, x, fused) else "FAILED",
+                        "ms": ours,
+                        "plain (ms)": plain,
+                        "copy (ms)": copy,
+                        "GB/s": moved / ours / 1e6,
+                        "of a copy's": moved / ours / (8 * n / copy),
+                    }
+
+
+def _calls(
+    compressor: Any, x: Tensor
+) -> list[tuple[str, Callable[..., object], tuple[Any, ...], int]]:
+    """Return what is timed: name, function, arguments, and the bytes that it must move."""
+    n, residual, total = x.numel(), torch.zeros_like(x), torch.zeros_like(x)
+    payload = compressor.encode(x)
+    encode, decode = compressor.encode_with_residual, compressor.decode_into
+    return [
+        # Reads x and the residual, writes the residual and the payload.
+        ("encode", encode, (x, residual), 12 * n + payload.nbytes),
+        # Reads the payload and what it adds to, writes that.
+        ("decode", decode, (payload, total, True), 8 * n + payload.nbytes),
+    ]
+
+
+def _same(compressor: Any, x: Tensor, fused: Any) -> bool:
+    """Return whether payload, residual and sum are those of plain PyTorch, bit for bit."""
+    found = []
+    for which in (fused, None):
+        residual, total = x * 0.25, x * 0.5
+        with loops_by(which):
+            payload = compressor.encode_with_residual(x, residual)
+            compressor.decode_into(payload, total, add=True)
+        found.append((payload.wire, residual, total))
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+# --- 3: one rank ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def world_of_one(there: Place) -> Iterator[None]:
+    """Be the only rank, without a network."""
+    dist.init_process_group(there.alone, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass
+class Training:
+    """A model and its optimizer, trained on one batch."""
+
+    model: nn.Module
+    optimizer: Any
+    x: Tensor
+    y: Tensor
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    def step(self) -> None:
+        """Do one step."""
+        self.optimizer.zero_grad()
+        self.backward()
+        self.optimizer.step()
+
+    def backward(self) -> None:
+        """Forward and backward."""
+        with self.autocast():
+            loss = nn.functional.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
+
+
+Wrap = Callable[[nn.Module], tuple[nn.Module, Any]]
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def training(there: Place, case: Model, wrap: Wrap, half: bool = False) -> Training:
+    """Return the same model and batch each time, wrapped."""
+    torch.manual_seed(0)
+    model, optimizer = wrap(case.make().to(there.device))
+    x, y = (each.to(there.device) for each in case.batch(torch.Generator().manual_seed(1)))
+
+    def autocast() -> AbstractContextManager[Any]:
+        return torch.autocast(there.device, torch.bfloat16, enabled=half)
+
+    return Training(model, optimizer, x, y, autocast)
+
+
+def wraps() -> dict[str, tuple[Wrap, bool]]:
+    """Return variant → how its model and optimizer are made, and whether it computes in bf16."""
+    from course_lib.compression import (
+        CompressionState,
+        ErrorFeedback,
+        OneBit,
+        Uniform8Bit,
+        compression_hook,
+    )
+    from course_lib.ddp import DistributedDataParallel, all_reduce_hook
+    from course_lib.fully_sharded import FullyShardedDataParallel
+    from course_lib.sharded_optimizer import ShardedOptimizer
+
+    def alone(model: nn.Module) -> tuple[nn.Module, Any]:
+        return model, _adam(model)
+
+    def replica(ddp: Any, hook: Any = None, state: Any = None) -> Wrap:
+        def wrap(model: nn.Module) -> tuple[nn.Module, Any]:
+            wrapped = ddp(model)
+            if hook is not None:
+                wrapped.register_comm_hook(state() if state else None, hook)
+            return wrapped, _adam(wrapped)
+
+        return wrap
+
+    def zero(model: nn.Module) -> tuple[nn.Module, Any]:
+        wrapped = DistributedDataParallel(model)
+        return wrapped, ShardedOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=1e-3)
+
+    def sharded(model: nn.Module) -> tuple[nn.Module, Any]:
+        wrapped = FullyShardedDataParallel(model)
+        return wrapped, _adam(wrapped)
+
+    def compressed(codec: Any) -> Callable[[], Any]:
+        return lambda: CompressionState(ErrorFeedback(codec()))
+
+    ours, theirs, bits = DistributedDataParallel, TorchDDP, compression_hook
+    return {
+        "one process": (alone, False),
+        "DDP, PyTorch's": (replica(theirs), False),
+        "DDP, ours": (replica(ours), False),
+        "ours, all-reduce hook": (replica(ours, all_reduce_hook), False),
+        "ours, 8 bits": (replica(ours, bits, compressed(Uniform8Bit)), False),
+        "PyTorch's, 8 bits": (replica(theirs, bits, compressed(Uniform8Bit)), False),
+        "ours, 1 bit": (replica(ours, bits, compressed(OneBit)), False),
+        "one process, bf16": (alone, True),
+        "PyTorch's, bf16": (replica(theirs), True),
+        "ours, bf16": (replica(ours), True),
+        "ours, ZeRO-1": (zero, False),
+        "ours, fully sharded": (sharded, False),
+    }
+
+
+STEPS = 4
+
+
+def one_rank(there: Place) -> Iterator[Row]:
+    """Yield for each way to train: the difference to one process, time, and memory.
+
+    Compression may differ from one process, and so may bf16 from float32; all else may not.
+    """
+    from course_lib.sharded_optimizer import model_state_bytes
+
+    with world_of_one(there):
+        for model, case in there.models.items():
+            right: dict[bool, list[Tensor]] = {}
+            for name, (wrap, half) in wraps().items():
+                row: Row = {"model": model, "what": name}
+                try:
+                    there.reset_peak()
+                    run = training(there, case, wrap, half)
+                    for _ in range(STEPS):
+                        run.step()
+                    there.synchronize()
+                    peak = there.peak()
+                    weights = [param.detach().flatten().clone() for param in run.model.parameters()]
+                    vector = [torch.cat(weights)]
+                    apart = float((right.setdefault(half, vector)[0] - vector[0]).abs().max())
+                    exact = "bit" not in name or "bf16" in name
+                    numbers = sum(each.numel() for each in weights)
+                    row |= {
+                        "result": "FAILED" if exact and apart > 1e-3 else "right",
+                        "apart from one process": apart,
+                        "ms per step": milliseconds(there, run.step),
+                        "peak (MiB)": "-" if peak is None else peak / MIB,
+                        "states by formula (MiB)": model_state_bytes(numbers, 1, 0, 4, 4, 8) / MIB,
+                    }
+                    del run, weights, vector
+                except Exception as error:  # the other rows are still worth having
+                    row |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}"}
+                yield row
+
+
+# --- 4: tests ------------------------------------------------------------------------------------
+
+TESTS = ("tests/gpu", "tests/course_lib/compression/test_triton_kernels.py")
+
+
+def tests(there: Place) -> Iterator[Row]:
+    """Run the tests for GPUs; yield each that fails, and at the end how many there were.
+
+    The files are named and no conftest.py is read: others need packages that may be missing here.
+    """
+    missing = [name for name in ("pytest", "cloudpickle") if not _importable(name)]
+    if missing:
+        raise NotThere(f"{' and '.join(missing)} must be installed for the tests")
+    files = [name for name in TESTS if "triton" not in name or _importable("triton")]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), *there.tests, *files]
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            limit = there.seconds - 10
+            status = subprocess.run(command, cwd=ROOT, stdout=output, timeout=limit).returncode
+            ended = f"pytest's exit status {status}"
+        except subprocess.TimeoutExpired:
+            ended = "time was up"
+        output.seek(0)
+        lines = output.read().splitlines()
+    print(*lines, sep="\n", flush=True)
+    ends = [re.match(r"tests/\S*?::(.*) (PASSED|FAILED|ERROR|SKIPPED)", line) for line in lines]
+    ends = [end for end in ends if end]
+    counts = Counter(end[2] for end in ends)
+    for end in ends:
+        if end[2] in ("FAILED", "ERROR"):
+            yield {"test": end[1], "result": "FAILED"}
+    yield {
+        "files": ", ".join(files),
+        **{word.lower(): counts[word] for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")},
+        "result": "passed" if ended.endswith(" 0") else "FAILED",
+        "ended": ended,
+    }
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+# --- 5: overlap ----------------------------------------------------------------------------------
+
+
+def overlap(there: Place) -> Iterator[Row]:
+    """Yield how much of the copies that stand for communication hides behind backward.
+
+    With one rank a message goes nowhere. So a hook copies each bucket, on the stream
+    that DDP gives to communication, about as long as backward takes.
+    """
+    with world_of_one(there):
+        for model, case in there.models.items():
+            yield {"model": model} | _overlap(there, case)
+
+
+def _overlap(there: Place, case: Model) -> Row:
+    from course_lib.ddp import DistributedDataParallel, GradBucket
+
+    times = 1  # how often each bucket is copied, in one call: many would keep the host busy
+    pieces: dict[int, Tensor] = {}
+
+    def copy(gradients: Tensor) -> None:
+        gradients.new_empty(times, gradients.numel()).copy_(gradients.expand(times, -1))
+
+    def copies(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        pieces[bucket.index()] = bucket.buffer()
+        if times:
+            copy(bucket.buffer())
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def wrap(module: nn.Module) -> tuple[nn.Module, Any]:
+        wrapped = DistributedDataParallel(module, bucket_cap_mb=5)
+        wrapped.register_comm_hook(None, copies)
+        return wrapped, _adam(wrapped)
+
+    run = training(there, case, wrap)
+    aside, now = there.stream(), there.current_stream()
+
+    def only_copies() -> None:
+        aside.wait_stream(now)
+        with there.using(aside):
+            for gradients in pieces.values():
+                copy(gradients)
+        now.wait_stream(aside)
+
+    for _ in range(5):  # the first ones take longer, and fill `pieces`
+        run.backward()
+    once = milliseconds(there, only_copies)
+    times = 0
+    backward = milliseconds(there, run.backward)
+    times = min(100, max(1, round(backward / once)))
+    alone = milliseconds(there, only_copies)
+    both = milliseconds(there, run.backward)
+    return {
+        "forward and backward (ms)": backward,
+        "copies (ms)": alone,
+        "one after the other (ms)": backward + alone,
+        "measured together (ms)": both,
+        "at best (ms)": max(backward, alone),
+        "hidden, of what can be": (backward + alone - both) / min(backward, alone),
+    }
+
+
+# --- 6 and 7: two ranks --------------------------------------------------------------------------
+
+
+def _rank(number: int, folder: str, there_is: bool, seconds: float, rows: str) -> None:
+    """Be one of two ranks; rank 0 writes the rows of the function named `rows`."""
+    there = place(there_is, seconds)
+    store = dist.FileStore(f"{folder}/store", 2)
+    wait = timedelta(seconds=seconds)
+    dist.init_process_group(there.together, store=store, rank=number, world_size=2, timeout=wait)
+    found = (Path(folder) / "rows").open("w") if number == 0 else None
+    for row in globals()[rows](there):
+        if found:
+            found.write(json.dumps(row) + "\n")
+            found.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def on_two_ranks(there: Place, rows: str) -> Iterator[Row]:
+    """Run the function of that name on two ranks that share the device; yield the first's rows."""
+    with tempfile.TemporaryDirectory(prefix="two_ranks_") as folder:
+        arguments = (folder, there.on == "cpu", max(5.0, there.seconds - 10), rows)
+        ranks = torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=False)
+        path, seen, ended = Path(folder) / "rows", 0, False
+        while not ended:
+            ended = ranks.join(timeout=0.5)  # raises what a rank has raised
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            whole = [line for line in lines if line.endswith("\n")]
+            yield from map(json.loads, whole[seen:])
+            seen = len(whole)
+
+
+def peer_memory(there: Place) -> Iterator[Row]:
+    """Yield whether all-reduces in memory that two ranks share are right, and their time."""
+    yield from on_two_ranks(there, "_peer_memory")
+
+
+def _peer_memory(there: Place) -> Iterator[Row]:
+    from course_lib.peer_memory import SharedMemory, SymmetricMemory
+
+    memory = {"cuda": SymmetricMemory, "cpu": SharedMemory}[there.device]()
+    rank = dist.get_rank()
+    for mebibytes in (1 / 256, *there.mebibytes):
+        n = int(mebibytes * MIB) // 4
+        parts = [torch.randn(n, generator=torch.Generator().manual_seed(r)) for r in range(2)]
+        private, shared = torch.empty(n, device=there.device), memory.empty(n)
+        for where, tensor in (("private", private), ("in the memory itself", shared)):
+            tensor.copy_(parts[rank])
+            memory.all_reduce(tensor)
+            right = torch.equal(tensor.cpu(), parts[0] + parts[1])
+            tensor.zero_()
+            ours = milliseconds(there, memory.all_reduce, tensor)
+            theirs = milliseconds(there, dist.all_reduce, tensor)
+            yield {
+                "memory": type(memory).__name__,
+                "MiB": mebibytes,
+                "tensor": where,
+                "result": "right" if right else "FAILED",
+                "ms": ours,
+                f"{there.together} (ms)": theirs,
+            }
+
+
+def predicted(there: Place) -> Iterator[Row]:
+    """Yield all-reduces by hand: predicted from the first and last size, and measured."""
+    yield from on_two_ranks(there, "_predicted")
+
+
+def _predicted(there: Place) -> Iterator[Row]:
+    from course_lib.cost_model import fit_link, ring_all_reduce_time
+
+    measured: dict[int, float] = {}
+    sizes = [(64 << 10) << power for power in range(0, 9, 2)]
+    for size in sizes:
+        x = torch.zeros(size // 4, device=there.device)
+        seconds = torch.tensor([milliseconds(there, dist.all_reduce, x) / 1e3])
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        measured[size] = float(seconds)
+        yield {"bytes": size, "measured (ms)": 1e3 * measured[size]}
+    ends = [(size, measured[size]) for size in (sizes[0], sizes[-1])]
+    # A ring of two sends two messages, each of half of the bytes.
+    link = fit_link(ends, messages=2, byte_factor=1)
+    for size in sizes:
+        said = ring_all_reduce_time(size, 2, link)
+        yield {
+            "bytes": size,
+            "measured (ms)": 1e3 * measured[size],
+            "predicted (ms)": 1e3 * said,
+            "predicted / measured": said / measured[size],
+            "fitted": "yes" if size in (sizes[0], sizes[-1]) else "no",
+        }
+
+
+# --- 8: grading ----------------------------------------------------------------------------------
+
+
+def grading(there: Place) -> Iterator[Row]:
+    """Grade the submissions of `autograder demo`, the right ones on real ranks too."""
+    if not _importable("nbgrader"):
+        raise NotThere("nbgrader is not installed, and grading needs it")
+    command = [sys.executable, "-m", "autograder", "demo", "--on", there.on]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    print(done.stdout, done.stderr, flush=True)
+    yield {
+        "command": f"autograder demo --on {there.on}",
+        "result": "right" if done.returncode == 0 else "FAILED",
+        "said": "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:]),
+    }
