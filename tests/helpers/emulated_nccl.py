@@ -22,6 +22,7 @@ After PyTorch's ProcessGroupNCCL.cpp and ivalue_inl.h (futures), and NCCL's user
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -37,6 +38,7 @@ from torch.distributed import distributed_c10d as c10d
 from course_lib.ranks._torch.collective_table import Collective
 from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks.processes import gloo, world
+from course_lib.ranks.processes.gpu_group import GpuGroup
 
 COLLECTIVES, PAIRS, BATCHES = "collectives", "pairs", "batches"
 
@@ -184,7 +186,7 @@ class EmulatedNccl(PythonGroup):
         self._emulation = emulation
         self._store = store
         self._below = {
-            name: gloo.connect(dist.PrefixStore(name, store), rank, size, timeout, lazy=True)
+            name: gloo.connect_gloo(c10d.PrefixStore(name, store), rank, size, timeout, lazy=True)
             for name in (COLLECTIVES, PAIRS, BATCHES)
         }
         self._stream = Stream()
@@ -258,6 +260,13 @@ class EmulatedNccl(PythonGroup):
         return self._launch(self._stream, [t for _, ts, _ in messages for t in ts], together)
 
 
+class EmulatedGpuGroup(GpuGroup):
+    """The inner groups of a GPU rank, with every tensor taken for one on a GPU."""
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return True
+
+
 def emulate(mode: str = "data", delay: float = 0.0) -> None:
     """Let this rank's metered groups connect by emulated NCCL; to be called on all ranks.
 
@@ -266,19 +275,20 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
     emulation = Emulation(mode, delay)
 
     def connect(
-        store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False
-    ) -> EmulatedNccl:
-        apart = dist.PrefixStore("emulated NCCL", store)
-        return EmulatedNccl(apart, rank, size, timeout, emulation)
+        backend: str, store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False
+    ) -> EmulatedGpuGroup:
+        apart = c10d.PrefixStore("emulated NCCL", store)
+        below = gloo.connect_gloo(apart, rank, size, timeout, lazy)
+        return EmulatedGpuGroup(below, EmulatedNccl(apart, rank, size, timeout, emulation))
 
-    world.connect = connect
+    vars(world)["connect"] = connect
     here = world.joined_world()
     assert here is not None
     for group in list(here._groups):
         group.connect()
 
 
-def use_bare(mode: str = "data", delay: float = 0.0) -> dist.ProcessGroup:
+def bare_group(mode: str = "data", delay: float = 0.0) -> Any:
     """Return a group of all ranks that is emulated NCCL and nothing around it."""
     emulation = Emulation(mode, delay)
 
@@ -287,18 +297,18 @@ def use_bare(mode: str = "data", delay: float = 0.0) -> dist.ProcessGroup:
 
     if "emulated_nccl" not in dist.Backend.backend_list:
         dist.Backend.register_backend("emulated_nccl", create, devices=["cpu"])
-        single = c10d.batch_isend_irecv
-        dist.batch_isend_irecv = c10d.batch_isend_irecv = lambda ops: _batch(ops, single)
-    group: Any = dist.new_group(backend="emulated_nccl")
-    return group
+        together = functools.partial(_batch, c10d.batch_isend_irecv)
+        for module in (dist, c10d):
+            vars(module)["batch_isend_irecv"] = together
+    return dist.new_group(backend="emulated_nccl")
 
 
-def _batch(operations: Sequence[Any], one_by_one: Callable[[Any], list[Any]]) -> list[Any]:
-    group = operations[0].group
+def _batch(one_by_one: Callable[[Any], list[Any]], p2p_op_list: Sequence[Any]) -> list[Any]:
+    group = p2p_op_list[0].group
     if not isinstance(group, EmulatedNccl):
-        return one_by_one(operations)
+        return one_by_one(p2p_op_list)
     group._start_coalescing()
-    for each in operations:
+    for each in p2p_op_list:
         send = each.op is dist.isend
         (group.send if send else group.recv)([each.tensor], each.group_peer)
     return [group._end_coalescing()]
