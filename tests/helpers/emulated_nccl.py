@@ -300,7 +300,7 @@ def bare_group(mode: str = "data", delay: float = 0.0) -> Any:
         together = functools.partial(_batch, c10d.batch_isend_irecv)
         for module in (dist, c10d):
             vars(module)["batch_isend_irecv"] = together
-    return dist.new_group(backend="emulated_nccl")
+    return c10d.new_group(backend="emulated_nccl")
 
 
 def _batch(one_by_one: Callable[[Any], list[Any]], p2p_op_list: Sequence[Any]) -> list[Any]:

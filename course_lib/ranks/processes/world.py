@@ -24,7 +24,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -77,7 +77,7 @@ def install(recorder: Recorder, link: EmulatedLink | None = None, backend: str =
     if "metered" not in dist.Backend.backend_list:
         together = functools.partial(_start_batch, c10d.batch_isend_irecv)
         for module in (dist, c10d):
-            setattr(module, "batch_isend_irecv", together)
+            vars(module)["batch_isend_irecv"] = together
         dist.Backend.register_backend(
             "metered", _create, extended_api=True, devices=["cpu", "cuda"]
         )
