@@ -288,15 +288,18 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
         group.connect()
 
 
+_bare = Emulation()
+"""How the next bare group is looked at."""
+
+
 def bare_group(mode: str = "data", delay: float = 0.0) -> Any:
-    """Return a group of all ranks that is emulated NCCL and nothing around it."""
-    emulation = Emulation(mode, delay)
-
-    def create(store: Any, rank: int, size: int, timeout: timedelta) -> EmulatedNccl:
-        return EmulatedNccl(store, rank, size, timeout, emulation)
-
+    """Return a new group of all ranks that is emulated NCCL with nothing around it."""
+    global _bare
+    _bare = Emulation(mode, delay)
     if "emulated_nccl" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("emulated_nccl", create, devices=["cpu"])
+        dist.Backend.register_backend(
+            "emulated_nccl", lambda *given: EmulatedNccl(*given, _bare), devices=["cpu"]
+        )
         together = functools.partial(_batch, c10d.batch_isend_irecv)
         for module in (dist, c10d):
             vars(module)["batch_isend_irecv"] = together
