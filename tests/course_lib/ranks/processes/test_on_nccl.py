@@ -133,7 +133,7 @@ def gradients_of(ddp, hook):
 @pytest.mark.parametrize("ddp", [TorchDDP, DistributedDataParallel], ids=["PyTorch's", "ours"])
 def test_ddp_trains_on_reduced_gradients(nccl_ranks, ranks_of, ddp, hook):
     got = nccl_ranks.run(gradients_of, ddp, hook)
-    right = ranks_of("cpu", nccl_ranks.world_size).run(gradients_of, TorchDDP, hook)
+    right = ranks_of("cpu", nccl_ranks.world_size).run(gradients_of, ddp, hook)
     for each in got:
         for mine, expected in zip(each, right[0], strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
