@@ -42,7 +42,7 @@ DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/au
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.
 lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lectures and assignments
-	@.venv/bin/python -m course_lib.desk --lab $(ARGS)
+	@.venv/bin/python -m course_lib.learner lab $(ARGS)
 
 # Rooted at the course, or formgrader does not find it.
 formgrader: .venv/ready  ## JupyterLab for instructors, with nbgrader's panels

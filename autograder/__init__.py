@@ -24,11 +24,12 @@ Around it: `collection` takes in submissions. `exporting` writes grades for othe
 
 `commands` has the commands: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
 shows it all on a class of six, `release` makes what students get from what instructors write.
-`course` finds the course folder and reads its configuration. `gradebook` checks that nbgrader's
+`course` finds the course folder and reads its configuration. `settings` lists the options of an
+examination. `gradebook` checks that nbgrader's
 gradebook can be used. `files` writes files completely or not at all. `foreign_text` makes text
 harmless that somebody else wrote.
 """
 
-from course_lib.later import without
+from course_lib._later import without
 
 without("rfc3987_syntax")

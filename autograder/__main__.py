@@ -42,9 +42,15 @@ class _Version(argparse.Action):
     """Like argparse's own ``version``, but the text is computed only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from autograder.commands.version import version_text
+        from autograder.examination.verdict import versions
+        from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
 
-        print(version_text())
+        for name, version in versions().items():
+            print(name, version)
+        try:
+            print(probe())
+        except SandboxUnavailable as error:
+            print(f"no sandbox: {error}")
         parser.exit()
 
 

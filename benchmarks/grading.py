@@ -32,10 +32,10 @@ from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.course import Folders, handed_out, load_config
 from autograder.examination.verdict import Verdict
 from autograder.passes.examine import masked_from
-from autograder.passes.settings import Settings
 from autograder.pool.book import book
 from autograder.pool.class_list import Books, standing, students
 from autograder.sandbox.place import SandboxedPlace
+from autograder.settings import Settings
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import mutants_of
 from course_lib.ranks.for_graders import ForkServer
@@ -170,7 +170,7 @@ def process_seconds() -> tuple[Lives, Lives]:
         pid = server.fork(run_, config, fds)
         return lambda: server.kill([pid])
 
-    masked = masked_from(load_module(SOURCE / "hidden.py").MASKED)
+    masked = masked_from(load_module(SOURCE / "hidden.py", handed_out(SOURCE)).MASKED)
     with contextlib.closing(ForkServer(launch)) as server, SandboxedPlace(masked) as place:
         place.warm()
         pairs = [(life_seconds(in_cell), life_seconds(bare)) for _ in range(STARTS)]
@@ -181,7 +181,7 @@ def process_seconds() -> tuple[Lives, Lives]:
 def cells_of_a_submission() -> int:
     """Return how many processes run code of one submission: its notebook, and each case's ranks."""
     checks = load_module(handed_out(SOURCE) / "checks.py").CHECKS
-    hidden = load_module(SOURCE / "hidden.py").HIDDEN
+    hidden = load_module(SOURCE / "hidden.py", handed_out(SOURCE)).HIDDEN
     cases = [c for name, check in checks.items() for c in (*check.cases, *hidden.get(name, ()))]
     return 1 + sum(case.world_size for case in cases)
 

@@ -43,7 +43,7 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
     # An editable installation does not reach a spawned rank by itself.
     sys.path[:0] = [path for path in ("", str(Path(__file__).parent)) if path not in sys.path]
     check = load_checks(handed_out(Path(source)) / "checks.py")[name]
-    hidden = load_module(Path(source, "hidden.py")).HIDDEN.get(name, ())
+    hidden = load_module(Path(source, "hidden.py"), handed_out(Path(source))).HIDDEN.get(name, ())
     alone = all(case.world_size == 1 for case in (*check.cases, *hidden))
 
     def run(check: Check, case: Case, inputs: Sequence[Plain]) -> list[Any]:

@@ -23,9 +23,9 @@
 - `decentralized`: averaging with neighbours only
 
 Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
-runs functions on several ranks, `checking` examines what students write, `desk` hands out their
-copies, `learner` is the program `course`, `capstone` times a race, `who_wins` has the
-algorithms race, `figures`, `chunk_figures` and `winner_map` draw; `later` puts imports off.
+runs functions on several ranks, `checking` examines what students write, `learner` is the program
+`course` and hands out their copies, `capstone` times a race, `who_wins` has the
+algorithms race, and `figures` draws; `_later` puts imports off.
 """
 
 from __future__ import annotations

@@ -81,10 +81,12 @@ def pipelined_broadcast_time(
 
 
 def ring_reduce_scatter_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return (K-1) (α + n/(Kβ)) seconds, n being the whole tensor.
+    """Return (K-1) (α + n/(Kβ)) seconds, n being the whole tensor; an all-gather takes as long."""
+    return (world_size - 1) * message_time(nbytes / world_size, network)
 
-    An all-gather takes as long, and so does an all-to-all.
-    """
+
+def all_to_all_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return (K-1) (α + n/(Kβ)) seconds: K - 1 of a rank's K chunks leave, one after the other."""
     return (world_size - 1) * message_time(nbytes / world_size, network)
 
 

@@ -18,13 +18,22 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 import pytest
 from hypothesis import HealthCheck, settings
 
-from course_lib.later import without
+from course_lib._later import without
 
 without("rfc3987_syntax")
 
+# Hundreds of processes import the course, and each would compile it anew: what is compiled is kept,
+# whatever the shell says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A busy machine is no failure: what a test may take is pytest's timeout.
 settings.register_profile(
-    "course", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "course",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("course")
 

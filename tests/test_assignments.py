@@ -13,7 +13,6 @@ from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Mutant
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner, Place
-from course_lib.checking.variation import unvaried
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.solutions import (
@@ -26,12 +25,13 @@ from tests.helpers.solutions import (
     trouble_in,
 )
 from tests.helpers.tiers import in_full, sampled, tier
+from tests.helpers.variation import unvaried
 
 ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)
 """For the others there is one test, `test_its_files_can_be_read`."""
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 
 POOLS: dict[Place, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}
@@ -101,9 +101,9 @@ FAILING = [
         *(folder, mutant, place),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
         marks=tier(
-            sampled(folder, number, one_in=2, of_others=12)
+            sampled(folder, number, one_in=4, of_others=12)
             if place == "simulated"
-            else sampled(folder, number, one_in=12)
+            else sampled(folder, number, one_in=24)
         ),
     )
     for folder in READABLE

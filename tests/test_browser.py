@@ -20,8 +20,8 @@ import pytest
 from nbformat import v4
 
 from autograder.commands.demo import ASSIGNMENT, demo
-from course_lib.desk.lab import environment
-from course_lib.desk.refresh import refresh
+from course_lib.learner._desk import refresh
+from course_lib.learner.lab import environment
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.course_folders import copy_assignment, needs_sources
@@ -74,7 +74,7 @@ def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) ->
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(60)
+            process.wait(300)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

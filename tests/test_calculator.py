@@ -66,7 +66,7 @@ def test_the_page_calculates_what_python_does(tmp_path: Path) -> None:
     page = subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
          "--dump-dom", f"{PAGE.as_uri()}#{question}"],
-        capture_output=True, text=True, timeout=100, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     ).stdout  # fmt: skip
     (answers,) = re.findall(r'<pre id="answers"[^>]*>(.*?)</pre>', page, re.DOTALL)
     answered = json.loads(html.unescape(answers))

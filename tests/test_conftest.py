@@ -1,4 +1,4 @@
-"""The watch over forgotten processes sees one, names the test that left it, and spares the rest."""
+"""Forgotten processes are found and named with their test; a test that hangs is ended."""
 
 import os
 import shutil
@@ -34,6 +34,15 @@ def test_whose_child_ends_with_pytest():
     child = subprocess.Popen("read line", shell=True, stdin=subprocess.PIPE)
 """
 
+HANGS = """
+import threading
+
+def test_that_hangs():
+    threading.Event().wait()
+
+def test_after_it():
+    pass
+"""
 
 ALONE, IN_A_WORKER = (), ("-n", "1")
 
@@ -52,7 +61,7 @@ def run_pytest(folder: Path, source: str, *options: str) -> subprocess.Completed
         "--rootdir=.",
         *options,
     ]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
@@ -77,3 +86,9 @@ def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> No
 def test_what_ends_with_pytest_passes(tmp_path: Path, options: tuple[str, ...]) -> None:
     result = run_pytest(tmp_path, NO_LEAK, *options)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
+    result = run_pytest(tmp_path, HANGS, "-o", "timeout=1")
+    assert "FAILED test_it.py::test_that_hangs - Failed: Timeout" in result.stdout, result.stdout
+    assert "1 failed, 1 passed" in result.stdout

@@ -10,7 +10,7 @@ import pytest
 import yaml  # comes with JupyterLab, which reads YAML schemas
 from packaging.requirements import Requirement
 
-from course_lib.desk.lab import SETTINGS
+from course_lib.learner.lab import SETTINGS
 from tests.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -131,8 +131,8 @@ def test_every_command_the_readme_shows_is_a_make_target() -> None:
 
 
 def test_make_lab_is_the_command_that_works_without_make() -> None:
-    assert "-m course_lib.desk --lab $(ARGS)" in MAKEFILE
-    assert "python -m course_lib.desk --lab" in README
+    assert "-m course_lib.learner lab $(ARGS)" in MAKEFILE
+    assert "python -m course_lib.learner lab" in README
 
 
 def test_the_settings_of_jupyterlab_are_ones_that_it_has() -> None:

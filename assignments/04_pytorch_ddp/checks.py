@@ -1,15 +1,24 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-What a program calls, and what is right, stands in `course_lib.checking`: in `sampling`,
-`epoch_runs`, `evaluation`, `checkpoints`, `batch_runs` and `letters`. A program gets only its
-rank's input.
+`run_judges.py` has the inputs, programs and judges of batches and training runs, `judges.py` those
+of evaluation and checkpoints. A program gets only its rank's input.
 """
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from course_lib.checking import (
     Case,
+    Expectation,
     Form,
+    Given,
+    Observed,
+    Wrong,
     calls_at_most,
     equals,
     in_many_forms,
@@ -18,39 +27,36 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.batch_runs import (
-    BATCHES_MISTAKES,
-    batches_inputs,
-    with_batches,
-)
-from course_lib.checking.batch_runs import batches_program as script_program
-from course_lib.checking.checkpoints import (
+from course_lib.checking.answers import Kind, sees
+from course_lib.checking.judges import Judge
+from course_lib.checking.shared.averaging import unless_alone
+from course_lib.checking.shared.training import NUMEL, SHAPES
+from course_lib.ranks import Trace
+
+from .judges import (
     checkpoint_inputs,
+    evaluate_inputs,
+    evaluate_program,
     load_program,
     loading,
+    right_numbers,
     save_program,
     saving,
+    shared_work,
 )
-from course_lib.checking.epoch_runs import (
+from .run_judges import (
+    SCRIPT_MISTAKES,
     epochs_inputs,
     epochs_program,
     equals_run,
-)
-from course_lib.checking.evaluation import (
-    evaluate_inputs,
-    evaluate_program,
-    right_numbers,
-    shared_work,
-)
-from course_lib.checking.letters import answers_program, are_letters, is_right
-from course_lib.checking.sampling import (
-    batches_program,
+    my_batches_program,
     own_rows_only,
     right_batches,
+    script_inputs,
+    script_program,
     windows_of,
+    with_script,
 )
-from course_lib.checking.shared.averaging import unless_alone
-from course_lib.checking.shared.training import NUMEL, SHAPES
 
 EXACT = {"dtypes": ("float32", "float64")}  # many steps in bfloat16 would hide a wrong one
 SMALL = 512  # bytes that a rank may send beside its gradients
@@ -116,9 +122,9 @@ def mended(name, kind, *more, modes=(True, False), tolerance=None):
     """Return the check of an exhibit whose batches are given, with the cases that all have."""
     return task(
         name,
-        inputs=batches_inputs,
+        inputs=script_inputs,
         program=script_program,
-        judges=[equals(with_batches(), BATCHES_MISTAKES, tolerance=tolerance)],
+        judges=[equals(with_script(), SCRIPT_MISTAKES, tolerance=tolerance)],
         cases=in_many_forms(
             script_case("1 rank", 1, kind, 2, 3, 0.2),
             script_case("2 ranks", 2, kind, 3, 4, 0.1, loss="mse_loss"),
@@ -129,6 +135,67 @@ def mended(name, kind, *more, modes=(True, False), tolerance=None):
             **EXACT,
         ),
     )
+
+
+# Diagnoses: questions with a letter for an answer -------------------------------------------------
+
+# The judges do not hold the letters.
+
+
+def answers_program(answer: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Ask for the answers, a dict from question to letter."""
+    answers = answer()
+    if not isinstance(answers, dict):
+        said = f"the answer is {type(answers).__name__} {answers!r:.40}"
+        raise TypeError(f"{said}, expected a dict from question to letter")
+    for question, letter in answers.items():
+        if not isinstance(question, str) or not isinstance(letter, str):
+            told = f"{question!r:.40}: {letter!r:.40}"
+            raise TypeError(f"the answers have {told}, expected texts, as in 'exhibit_1': 'A'")
+    return {"answers": answers}
+
+
+def _is_dict_of_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(letter, str) for letter in value.values())
+
+
+def are_letters(questions: Sequence[str], choices: Mapping[str, str]) -> Judge:
+    """Judge that each of the questions has one of the letters that are the keys of `choices`."""
+    letters = list(choices)
+
+    @sees({"answers": Kind("a dict from question to letter", _is_dict_of_texts)})
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        for value in values:
+            answers = value["answers"]
+            if set(answers) != set(questions):
+                raise Wrong(
+                    f"the answers are for {', '.join(map(str, answers)) or 'nothing'}, expected "
+                    f"one for each of {', '.join(questions)}"
+                )
+            for question, letter in answers.items():
+                if letter not in letters:
+                    raise Wrong(
+                        f"{question}: {letter!r:.40} is none of the letters {letters[0]} to "
+                        f"{letters[-1]}"
+                    )
+
+    return judge
+
+
+def digest(question: str, letter: str) -> str:
+    """Return the digest of an answer: to spare people its sight, not to keep a secret."""
+    return hashlib.sha256(f"diagnosis of {question}: {letter}".encode()).hexdigest()[:12]
+
+
+def is_right(question: str, right: str, choices: Mapping[str, str], hint: str) -> Expectation:
+    """Expect the letter with this digest; the question's points are a part of their own."""
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        letter = observed.outputs[0]["value"]["answers"][question]
+        if digest(question, letter) != right:
+            raise Wrong(f"{question}: not {letter} ({choices[letter]})", hint)
+
+    return Expectation(test, question)
 
 
 FAULTS = {
@@ -159,7 +226,7 @@ CHECKS = {
     "my_batches": task(
         "my_batches",
         inputs=lambda case, generator: [dict(case.parameters) for _ in range(case.world_size)],
-        program=batches_program,
+        program=my_batches_program,
         judges=[right_batches],
         expects=[only_calls()],
         cases=in_many_forms(

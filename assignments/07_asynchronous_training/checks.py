@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-Who pushes after whom stands in the cases; the programs that follow such a script, and what comes
-out of it, in `course_lib.checking.asynchrony`.
+The cases say in which order workers push. `judges.py` has the programs that follow such a script,
+and the right answers.
 """
 
 from functools import partial
@@ -19,11 +19,16 @@ from course_lib.checking import (
     task,
     time_within,
 )
-from course_lib.checking.asynchrony import (
+
+from .judges import (
+    equals_diloco,
     follow_script,
     judge_ages,
     minus,
     order_of,
+    rounds_computes,
+    rounds_inputs,
+    rounds_program,
     script,
     served,
     server_inputs,
@@ -31,12 +36,6 @@ from course_lib.checking.asynchrony import (
     worker_computes,
     worker_inputs,
     worker_program,
-)
-from course_lib.checking.diloco import (
-    equals_diloco,
-    rounds_computes,
-    rounds_inputs,
-    rounds_program,
 )
 
 AGE, COUNTED = "staleness of push {}", "push {} counts"

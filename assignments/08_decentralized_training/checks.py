@@ -1,7 +1,6 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The mixing matrices of tasks 2 to 5 stand in `course_lib.checking.mixing`. They are not those that
-task 1 asks for.
+The mixing matrices of tasks 2 to 5 stand in `judges.py`. They are not those that task 1 asks for.
 """
 
 import math
@@ -10,21 +9,23 @@ from functools import partial
 import torch
 
 from course_lib.checking import Case, equals, in_many_forms, only_calls, task
-from course_lib.checking.agreement import absolute_eigenvalues, chosen, gap, weighs_each_link
-from course_lib.checking.mixing import (
+from course_lib.ranks import compute
+
+from .judges import (
+    absolute_eigenvalues,
+    chosen,
+    equals_steps,
+    gap,
     matrices,
     mixed,
     one_message_each,
-    watched_weights,
-    whole_numbers,
-)
-from course_lib.checking.neighbour_steps import (
-    equals_steps,
     steps_computes,
     steps_inputs,
     steps_program,
+    watched_weights,
+    weighs_each_link,
+    whole_numbers,
 )
-from course_lib.ranks import compute
 
 # Task 1: weights for a graph ---------------------------------------------------------------------
 

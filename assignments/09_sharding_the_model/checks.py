@@ -13,27 +13,24 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.optimizer_shards import (
+
+from .judges import (
+    FEW_ACTIVATIONS,
+    IN_TIME,
+    NEAR,
     OPTIMIZERS,
     equals_one_optimizer,
-    optimizer_inputs,
-    optimizer_program,
-    same_weights_on_all_ranks,
-)
-from course_lib.checking.parallel_layers import (
+    equals_one_process,
     layer_bytes,
     layer_inputs,
     layer_program,
     layer_values,
-)
-from course_lib.checking.pipeline import (
-    FEW_ACTIVATIONS,
-    IN_TIME,
-    NEAR,
-    equals_one_process,
+    optimizer_inputs,
+    optimizer_program,
     pipeline_computes,
     pipeline_inputs,
     pipeline_program,
+    same_weights_on_all_ranks,
     whole_schedule,
 )
 
@@ -84,8 +81,8 @@ def its_share(case, observed, trace):
                 words = {"updates": "updates {} numbers", "state": "keeps {} numbers of state"}
                 raise Wrong(
                     f"rank {rank}'s optimizer {words[what].format(held)}, expected at most {limit}",
-                    f"Of {trained_numbers(case)} numbers each rank updates ⌈n/K⌉, and keeps state "
-                    "for these only.",
+                    f"There are n = {trained_numbers(case)} numbers: each rank updates ⌈n/K⌉ of "
+                    "them, and keeps state for these only.",
                 )
 
 
@@ -130,7 +127,7 @@ CHECKS = {
             calls_at_most("Forward sends nothing, backward one sum.", all_reduce=1),
             sends_at_most(
                 lambda case, rank: layer_bytes(case, "in"),
-                hint="What is summed is the gradient of x.",
+                hint="Only the gradient of x is summed.",
             ),
         ],
         worth={"values": 3, "communication": 1},
@@ -157,7 +154,7 @@ CHECKS = {
             calls_at_most("Forward sends one sum, backward nothing.", all_reduce=2),
             sends_at_most(
                 lambda case, rank: 2 * layer_bytes(case, "out"),
-                hint="What is summed is the output, in each of two forwards.",
+                hint="Only the output is summed, in each of two forwards.",
             ),
         ],
         worth={"values": 3, "communication": 1},

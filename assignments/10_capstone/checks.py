@@ -7,9 +7,8 @@ import types
 import torch
 
 from course_lib.capstone import Race, TapeError, draw, referee, write_tape
-from course_lib.checking import Case, equals, in_many_forms, task
+from course_lib.checking import Case, Expectation, Wrong, equals, in_many_forms, task
 from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.cases import Expectation, Wrong
 from course_lib.checking.on_ranks.wire import decode, encode
 
 # speed_of_light: ranks' counts, drawn; the bound in seconds --------------------------------------

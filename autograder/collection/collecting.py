@@ -9,12 +9,11 @@ from pathlib import Path
 
 from traitlets.config import Config
 
-from autograder.collection.deadlines import gradebook_due
+from autograder.collection._placing import Places, Record, digest_of, keep_aside, place
 from autograder.collection.formats import Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
-from autograder.collection.placing import Places, Record, digest_of, keep_aside, place
 from autograder.collection.roster import Roster, read_roster, student_id_of
-from autograder.collection.times import days_late, local
+from autograder.collection.times import days_late, gradebook_due, local
 from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import data_folder, load_config
 

@@ -1,12 +1,14 @@
-"""Read times from the systems, write them for nbgrader, and count the days between them."""
+"""Read times from the systems, write them for nbgrader, and count the days to the deadline."""
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
 from dateutil import parser, tz
 from nbgrader.utils import parse_utc
+from traitlets.config import Config
 
 from autograder.collection.listing import SourceError
 
@@ -53,3 +55,30 @@ def days_late(when: datetime | None, due: datetime | None) -> int:
     if when is None or due is None:
         return 0
     return max(0, math.ceil((when - due).total_seconds() / DAY))
+
+
+def gradebook_due(config: Config, assignment: str) -> datetime | None:
+    """Return the deadline in the gradebook, if there is one."""
+    url = str(config.CourseDirectory.db_url)
+    if not Path(url.removeprefix("sqlite:///")).is_file():
+        return None
+    from nbgrader.api import Gradebook, MissingEntry
+
+    with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
+        try:
+            found = gradebook.find_assignment(assignment).duedate
+        except MissingEntry:
+            return None
+    return found.replace(tzinfo=UTC) if found else None
+
+
+def book_due(config: Config, assignment: str, due: datetime) -> None:
+    """Write the deadline into the gradebook, where nbgrader's late policy reads it."""
+    from nbgrader.api import Gradebook
+
+    with Gradebook(
+        str(config.CourseDirectory.db_url), str(config.CourseDirectory.course_id)
+    ) as gradebook:
+        gradebook.update_or_create_assignment(
+            assignment, duedate=due.astimezone(UTC).replace(tzinfo=None)
+        )

@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 
 from autograder.collection.collecting import Collected, Row, collect
-from autograder.collection.deadlines import book_due
 from autograder.collection.formats import FORMATS
 from autograder.collection.listing import SourceError
 from autograder.collection.tables import csv_text, format_rows
-from autograder.collection.times import local, read_time
+from autograder.collection.times import book_due, local, read_time
 from autograder.course import data_folder, load_config
 from autograder.files import write_whole
 

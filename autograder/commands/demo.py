@@ -24,12 +24,12 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.course import find_sources, handed_out, load_config
-from autograder.examination.gpus import gpu_mounts
+from autograder.examination.node import gpu_mounts
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.canary import solved
 from autograder.passes.examine import Exam
-from autograder.passes.settings import Settings
 from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.settings import Settings
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import Mutant, mutants_of
 

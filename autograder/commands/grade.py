@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.course import Folders, load_config
-from autograder.passes.settings import Settings
 from autograder.pool import slurm
 from autograder.pool.settled import inputs, settle, settled
+from autograder.settings import Settings
 
 DESCRIPTION = (
     "Grade all submissions of an assignment, several at a time, and book their points. A "

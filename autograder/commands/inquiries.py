@@ -11,8 +11,7 @@ from autograder.collection.tables import format_rows
 from autograder.collection.times import local, read_time
 from autograder.course import data_folder, load_config
 from autograder.examination.verdict import Verdict
-from autograder.inquiries.dates import in_words, read_dates, why_not, write_dates
-from autograder.inquiries.taking import take, tasks_of
+from autograder.inquiries.taking import in_words, read_dates, take, tasks_of, why_not, write_dates
 from autograder.inquiries.thread import (
     CLOSED,
     INSTRUCTOR,

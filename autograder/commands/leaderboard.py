@@ -32,11 +32,11 @@ from autograder.leaderboard.timing import (
     time_submission,
 )
 from autograder.passes.examine import masked_from
-from autograder.passes.settings import ATTEMPTS
 from autograder.pool.progress import in_words
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.settings import ATTEMPTS
 from course_lib.checking.local import load_module
 
 ASSIGNMENT = "10_capstone"
@@ -81,7 +81,7 @@ def leaderboard(
 
     """
     source = find_sources(root) / ASSIGNMENT
-    hidden = load_module(source / "hidden.py")
+    hidden = load_module(source / "hidden.py", handed_out(source))
     checks = load_module(handed_out(source) / "checks.py")
     check, case = checks.CHECKS["train"], hidden.FINAL if final else checks.RACE
     if submitted is None:

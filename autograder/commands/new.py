@@ -25,7 +25,13 @@ DESCRIPTION = (
 )
 NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 
-HANDED_OUT = '"""The checks of this assignment. They are handed out."""\n\n'
+HANDED_OUT = '''"""The checks of this assignment. They are handed out.
+
+If a judge is too long to read here, write it in judges.py beside this file, and import it:
+from .judges import …
+"""
+
+'''
 
 HIDDEN = '''"""Cases that are never handed out and never enter a sandbox."""
 
@@ -219,4 +225,5 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     print(f"  assignments/{name}/checks.py      the check, which students get")
     print(f'  make test-all ARGS="tests/test_assignments.py -k {name}"')
     print("  autograder release                make the students' version, and the kill matrix")
+    print("  README.md                         add its row; nothing else in the course changes")
     return 0

@@ -22,8 +22,8 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
-from autograder.commands.kill_matrix import kill_matrix, with_matrix
-from autograder.commands.overview import overview
+from autograder.commands._kill_matrix import kill_matrix, with_matrix
+from autograder.commands._overview import overview
 from autograder.course import find_sources, load_config
 
 DESCRIPTION = (

@@ -18,10 +18,10 @@ from autograder.examination.node import On
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook
-from autograder.passes.settings import Settings
 from autograder.pool.one import rebuilt
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.settings import Settings
 from course_lib.checking import Case, Check, Observed
 from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner

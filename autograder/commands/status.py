@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from autograder.course import Folders, load_config
-from autograder.passes.settings import Settings
 from autograder.pool.class_list import (
     Books,
     NothingToGrade,
@@ -16,6 +15,7 @@ from autograder.pool.class_list import (
     standing,
     students,
 )
+from autograder.settings import Settings
 
 DESCRIPTION = (
     "Show for each assignment the number of submissions, and how many are graded, outdated "

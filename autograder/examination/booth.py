@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from autograder.examination._channel import Channel
 from autograder.examination.budget import Budget, Limits
-from autograder.examination.channel import Channel
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone.referee import SECONDS, played_by
 from course_lib.capstone.tape import TapeError

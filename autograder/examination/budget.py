@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from autograder.sandbox.cores import Cores
 from autograder.sandbox.place import MachineFailure
+from autograder.settings import Settings
 from course_lib.checking.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
@@ -51,9 +52,9 @@ class Limits:
 
     """
 
-    cell: float = 30.0
+    cell: float = Settings.cell_seconds
     case: float = CASE_SECONDS
-    submission: float = 60.0
+    submission: float = Settings.submission_seconds
 
 
 class Budget:

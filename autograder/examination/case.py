@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autograder.examination._channel import Channel, wait_at_most
 from autograder.examination.budget import LOOK_EVERY, Deadline
-from autograder.examination.channel import Channel, wait_at_most
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case
 from course_lib.checking.limits import CARRIED, MAX_ANSWERS, MAX_TEXT

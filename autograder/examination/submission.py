@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograder.examination._channel import Channel
 from autograder.examination.booth import tapes_played_in
 from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, SubmissionError
-from autograder.examination.channel import Channel
 from autograder.examination.node import NodeRanks, On
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed

@@ -23,7 +23,7 @@ from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Race, Score, TapeError, draw, referee
 from course_lib.checking import Case, Check
 from course_lib.checking.judges import form_of
-from course_lib.desk.notebooks import EXPLORE
+from course_lib.learner.notebooks import EXPLORE
 from course_lib.ranks import RanksError, RankTimeout
 
 _MAX_FILE = 50 * 2**20

@@ -22,8 +22,8 @@ from traitlets import Enum, Float, Unicode
 from autograder.examination.verdict import verdict_path
 from autograder.passes.canary import Canaries
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
-from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.sandbox.place import MachineFailure
+from autograder.settings import ATTEMPTS, Settings
 from course_lib.checking.limits import CASE_SECONDS
 
 

@@ -22,7 +22,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.course import handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import MEMORY, TIME, Examined, examine
-from autograder.examination.gpus import gpu_mounts
+from autograder.examination.node import gpu_mounts
 from autograder.examination.seed import assignment_secret, submission_seed
 from autograder.examination.submission import CellOutcome, Submission
 from autograder.examination.verdict import (
@@ -33,16 +33,16 @@ from autograder.examination.verdict import (
     versions,
 )
 from autograder.passes import vet
-from autograder.passes.settings import Settings
-from autograder.sandbox.bubblewrap import Limits as BoxLimits
+from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.settings import Settings
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
-from course_lib.desk.notebooks import EXPLORE
+from course_lib.learner.notebooks import EXPLORE
 
 
 def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
@@ -120,7 +120,7 @@ class Exam:
     def of(cls, source: Path) -> Exam:
         """Return the exam of the assignment in the folder `source`, under ``instructor/``."""
         checks = load_checks(handed_out(source) / "checks.py")
-        hidden = load_module(source / "hidden.py")
+        hidden = load_module(source / "hidden.py", handed_out(source))
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
     def place(self, settings: Settings) -> SandboxedPlace:
@@ -264,7 +264,7 @@ def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbo
         for place in _warm.values():  # keep one assignment's sandbox only
             place.close()
         _warm.clear()
-        place = SandboxedPlace(key[0], BoxLimits(memory=memory), more)
+        place = SandboxedPlace(key[0], HardLimits(memory=memory), more)
         ready(place)
         _warm[key] = place
     return _warm[key]

@@ -46,16 +46,27 @@ class Rebuild(NbGraderPreprocessor):
         coursedir = self.parent.parent.coursedir  # of the exporter's converter
         names = resources["nbgrader"]
         folder = coursedir.format_path(coursedir.release_directory, ".", names["assignment"])
-        path = Path(folder, f"{names['notebook']}.ipynb")
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"there is no released version at {path}: "
-                f"run nbgrader generate_assignment {names['assignment']}"
-            )
-        rebuilt = rebuild(nbformat.read(path, as_version=4), nb)
+        rebuilt = rebuild(released_notebook(Path(folder), names["notebook"]), nb)
         for note in rebuilt.metadata.get("rebuild", ()):
             self.log.warning("%s of %s: %s", names["notebook"], names["student"], note)
         return rebuilt, resources
+
+
+def released_notebook(folder: Path, notebook: str) -> NotebookNode:
+    """Return an assignment's released notebook; `folder` has the assignment's name.
+
+    Raises:
+        FileNotFoundError: the assignment was not released.
+
+    """
+    path = folder / f"{notebook}.ipynb"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no released version at {path}: "
+            f"run nbgrader generate_assignment {folder.name}"
+        )
+    found: NotebookNode = nbformat.read(path, as_version=4)
+    return found
 
 
 def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:

@@ -17,8 +17,8 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict
-from autograder.passes.settings import Settings
 from autograder.pool.one import blank, rebuilt
+from autograder.settings import Settings
 
 
 class NothingToGrade(LookupError):

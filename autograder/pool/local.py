@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from autograder.examination.budget import PATIENCE
-from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
+from autograder.settings import ATTEMPTS, Settings
 from course_lib.ranks.explain.failure import exit_reason
 
 IN_A_ROW = 3

@@ -34,12 +34,12 @@ from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
 from autograder.passes.canary import Canaries, CanaryError
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
-from autograder.passes.rebuild import rebuild
-from autograder.passes.settings import Settings
+from autograder.passes.rebuild import rebuild, released_notebook
 from autograder.passes.vet import damage, vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -52,13 +52,8 @@ def rebuilt(folders: Folders, path: Path) -> nbformat.NotebookNode:
         FileNotFoundError: the assignment was not released.
 
     """
-    released = folders.release / path.parent.name / path.name
-    if not released.is_file():
-        raise FileNotFoundError(
-            f"there is no released version at {released}: "
-            f"run nbgrader generate_assignment {path.parent.name}"
-        )
-    return rebuild(nbformat.read(released, as_version=4), nbformat.read(path, as_version=4))
+    released = released_notebook(folders.release / path.parent.name, path.stem)
+    return rebuild(released, nbformat.read(path, as_version=4))
 
 
 def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Settings) -> Verdict:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autograder.course import Folders, find_sources, load_config
-from autograder.examination.gpus import gpu_mounts
-from autograder.passes.settings import Settings
+from autograder.examination.node import gpu_mounts
 from autograder.pool import slurm
 from autograder.pool.book import book
 from autograder.pool.class_list import (
@@ -29,6 +28,7 @@ from autograder.pool.progress import Progress
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.settings import Settings
 
 TO_DO = """\
 Nobody got a zero for this, and nothing of it is booked. Look at the reason: you may need room on

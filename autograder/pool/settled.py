@@ -20,7 +20,7 @@ from traitlets.config import Config
 from autograder.course import Folders
 from autograder.examination.verdict import checks_digest
 from autograder.files import write_whole
-from autograder.passes.settings import Settings
+from autograder.settings import Settings
 
 _SQLITE = "sqlite:///"
 

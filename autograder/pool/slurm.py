@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autograder.passes.settings import ATTEMPTS, Settings
 from autograder.pool.outcome import MACHINE, Outcome
+from autograder.settings import ATTEMPTS, Settings
 
 LOOK_EVERY = 3.0
 """Seconds between two questions to Slurm."""

@@ -4,27 +4,30 @@ Inside there is no network, no other process, no home and no repository. It sees
 read only, and a private ``/tmp`` of limited size, the working directory. Everything inside dies
 with ``Sandbox.close``, and with the process that opened it, however that process ends.
 
-``Limits`` bound each process and the number of processes; `memory` bounds the sum of their memory.
-When memory runs out, the kernel kills the sandbox first, because the sandbox asks for that.
+``HardLimits`` bound each process and the number of processes; `memory` bounds the sum of their
+memory. When memory runs out, the kernel kills the sandbox first, because the sandbox asks for that.
 `seccomp` says which calls to the kernel are refused.
 """
+
+from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
 from autograder.sandbox import first_process
+from autograder.sandbox._tree import memory_file, prepare, programs, tree
 from autograder.sandbox.binary import Bubblewrap, choose, tool
-from autograder.sandbox.limits import Limits
 from autograder.sandbox.mounts import Mount
 from autograder.sandbox.seccomp import seccomp_filter
-from autograder.sandbox.tree import memory_file, prepare, programs, tree
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.sandbox.user import (
     UIDS,
@@ -36,8 +39,9 @@ from autograder.sandbox.user import (
     rights_to_make_cells,
     user_namespace,
 )
+from autograder.settings import Settings
 
-__all__ = ["Limits", "Sandbox", "SandboxUnavailable", "probe"]
+__all__ = ["HardLimits", "Sandbox", "SandboxUnavailable", "probe"]
 
 START_SECONDS = 10.0
 _JAIL = "/sandbox"
@@ -55,7 +59,7 @@ class Sandbox:
         writable: directories of the host that the command may fill, at the same path; see
             ``Mount``. A socket in ``pass_fds`` is safer.
         env: the environment, on top of PATH, HOME and LANG. Nothing of ours is inherited.
-        limits: see ``Limits``.
+        limits: see ``HardLimits``.
         stderr: where standard output and error go: appended to the file at a path, written to an
             open file, or lost. ``limits.file_size`` bounds the file.
         pass_fds: descriptors that stay open inside, such as one end of a socket pair.
@@ -81,14 +85,14 @@ class Sandbox:
         mounts: Sequence[Mount] = (),
         writable: Sequence[str | Path] = (),
         env: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: HardLimits | None = None,
         stderr: str | Path | IO[bytes] | None = None,
         pass_fds: Sequence[int] = (),
         bubblewrap: Bubblewrap | None = None,
         cells: bool = False,
     ) -> None:
         program = (bubblewrap or probe()).path
-        limits = limits or Limits()
+        limits = limits or HardLimits()
         env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **(env or {})}
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as opened:
             self.uid = kept.enter_context(own_uid())
@@ -159,7 +163,7 @@ def probe() -> Bubblewrap:
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailable("The sandbox needs Linux.")
     # Every bubblewrap needs these. So a failure is reported once, and not as bubblewrap's fault.
-    Limits().prelude()
+    HardLimits().prelude()
     if is_root():
         make_sure_of_uids()
         drop_privileges(UIDS[0], _JAIL)
@@ -194,7 +198,7 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
 def _isolation(
     uid: int,
     mounts: Sequence[Mount],
-    limits: Limits,
+    limits: HardLimits,
     env: Mapping[str, str],
     file_of: Callable[[str | bytes], int],
     cells: bool,
@@ -251,3 +255,51 @@ def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     read_end, write_end = os.pipe()
     with open(read_end, "rb", buffering=0) as source, open(write_end, "wb", buffering=0) as sink:
         yield source, sink
+
+
+@dataclass(frozen=True)
+class HardLimits:
+    """Hard limits, set inside the sandbox before the command runs; nothing inside can raise them.
+
+    Attributes:
+        processes: processes and threads together. Before Linux 5.14, if an ordinary user opens
+            the sandbox, that user's other processes count too.
+        address_space: bytes of virtual memory of each process, far more than it touches. ``None``
+            with CUDA, which reserves all there is.
+        file_size: bytes of the largest file a process may write.
+        open_files: descriptors of each process.
+        tmp: bytes in ``/tmp``; in a sandbox without cells the same again in ``/dev/shm``.
+        shm: bytes in a cell's ``/dev/shm``.
+        memory: bytes that all processes of a submission may hold together.
+    """
+
+    processes: int = 256
+    address_space: int | None = 8 * 2**30
+    file_size: int = 64 * 2**20
+    open_files: int = 1024
+    tmp: int = 256 * 2**20
+    shm: int = 64 * 2**20
+    memory: int = int(Settings.memory_gib * 2**30)
+
+    def of_a_cell(self) -> dict[str, int]:
+        """Return the limits of each process in a cell, by their names in `resource`."""
+        limits = {
+            "nproc": self.processes,
+            "as": self.address_space,
+            "fsize": self.file_size,
+            "nofile": self.open_files,
+            "core": 0,
+        }
+        return {name: value for name, value in limits.items() if value is not None}
+
+    def prelude(self) -> list[str]:
+        """Return the start of a command line that sets the limits and runs what follows.
+
+        Raises:
+            SandboxUnavailable: a program that sets them is missing.
+        """
+        options = []
+        for name, value in self.of_a_cell().items():
+            hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+            options.append(f"--{name}={value if hard < 0 else min(value, hard)}")  # more would fail
+        return [tool("choom"), "-n", "1000", "--", tool("prlimit"), *options, "--"]

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from autograder.sandbox.bubblewrap import Limits, Sandbox
+from autograder.sandbox.bubblewrap import HardLimits, Sandbox
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
     MemoryGroup,
@@ -105,7 +105,7 @@ class SandboxedPlace:
     Args:
         masked: modules of course_lib that hold the answers and may not be imported.
         limits: bounds of memory, processes and files of each cell, and of the memory of all
-            together; default: those of `Limits`.
+            together; default: those of `HardLimits`.
         more: further mounts of its cells, such as GPUs.
 
     Attributes:
@@ -116,7 +116,7 @@ class SandboxedPlace:
     def __init__(
         self,
         masked: Sequence[str] = (),
-        limits: Limits | None = None,
+        limits: HardLimits | None = None,
         more: Sequence[Mount] = (),
     ) -> None:
         inside = [
@@ -126,7 +126,7 @@ class SandboxedPlace:
             Mount(f"{_EXAM}/autograder/inside", _INSIDE),
         ]
         self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
-        self._limits = limits or Limits()
+        self._limits = limits or HardLimits()
         self._kept = contextlib.ExitStack()
         self._sandbox: Sandbox | None = None
         self._server: ForkServer | None = None

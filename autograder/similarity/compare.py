@@ -6,17 +6,28 @@ d of n solutions weighs log(n/d), like a word in a search engine (inverse docume
 solutions are alike by the weight that they share: 2 w(A ∩ B) / (w(A) + w(B) + c). The constant c is
 the weight of two fingerprints that only these two have. So solutions that share only what all wrote
 are not alike.
+
+Fingerprints are found by winnowing: keep few hashes of a text, such that texts with a common
+passage share a hash. Every K symbols in a row have a hash. In every window of W hashes the smallest
+is kept. Each common passage of at least K + W - 1 symbols leaves a common hash. One of fewer than K
+leaves none. See Schleimer, Wilkerson, Aiken, "Winnowing: local algorithms for document
+fingerprinting", SIGMOD 2003.
+
+Two maintained tools winnow offline too. copydetect (Python) weighs all passages alike, so in an
+assignment of short functions the ways that everybody writes them count as much as rare ones. Dolos
+needs Node. Neither reads notebooks cell by cell, so we keep this.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from autograder.similarity.fingerprints import joined, passages, winnow
-from autograder.similarity.normalise import normalise
+from autograder.similarity.normalise import Symbol, normalise
 
 _FEW = 4
 """Smallest number of fingerprints; a solution with fewer is too short to compare."""
@@ -143,3 +154,52 @@ def _lines(solution: Solution, shared: set[int]) -> dict[str, list[tuple[int, in
         for name, first, last in solution.prints[hashed]:
             found.setdefault(name, []).append((first, last))
     return {name: joined(lines) for name, lines in found.items()}
+
+
+K = 12
+"""Symbols in a row: about two short lines."""
+W = 4
+"""Hashes in a window: a common passage of K + W - 1 symbols is always found."""
+
+
+def passages(symbols: Sequence[Symbol], k: int = K) -> list[tuple[int, int, int]]:
+    """Return (hash, first line, last line) of every `k` symbols in a row.
+
+    Fewer symbols than `k` have one hash of all of them, so that short functions count too.
+    """
+    if not symbols:
+        return []
+    texts = [symbol.text for symbol in symbols]
+    found = []
+    for start in range(max(1, len(symbols) - k + 1)):
+        part = symbols[start : start + k]
+        lines = [symbol.line for symbol in part]
+        found.append((_hash(texts[start : start + k]), min(lines), max(lines)))
+    return found
+
+
+def winnow(hashes: Sequence[int], w: int = W) -> set[int]:
+    """Return the positions of the hashes to keep: in each window the last smallest one."""
+    if len(hashes) <= w:
+        return {max(range(len(hashes)), key=lambda i: (-hashes[i], i))} if hashes else set()
+    return {
+        max(range(start, start + w), key=lambda i: (-hashes[i], i))
+        for start in range(len(hashes) - w + 1)
+    }
+
+
+def _hash(texts: Sequence[str]) -> int:
+    data = "\0".join(texts).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def joined(lines: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return sorted ranges of lines, with touching ranges joined into one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(lines):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    assert all(a[1] < b[0] for a, b in pairwise(found))
+    return found

@@ -70,14 +70,13 @@ def assign_buckets(
     for index in order:
         tensor = tensors[index]
         kind = (tensor.dtype, tensor.device)
-        nbytes = tensor.numel() * tensor.element_size()
         bucket, filled, number = still_open.get(kind, ([], 0, 0))
-        if bucket and filled + nbytes > caps[min(number, len(caps) - 1)] * MEGABYTE:
+        if bucket and filled + tensor.nbytes > caps[min(number, len(caps) - 1)] * MEGABYTE:
             bucket, filled, number = [], 0, number + 1
         if not bucket:
             buckets.append(bucket)
         bucket.append(index)
-        still_open[kind] = (bucket, filled + nbytes, number)
+        still_open[kind] = (bucket, filled + tensor.nbytes, number)
     when = {index: position for position, index in enumerate(order)}
     return sorted(buckets, key=lambda bucket: when[bucket[-1]])
 

@@ -161,5 +161,5 @@ def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tu
     tensors = {
         id(leaf): leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)
     }
-    traffic = sum(leaf.numel() * leaf.element_size() for leaf in tensors.values())
+    traffic = sum(leaf.nbytes for leaf in tensors.values())
     return LAUNCH + device.time(flops, traffic), flops

@@ -12,28 +12,16 @@ order:
 - `judges`: the common ones
 - `traffic`, `expectations`: what is sent, and what it must be like
 - `task`: a check in thirty lines
-- `shared`: inputs, programs and judges that several assignments need
-- `batches`, `accumulation`, `gradient_noise`: inputs, programs and judges of one rank alone
+- `shared`: inputs, programs and judges that several assignments need; those of one assignment alone
+  are in its folder, `assignments/NN_name`
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
-- `sampling`, `epoch_runs`, `batch_runs`: whole training runs of K ranks, replayed in one process
-- `evaluation`, `checkpoints`, `letters`: what else stands around a training loop, and questions
-- `chain_programs`: what is called on a chain of layers whose backward takes time
-- `buckets`: judges of how parameters are cut into buckets
-- `payloads`, `codecs`, `feedback`, `random_places`: compressed tensors, byte for byte; what adds
-  them up; what is kept for the next; places drawn by lot
-- `parallel_layers`, `pipeline`: a layer that ranks share, and schedules of stages
-- `optimizer_shards`: one optimizer that several ranks share
-- `mixing`, `neighbour_steps`, `agreement`: who mixes with whom, what comes of it, and how fast
-  ranks agree
-- `asynchrony`: servers and workers out of step, as scripts of events; `diloco`: inner and outer
-  steps
 - `limits`: of a case, in a notebook and in the grader
 - `run_check`: runs its cases, wherever the ranks are
 - `report`: how it went, for the student and for the grader
 - `runners`, `local`: `check`, on ranks of this machine
 - `predictions`: a guess, locked before a run shows the number
 - `program`: what of a check goes to the ranks
-- `mutants`, `variation`: wrong solutions, which must fail, and arguments, which must vary
+- `mutants`: wrong solutions, which must fail
 """
 
 from course_lib.checking.cases import (

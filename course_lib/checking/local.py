@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +19,7 @@ from course_lib.checking.cases import Check
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
 from course_lib.checking.runners import LocalRunner
-from course_lib.desk import diary
+from course_lib.learner import diary
 from course_lib.ranks import Trace
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
@@ -119,15 +121,40 @@ def load_checks(path: Path) -> dict[str, Check]:
     return checks
 
 
-def load_module(path: Path) -> ModuleType:
-    """Import a file by its path, under a name of its own."""
-    name = f"_course_{path.parent.name}_{path.stem}".replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, path)
+def load_module(path: Path, beside: Path | None = None) -> ModuleType:
+    """Import a file by its path; it can import its neighbours: ``from .judges import …``.
+
+    Args:
+        path: the file.
+        beside: the folder of its neighbours, if that is not its own. Hidden cases import the judges
+            that students get.
+
+    """
+    package = _package_of(beside or path.parent, anew=beside is None)
+    spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
     if spec is None or spec.loader is None:
         raise LookupError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    # The ranks cannot import a file by a name that only this process knows.
-    cloudpickle.register_pickle_by_value(module)
     return module
+
+
+def _package_of(folder: Path, anew: bool) -> str:
+    """Return the name of the package that the modules of a folder belong to, one for each folder.
+
+    `anew`: forget what was imported of it, since its files may have been edited.
+    """
+    folder = folder.resolve()
+    path = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    name = re.sub(r"\W", "_", f"_course_{folder.name}_{path}")
+    if anew:
+        for known in [known for known in sys.modules if known.startswith(f"{name}.")]:
+            del sys.modules[known]
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+        # The ranks cannot import what only this process knows by name.
+        cloudpickle.register_pickle_by_value(package)
+    return name

@@ -18,11 +18,11 @@ _THERE = f"{_OURS}on_ranks"
 
 
 def pack_program(program: Callable[..., Any]) -> bytes:
-    """Return the program and what it uses of its file and of our judges' files, as bytes.
+    """Return the program as bytes, with what it uses of its assignment's files and of `checking`.
 
     They run code where they are read: on ranks, never where a grade is decided.
     """
-    theirs = getattr(program, "program", program).__module__  # of a task: the author's
+    theirs = getattr(program, "program", program).__module__  # of a task: the author's program
     ours = {name for name in sys.modules if name.startswith(_OURS)}
     by_value = {name for name in ours if not name.startswith(_THERE)} | {theirs}
     by_value -= cloudpickle.list_registry_pickle_by_value()

@@ -109,7 +109,7 @@ def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = 
     """
     if segments is None:
         _, world_size = place_in(group)
-        chunk = tensor.numel() * tensor.element_size() // world_size
+        chunk = tensor.nbytes // world_size
         segments = max(1, chunk // SEGMENT_BYTES)
     if segments == 1:
         simple_ring_all_reduce(tensor, group)

@@ -4,24 +4,23 @@
     >>> compressed_all_reduce(gradient, ErrorFeedback(OneBit()), key="bucket 0")  # in place
 
 Compressed tensors can usually not be added: the sum of two lists of top-k is a longer list, and the
-sum of two bytes may not fit a byte. If every rank sends all of its payload to all others, as
-PyTorch's quantization hooks do, K - 1 payloads arrive: the bytes grow with K, and soon exceed the
-ring's. So this works in two phases, like the ring, with one K-th of the tensor per message:
+sum of two bytes may not fit a byte. If every rank sends its whole payload to all others, as
+PyTorch's quantization hooks do, K - 1 payloads arrive. Then the bytes grow with K and soon exceed
+those of a ring. So the sum has two phases, like the ring, with one K-th of the tensor per message:
 
     each rank cuts g into K shards, and compresses each                         C(g)
     all-to-all: shard r of everyone goes to rank r                  (K-1) · ⌈C/K⌉ bytes sent
     rank r decodes and adds up, in float32, and compresses the sum       C(Σ C(g))
     all-gather: everyone gets every sum                             (K-1) · ⌈C/K⌉ bytes sent
 
-with C = `compressor.nbytes`, against 2 (K-1)/K · n bytes of the ring: the factor by which C is
-smaller than n is the factor that is saved, for every K. Both compressions leave something out, and
-`ErrorFeedback` keeps both: what this rank's shards lost, and what the sum for which it is
-responsible lost.
+with C = `compressor.nbytes`. A ring sends 2 (K-1)/K · n bytes. So this sends fewer bytes by the
+factor by which C is smaller than n, for every K. Both compressions lose something. `ErrorFeedback`
+keeps the loss of this rank's shards, and the loss of the sum for which this rank is responsible.
 
-Where payloads *can* be added (`Compressor.linear`: random-k, PowerSGD), an ordinary all-reduce of
-the payload does it.
+If payloads *can* be added (`Compressor.linear`: random-k, PowerSGD), an ordinary all-reduce sums
+them.
 
-All ranks end with the same bits, since everyone, the sender too, takes the decoded sums.
+All ranks end with the same bits, because all of them, also the sender, take the decoded sums.
 
 S. Gan et al., "BAGUA", VLDB 2021 (centralized low precision); H. Tang et al., "1-bit Adam:
 Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.

@@ -4,19 +4,19 @@
     >>> compressor = ErrorFeedback(TopK(0.01))
     >>> payload = compressor.encode(gradient, key="bucket 0")
 
-    p_t = x_t + e_t           what should be sent by now
+    p_t = x_t + e_t           should be sent by now
     send C(p_t)
-    e_{t+1} = p_t - C(p_t)    what was not
+    e_{t+1} = p_t - C(p_t)    was not sent
 
-So Σ C(p_t) = Σ x_t - e_{T+1}: everything is sent in the end, only later, and the error of the sum
-is the error of *one* step, however many there were. With a contraction, ‖C(x) - x‖² ≤ (1 - δ)‖x‖²
-with δ > 0, the residual e stays bounded, and after enough steps SGD converges as fast as without
+So Σ C(p_t) = Σ x_t - e_{T+1}: everything is sent in the end, only later. The error of the sum is
+the error of *one* step, for any number of steps. With a contraction, ‖C(x) - x‖² ≤ (1 - δ)‖x‖² with
+δ > 0, the residual e stays bounded, and after enough steps SGD converges as fast as without
 compression. Without error feedback, biased compressors (top-k, one bit) may not converge at all.
 
 An unbiased compressor that enlarges x, such as random-k scaled by n/k, is *no* contraction: its
 residual grows without bound. Use it without scaling here.
 
-The residual has the size of the gradients, in float32: memory, as for a momentum.
+The residual takes as much memory as a momentum: the size of the gradients, in float32.
 
 S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018;
 S. P. Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019.

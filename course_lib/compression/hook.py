@@ -5,15 +5,15 @@
     >>> model = DistributedDataParallel(model)  # or PyTorch's
     >>> model.register_comm_hook(CompressionState(ErrorFeedback(OneBit())), compression_hook)
 
-Each bucket is summed by `compressed_all_reduce` and divided by K. PyTorch's DDP lays out its
-buckets anew after the first step, in the order in which gradients came; then the residuals of the
-old ones, one step's worth, are dropped.
+Each bucket is summed by `compressed_all_reduce` and divided by K. PyTorch's DDP makes its
+buckets again after the first step, in the order in which gradients came. Then the residuals of the
+old buckets, of one step, are dropped.
 
-The exchange has two rounds, the second of which depends on the first. Both are issued here, one
-bucket after the other and in the same order on every rank. They are not issued from the future of
-the first: futures complete in different orders on different ranks, and ranks that issue collectives
-in different orders deadlock. On a GPU nothing waits for the host; on a CPU backward goes on when
-the bucket has been exchanged.
+The exchange has two rounds, and the second depends on the first. The hook issues both, one bucket
+after the other and in the same order on every rank. It does not issue the second round from the
+future of the first: futures complete in different orders on different ranks, and ranks that issue
+collectives in different orders deadlock. On a GPU nothing waits for the host. On a CPU backward
+continues when the bucket has been exchanged.
 """
 
 from collections.abc import Hashable

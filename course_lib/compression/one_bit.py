@@ -5,8 +5,8 @@
 
     C(x) = ‖x‖₁/n · sign(x)          4 + ⌈n/8⌉ bytes, with sign(0) = 1
 
-This is the nearest to x among all vectors with these signs and one length. It is biased, and has
-only roughly the direction of x:
+Of all vectors with these signs and equal lengths of their elements, C(x) is nearest to x. It is
+biased, and has only roughly the direction of x:
 
     ‖C(x) - x‖² = ‖x‖² - ‖x‖₁²/n = (1 - δ) ‖x‖²,    δ = ‖x‖₁² / (n ‖x‖²) ≥ 1/n
 

@@ -5,11 +5,11 @@
     >>> result = OneBit().decode(payload)
 
 A paper counts bits; a network carries bytes, in one piece. So a payload *is* one vector of bytes,
-`wire`, and `nbytes` is its length: there is no second place where indices, scales or signs could
-hide uncounted. Its length depends only on how many elements the tensor has, never on their values;
-the receiver can therefore make room for it without asking, and no rank waits for a size.
+`wire`, and `nbytes` is its length. Indices, scales and signs are all in it, so all of them count.
+The length depends only on the number of elements, never on their values. So the receiver knows the
+size in advance, and no rank waits for it.
 
-Compressors calculate in float32, whatever the gradients' dtype, and give back that dtype.
+Compressors calculate in float32 and return the dtype of the gradients.
 """
 
 import importlib

@@ -3,17 +3,17 @@
     >>> from course_lib.compression import PowerSGD
     >>> payload = PowerSGD(rank=2).encode(model[0].weight)  # (m + n) · 2 numbers for m · n
 
-A matrix M, m × n, is replaced by P Qᵀ of rank r. The best one comes from a singular value
-decomposition, which is slow; one step of *power iteration*, begun with the Q of the step before,
-comes near it, because gradients change slowly:
+A matrix M, m × n, is replaced by P Qᵀ of rank r. A singular value decomposition gives the best one,
+but is slow. One step of *power iteration* that begins with the Q of the step before comes near it,
+because gradients change slowly:
 
     P = M Q        sum over the ranks,   make its columns orthonormal
     Q = Mᵀ P       sum over the ranks                                      C(M) = P Qᵀ
 
-Both products are *linear* in M, so two ordinary all-reduces can sum P and Q over the ranks: the
+Both products are *linear* in M. So two ordinary all-reduces can sum P and Q over the ranks, and the
 result is exactly that of the summed matrices. Nothing is decompressed on the way, and bytes do not
-grow with K. C(M) = P Pᵀ M is the projection of M to
-the span of P: it is biased, never longer than M, and needs `ErrorFeedback`.
+grow with K. C(M) = P Pᵀ M is the projection of M to the span of P. It is biased, never longer than
+M, and needs `ErrorFeedback`.
 
     4 r (m + n) bytes for a matrix; vectors (biases, norms) are sent as they are
 

@@ -1,22 +1,23 @@
-"""Random-k: k elements drawn by lot; where they are need not be sent.
+"""Random-k: k elements drawn by lot; their places need not be sent.
 
     >>> from course_lib.compression import RandomK
     >>> payload = RandomK(0.01, seed=7).encode(gradient)  # the same seed on every rank
 
     C(x)_i = x_i if i was drawn, else 0         ‖x‖² (1 - k/n) left out, on average
 
-All ranks draw the same places, from the same seed, so no index is sent; and since everyone sends
-the same places, the *values can be summed on the way*: one ordinary all-reduce of k numbers, while
-what top-k sends cannot be added up. Scaled by n/k it is right on average, at the price of a
-variance:
+All ranks draw the same places from the same seed, so they send no index. Because all send the same
+places, *their values can be summed on the way*: by one ordinary all-reduce of k numbers. The
+payloads of top-k cannot be summed. If the values are scaled by n/k, they are right on average, but
+have a variance:
 
     E C(x) = x,     E‖C(x) - x‖² = (n/k - 1) ‖x‖²
 
-That enlarges the vector, so it is for use *without* `ErrorFeedback`; with it, leave out the scale.
+The scale enlarges the vector, so use it *without* `ErrorFeedback`; with `ErrorFeedback`, leave it
+out.
 
-Elements are drawn in runs of 256 neighbours where the tensor is long: one random number then draws
-a run, and memory is read in whole lines. Every element is still drawn with probability k/n, which
-is all that the formulas need.
+In a long tensor, elements are drawn in runs of 256 neighbours: one random number draws a run, and
+memory is read in whole lines. Every element is still drawn with probability k/n, as the formulas
+need.
 
 S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018; J. Konečný et al., "Federated
 Learning: Strategies for Improving Communication Efficiency", 2016.

@@ -1,23 +1,24 @@
-"""Top-k: only the k largest elements, with where they were.
+"""Top-k: only the k largest elements, with their places.
 
     >>> from course_lib.compression import TopK
     >>> payload = TopK(0.01).encode(gradient)  # one element in a hundred
 
     C(x)_i = x_i if |x_i| is among the k largest, else 0        ‖C(x) - x‖² ≤ (1 - k/n) ‖x‖²
 
-Biased: small elements are never sent, unless `ErrorFeedback` adds them up until they are large.
+It is biased: small elements are never sent, unless `ErrorFeedback` adds them up until they are
+large.
 
-A value takes 4 bytes, and so does its index: what is sent is not k/n of the tensor but twice that.
-Where more than one element in 32 is sent, a *bitmap*, one bit for every element, is the smaller
-list of indices. `TopK` takes the smaller one:
+A value takes 4 bytes, and so does its index. So a rank sends twice k/n of the tensor. If it sends
+more than one element in 32, a *bitmap* of one bit per element is smaller than a list of indices.
+`TopK` takes the smaller one:
 
     4 k + min(4 k, ⌈n/8⌉) bytes
 
-Finding them takes longer than anything else. `torch.topk` sorts; on a CPU the same elements are
-found ten times as fast with a guess: in a sample, take a value that somewhat more than k elements
-should exceed; collect those; choose among them. If there were too few, guess lower. So the result
-is exact, and only the time depends on luck. On a GPU `torch.topk` is fast, and never waits for the
-host.
+Most of the time is spent on finding the elements. `torch.topk` sorts. On a CPU a guess finds the
+same elements ten times as fast. Take a value from a sample that a few more than k elements should
+exceed, collect those elements, and choose among them. If there were too few, guess lower. So the
+result is exact, and only the time depends on luck. On a GPU `torch.topk` is fast, and never waits
+for the host.
 
 S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018; Y. Lin et al., "Deep Gradient
 Compression", ICLR 2018 (which samples for its threshold, too).

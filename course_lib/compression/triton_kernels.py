@@ -2,15 +2,15 @@
 
 In plain PyTorch every operation reads all of its tensors from memory and writes its result back:
 8 bits with error feedback are nine such passes. A kernel keeps a number in a register until it is
-done with it: residual added, rounded, packed, and what that left out written back, in two.
+done with it. In two passes, it adds the residual, rounds, packs, and writes the new residual back.
 
-The plain version is the oracle: the same bytes on the wire, the same residual, bit for bit. So
-nothing may be calculated in another way: `div_rn` divides as PyTorch does, and no product and sum
-are fused into one operation that rounds once (``enable_fp_fusion=False``). All sizes are known to
-the host, all values stay on the device: nothing waits for the other.
+The plain version is the oracle: both give the same bytes on the wire and the same residual, bit for
+bit. So both must calculate in the same way. `div_rn` divides as PyTorch does, and no product and
+sum are fused into one operation that rounds once (``enable_fp_fusion=False``). The host knows all
+sizes, and all values stay on the device. So neither waits for the other.
 
-Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``, which is how they are
-tested; that says nothing about their speed.
+Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``. Tests use it; it says
+nothing about their speed.
 
 P. Tillet, H. T. Kung and D. Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural
 Network Computations", MAPL 2019.

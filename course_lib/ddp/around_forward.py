@@ -1,8 +1,8 @@
-"""Around forward: what all ranks do together before and after the forward of each one's module.
+"""Around forward: the ranks' common work before and after each rank runs its module.
 
-Before: tell whether there are inputs (`uneven_inputs`), make the buffers equal (`buffers`), expect
-gradients (`reducer`). After: learn where backward will begin. In between the module runs as it
-would alone; so that is all `torch.compile` has to see.
+Before forward, a rank tells whether it has inputs (`uneven_inputs`), makes the buffers equal
+(`buffers`) and expects gradients (`reducer`). After forward, it learns where backward will begin.
+In between, the module runs as it would alone. So `torch.compile` sees only the module.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -1,14 +1,14 @@
 """Backward hooks: how autograd tells that a gradient is ready, and that backward is over.
 
-- **A gradient is ready** when it has been added up in `param.grad`. A hook on the parameter is
-  called then (`register_post_accumulate_grad_hook`).
-- **Backward is over** when autograd runs what was queued in it. It can run one backward inside
-  another: reentrant activation checkpointing computes a segment anew and goes back through it,
-  which ends long before all is done. So the end is asked for where the outermost one begins: at the
-  output of the model.
+- **A gradient is ready** when autograd has added it up in `param.grad`. It then calls a hook on the
+  parameter (`register_post_accumulate_grad_hook`).
+- **Backward is over** when autograd runs the callback that was queued in it. One backward can run
+  inside another: reentrant activation checkpointing computes a segment again and goes back through
+  it. This inner backward ends long before the outer one. So the callback is queued where the
+  outermost backward begins: at the output of the model.
 
-Hooks live as long as their parameters, and these longer than their wrapper. They hold their owner
-weakly, and go when it goes.
+Hooks live as long as their parameters, and parameters live longer than their wrapper. So hooks hold
+their wrapper weakly, and are removed with it.
 """
 
 import weakref

@@ -1,8 +1,8 @@
-"""Bucket memory: where the gradients of all buckets lie, and how they are put into another order.
+"""Bucket memory: the place of the gradients of all buckets, and a new order for them.
 
-All buckets of a dtype and device lie one behind the other in one vector. It is made once: which
-order the gradients become ready in is known only after a backward, and making the buckets anew for
-it must not take the memory a second time. To put gradients in a special place, such as memory that
+All buckets of a dtype and device lie one behind the other in one vector, which is made only once.
+The order in which gradients become ready is known only after a backward. Then the buckets are made
+again in this order, in the same memory. To put gradients in a special place, such as memory that
 other ranks can see (`peer_memory`), pass the function that allocates that vector.
 """
 

@@ -1,7 +1,7 @@
 """Buffers, such as BatchNorm's statistics, which no gradient keeps equal.
 
-Every rank computes them from its own batches. So they are made equal again before the forward that
-follows: the first rank's are broadcast. For another rule (a sum of counters, a mean of statistics)
+Every rank computes them from its own batches. Before the next forward, all ranks take the first
+rank's buffers, which are broadcast. For another rule (a sum of counters, a mean of statistics)
 register a *buffer hook*:
 
     >>> from course_lib.ddp import DistributedDataParallel
@@ -12,7 +12,7 @@ register a *buffer hook*:
     >>> model.register_buffer_hook(None, largest)
 
 A hook gets all buffers, by name, after each synchronised forward, or before it. It may return
-futures, which are waited for at the end of backward.
+futures; the end of backward waits for them.
 """
 
 from collections.abc import Callable, Collection

@@ -1,12 +1,12 @@
-"""Comm hooks: what is done with a full bucket of gradients, left open for others to fill in.
+"""Comm hooks: your own way to average a full bucket of gradients.
 
     >>> from course_lib.ddp import DistributedDataParallel, all_reduce_hook
     >>> model = DistributedDataParallel(model, comm_hook=all_reduce_hook)
 
 `DistributedDataParallel` calls `hook(state, bucket)` when a bucket is complete. The hook starts to
-communicate and returns, at once, a future of the tensor that is to become the averaged gradients.
-Compression, gossip and local SGD are hooks. The signature is PyTorch's, so hooks written for one
-run with the other, and so do those in `torch.distributed.algorithms.ddp_comm_hooks`.
+communicate and returns a future at once. The future's tensor becomes the averaged gradients.
+Compression, gossip and local SGD are hooks. The signature is PyTorch's. So a
+hook runs with both classes, and so do those in `torch.distributed.algorithms.ddp_comm_hooks`.
 
 With a hook, the gradients in the bucket are *not* divided by K beforehand: a hook that sums must
 divide. It must issue the same collectives on all ranks; buckets come in the same order everywhere.

@@ -4,13 +4,14 @@
     >>> verify_same_model(model)  # else an error names what differs
     >>> broadcast_module_states(model)  # every rank then holds rank 0's parameters and buffers
 
-Averaged gradients keep replicas equal only if they *start* equal. Seeding every rank alike is not
-enough: one more random number drawn on one rank, or a checkpoint loaded on rank 0 only, and they
-train K different models with one another's gradients, without an error. So rank 0's parameters
+Averaged gradients keep replicas equal only if they *start* equal. The same seed on every rank is
+not enough. If one rank draws one more random number, or only rank 0 loads a checkpoint, the ranks
+train K different models with one another's gradients, and no error says so. So rank 0's parameters
 *and buffers* (running statistics, position tables) are broadcast at the start.
 
-Before that, the models must be of one kind. Were parameters of different shapes broadcast or
-summed, the backend would crash, hang, or mix up numbers; `verify_same_model` names what differs.
+Before that, the models must have the same parameters. If ranks broadcast or summed parameters of
+different shapes, the backend would crash, hang, or mix up numbers. `verify_same_model` names the
+difference.
 """
 
 import hashlib

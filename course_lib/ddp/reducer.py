@@ -1,20 +1,21 @@
 """The reducer: averages gradients during backward, bucket by bucket.
 
-Backward computes the last layer's gradients first. While it computes those of earlier layers, the
-network would idle; so each bucket's all-reduce starts the moment its last gradient is there:
+Backward computes the last layer's gradients first. The network would be idle while backward
+computes those of earlier layers. So each bucket's all-reduce starts as soon as its last gradient is
+there:
 
     backward    |  g₄  |  g₃  |  g₂  |  g₁  |
     network            |  all-reduce g₄ g₃ |  all-reduce g₂ g₁ |
 
-A hook on every parameter reports that its gradient is ready (`backward_hooks`). Three things make
-it right:
+A hook on every parameter reports that its gradient is ready (`backward_hooks`). Three rules make
+this correct:
 
-- **The hook gets the parameter, not its gradient.** Sending what it gets would average the weights
-  and leave the gradients as they are.
-- **Buckets leave in one order, the same on all ranks**, even where they are completed in another: a
-  bucket waits for those before it. All-reduces are matched by their order alone.
-- **The gradient becomes a view into its bucket.** It is copied there once, scaled by 1/K on the
-  way, and what backward allocated is freed; afterwards the average is where the optimizer looks.
+- **The hook gets the parameter, not its gradient.** If it sent the parameter, it would average the
+  weights and leave the gradients as they are.
+- **Buckets leave in one order, the same on all ranks**, even if they are complete in another order:
+  a bucket waits for those before it. Ranks match all-reduces by their order alone.
+- **The gradient becomes a view into its bucket.** It is copied there once and scaled by 1/K on the
+  way. The memory that backward allocated is freed. So the optimizer finds the average in `grad`.
 
 S. Li et al., VLDB 2020, section 3.2.
 """

@@ -1,4 +1,4 @@
-"""Uneven inputs: what the ranks that run out of batches do, so that the others can go on.
+"""Uneven inputs: ranks that run out of batches join in, so that the others can continue.
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model)
@@ -7,11 +7,11 @@
     ...         loss_fn(model(x), y).backward()
     ...         optimizer.step()
 
-If one rank's shard gives seven batches and the others' six, the rank with seven waits in its last
-all-reduce for ever. Padding the shards (`sharding`) avoids it. Where that is not possible, a rank
-that is done *joins*: it shadows the others, entering every collective they enter, with zeros, until
-all are done. Its replica has stood still meanwhile, so at the end it gets the weights of one that
-was active to the last.
+If one rank's shard has seven batches and the others have six, the rank with seven waits for ever in
+its last all-reduce. Padding the shards (`sharding`) avoids this. Otherwise, a rank that is done
+*joins*: it enters every collective that the others enter, with zeros, until all are done. Its
+replica does not change meanwhile. So at the end it takes the weights of a rank that was active to
+the last.
 
 Before every forward the ranks tell one another who is still active: one all-reduce of K numbers.
 To stop instead of continuing with fewer ranks, use `join(throw_on_early_termination=True)`.

@@ -1,12 +1,13 @@
 """Uses: how often backward adds to a gradient before it is ready.
 
-Once, where one forward is followed by one backward: autograd adds up all that is due to a parameter
-before it calls the hook. More often, where several backwards run inside one (reentrant activation
-checkpointing of a block that shares weights), and never, where the loss does not depend on it.
+It adds once if one backward follows one forward: autograd sums all parts of a gradient before it
+calls the hook. It adds more often if several backwards run inside one (reentrant activation
+checkpointing of a block that shares weights). It never adds if the loss does not depend on the
+parameter.
 
-With a *static graph*, the same in every step, the first backward counts the uses. Later ones
-then know which gradients are still to come, and which never will: nothing has to be exchanged, and
-buckets with unused parameters leave in time.
+With a *static graph*, which is the same in every step, the first backward counts the uses. Later
+backwards then know which gradients are still to come, and which will never come. So ranks exchange
+nothing about this, and buckets with unused parameters leave in time.
 """
 
 

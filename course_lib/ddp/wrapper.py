@@ -7,11 +7,11 @@
     ...     loss_fn(model(x), y).backward()         # gradients are averaged before this returns
     ...     optimizer.step()                        # the same step on every rank
 
-Everything before it comes together here: shards (`sharding`), the mean of the ranks' gradients
-(`replicas`, `gradient_sync`), buckets (`bucketing`) that are sent while backward goes on
-(`reducer`), equal states at the start (`module_states`).
+It combines the rungs before it: shards (`sharding`), the mean of the ranks' gradients (`replicas`,
+`gradient_sync`), buckets (`bucketing`) that leave during backward (`reducer`), and equal states at
+the start (`module_states`).
 
-With shards of equal size the steps are those of one machine with the batch of all ranks. Where
+With shards of equal size, its steps equal those of one machine with the batch of all ranks. If
 shards differ in size, the mean over ranks is not the mean over examples (see `replicas`).
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.

@@ -1,16 +1,24 @@
-"""The program ``course``: the commands for working through the course, alone or in a class.
+"""The program ``course``, and the student's desk: working through the course, alone or in a class.
+
+`make lab` and ``course lab`` bring the desk, ``work/``, up to date and open JupyterLab on it. The
+desk holds copies of lectures and assignments, apart from the files that git tracks. They never
+overwrite a student's work.
+
+The commands, one file each:
 
 - `start`: puts a copy of an assignment on the desk
-- `check`: runs all checks of the copy in a fresh process; `notebook_process` is that process
+- `check`: runs all checks of the copy in a fresh process; `_notebook_process` is that process
 - `progress`: shows points, predictions and time so far
 - `solution`: shows the solution, after it has asked
 - `lab`: opens JupyterLab on the desk
 - `doctor`: says whether this machine has what the course needs, and if not, what to do
 
-`assignments` reads what the commands share: the list of assignments, and their tasks. Nothing here
-needs nbgrader.
+They share these:
+
+- `notebooks`: the parts of a notebook that are the student's
+- `diary`: records predictions and checks on the desk
+- `_course`: finds the course, its assignments and their tasks
+- `_desk`: decides for each file what happens to it on the desk
+
+Nothing here needs nbgrader.
 """
-
-from course_lib.later import without
-
-without("rfc3987_syntax")

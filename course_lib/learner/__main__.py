@@ -8,6 +8,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from course_lib._later import without
+
 COMMANDS = {
     "start": "hand out an assignment: a copy of your own",
     "check": "run your copy's cells and checks from the top, and count the points",
@@ -32,6 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="course", description="Work through the course: from mini-batch SGD to DDP."
     )
+    without("rfc3987_syntax")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     module = None
     try:

@@ -17,10 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from course_lib.desk.notebooks import EXPLORE
-from course_lib.desk.places import find_course
-from course_lib.learner import assignments
-from course_lib.learner.assignments import Task, cells, is_check, role
+from course_lib.learner import _course
+from course_lib.learner._course import Task, cells, find_course, is_check, role
+from course_lib.learner.notebooks import EXPLORE
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
@@ -46,16 +45,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Check the copy; return the exit status."""
     course = find_course()
     try:
-        name = assignments.find(course, arguments.assignment)
+        name = _course.find(course, arguments.assignment)
         given = Path(arguments.assignment)
         here = given.suffix == ".ipynb" and given.is_file()
-        notebook = given if here else assignments.notebook_of(desk_of(arguments, course), name)
+        notebook = given if here else _course.notebook_of(desk_of(arguments, course), name)
         if not notebook.is_file():
             print(f"You have no copy of {name} yet. Make one: course start {name}", file=sys.stderr)
             return 2
-        tasks = assignments.tasks(course, name)
+        tasks = _course.tasks(course, name)
         steps = plan(notebook, course, name, _chosen(tasks, arguments.tasks))
-    except assignments.Unknown as error:
+    except _course.Unknown as error:
         print(f"course check: {error}", file=sys.stderr)
         return 2
     written = [step for step in steps if step["source"]]
@@ -76,7 +75,7 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     wrong = set(said) - {task.name for task in checked}
     if wrong:
         there = ", ".join(task.name for task in checked)
-        raise assignments.Unknown(f"there is no task {', '.join(sorted(wrong))}; there are {there}")
+        raise _course.Unknown(f"there is no task {', '.join(sorted(wrong))}; there are {there}")
     return [task for task in checked if not said or task.name in said]
 
 
@@ -87,7 +86,7 @@ def plan(notebook: Path, course: Path, name: str, chosen: list[Task]) -> list[St
     end. If the student wrote nothing above a check, it does not run: its step has a ``check`` and
     an empty ``source``.
     """
-    released = cells(assignments.notebook_of(course, name))
+    released = cells(_course.notebook_of(course, name))
     checks = {role(c)["grade_id"]: c["source"] for c in released if is_check(c)}
     given = {c["source"].strip() for c in released} | {""}
     left = [task.name for task in chosen]
@@ -122,7 +121,7 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
     """
     read, write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "course_lib.learner.notebook_process"],
+        [sys.executable, "-m", "course_lib.learner._notebook_process"],
         stdin=subprocess.PIPE,
         pass_fds=[write],
         env={**os.environ, "MPLBACKEND": "agg"},

@@ -1,23 +1,92 @@
-"""``course lab``: bring the desk up to date and open JupyterLab on it."""
+"""``course lab``, and ``make lab``: bring the desk up to date, and open JupyterLab on it."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
-from course_lib.desk.__main__ import main
+from jupyter_core.paths import jupyter_runtime_dir
+
+from course_lib.learner._course import find_course
+from course_lib.learner._desk import refresh
+from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
-    "Bring your copies up to date and open JupyterLab on them. All options except --desk go to "
+    "Bring your copies of lectures and assignments up to date and open JupyterLab on them. Your "
+    "changes stay, and new versions are put beside them. All options except --desk go to "
     "JupyterLab, for example --no-browser or --port=9000."
 )
+SETTINGS = Path(__file__).resolve().parents[1] / "ranks" / "notebook" / "jupyterlab"
+"""A Jupyter configuration folder. Closing a notebook ends its kernel, and with it the ranks.
+There are no panels for instructors and no news."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--desk", help="the folder of your copies (default: work)")
+    add_desk(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Become JupyterLab, or return the exit status."""
-    desk = ["--desk", arguments.desk] if arguments.desk else []
-    return main([*desk, "--lab", *arguments.more])
+    course = find_course()
+    desk = desk_of(arguments, course)
+    if not (course / "lectures").is_dir():
+        _say(
+            f"there are no lectures in {course}. In the folder that you cloned, run: "
+            "pip install -e ."
+        )
+        return 2
+    try:
+        for note in refresh(course, desk):
+            print(f"course lab: {note}", flush=True)
+    except OSError as error:
+        _say(
+            f"{error.strerror}: {error.filename}. Make {desk} writable, or choose another "
+            "folder with --desk."
+        )
+        return 1
+    try:
+        open_lab(desk, arguments.more)
+    except NoHome as error:
+        _say(str(error))
+        return 1
+
+
+def _say(problem: str) -> None:
+    print(f"course lab: {problem}", file=sys.stderr)
+
+
+class NoHome(OSError):
+    """JupyterLab cannot write its own files; the message says what to do."""
+
+
+def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
+    """Replace this process by JupyterLab, with `options` for its command line.
+
+    Raises:
+        NoHome: it could not write its own files.
+
+    """
+    folder = Path(jupyter_runtime_dir())
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not os.access(folder, os.W_OK):
+        raise NoHome(
+            f"JupyterLab must write to {folder}, but has no permission. Give it another home "
+            "folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
+        )
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
+    command += ["--LabApp.default_url=/lab/tree/lectures", *options]
+    os.execve(sys.executable, command, environment())
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment; the course's settings come before the user's."""
+    before = os.environ.get("JUPYTER_CONFIG_PATH")
+    paths = [str(SETTINGS), *([before] if before else [])]
+    return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from course_lib.desk.diary import CHECKS, PREDICTIONS, kept
-from course_lib.desk.places import find_course
-from course_lib.learner import assignments
+from course_lib.learner import _course
+from course_lib.learner._course import find_course
+from course_lib.learner.diary import CHECKS, PREDICTIONS, kept
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not checks and not predictions:
         print("Nothing is recorded yet. Run a check or make a prediction in one of your notebooks.")
         print(f"Your notebooks: {desk}. Get one with `course start ASSIGNMENT`. The assignments:")
-        print("  " + "\n  ".join(assignments.names(course)))
+        print("  " + "\n  ".join(_course.names(course)))
         return 0
     print("\n".join(table(course, checks, predictions)))
     return 0
@@ -44,13 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
 def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     """Return the lines to show, one for each assignment or lecture with a record."""
     last = {entry.get("checked"): entry for entry in checks}
-    names = assignments.names(course)
+    names = _course.names(course)
     titles = {*names, *(str(entry.get("notebook")) for entry in predictions)}
     width = max(map(len, titles))
     lines = [f"{'':{width}}   points  predicted right   time"]
     total = [0.0, 0.0]
     for title in sorted(titles):
-        tasks = assignments.tasks(course, title) if title in names else []
+        tasks = _course.tasks(course, title) if title in names else []
         found = {t.name: last[f"{title}/{t.name}"] for t in tasks if f"{title}/{t.name}" in last}
         mine = [entry for entry in predictions if str(entry.get("notebook")) == title]
         if not (found or mine):

@@ -7,10 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-from course_lib.desk.diary import CHECKS, kept
-from course_lib.desk.places import PACKAGE, find_course
-from course_lib.learner import assignments
-from course_lib.learner.assignments import Task, cells, is_check, role
+from course_lib.learner import _course
+from course_lib.learner._course import PACKAGE, Task, cells, find_course, is_check, role
+from course_lib.learner.diary import CHECKS, kept
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (
@@ -32,11 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the solution; return the exit status."""
     course = find_course()
     try:
-        name = assignments.find(course, arguments.assignment)
-        tasks = assignments.tasks(course, name)
+        name = _course.find(course, arguments.assignment)
+        tasks = _course.tasks(course, name)
         if arguments.task and arguments.task not in [task.name for task in tasks]:
             there = ", ".join(task.name for task in tasks)
-            raise assignments.Unknown(f"there is no task {arguments.task}; there are {there}")
+            raise _course.Unknown(f"there is no task {arguments.task}; there are {there}")
         source = course / "instructor" / name / f"{name}.ipynb"
         if not source.is_file():
             print(_without(name), file=sys.stderr)
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("Not shown.")
             return 1
         print(solution(source, [task.name for task in chosen]))
-    except assignments.Unknown as error:
+    except _course.Unknown as error:
         print(f"course solution: {error}", file=sys.stderr)
         return 2
     return 0

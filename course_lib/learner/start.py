@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from course_lib.desk.notebooks import words
-from course_lib.desk.places import default_desk, find_course
-from course_lib.desk.refresh import put_aside, refresh
-from course_lib.learner import assignments
+from course_lib.learner import _course
+from course_lib.learner._course import default_desk, find_course
+from course_lib.learner._desk import put_aside, refresh
+from course_lib.learner.notebooks import words
 
 DESCRIPTION = (
     "Make your own copy of an assignment, in work/. Your work is never overwritten. If both you "
@@ -49,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     course = find_course()
     desk = desk_of(arguments, course)
     try:
-        name = assignments.find(course, arguments.assignment)
-    except assignments.Unknown as error:
+        name = _course.find(course, arguments.assignment)
+    except _course.Unknown as error:
         print(f"course start: {error}", file=sys.stderr)
         return 2
-    notebook = assignments.notebook_of(desk, name)
+    notebook = _course.notebook_of(desk, name)
     path = notebook.relative_to(desk).as_posix()
     if arguments.over and os.path.lexists(notebook):
         question = f"Start {name} over? Your work stays beside it, under another name."

@@ -3,21 +3,22 @@
     >>> from course_lib.peer_memory import one_shot
     >>> one_shot(shown, result)  # `shown`: every rank's vector, which this rank can read
 
-Over a network a number must be sent to be added. Processes of one machine can do without: mapped
-into all of them, another rank's tensor lies at an address like one's own, and the sum is plain
-additions (`shared_memory` on the CPU, `symmetric_memory` between GPUs). Two algorithms are in use:
+Over a network a number must be sent to be added. Processes of one machine need not send it. If a
+tensor is mapped into all processes, another rank's tensor has an address like one's own, and the
+sum is plain additions (`shared_memory` on the CPU, `symmetric_memory` between GPUs). There are two
+algorithms:
 
     one-shot    barrier; every rank adds up all K tensors by itself          reads (K-1) n bytes
     two-shot    barrier; rank r adds up chunk r and writes it to everyone;   reads and writes
                 barrier                                                      2(K-1)/K n bytes
 
-*One-shot* is over after one barrier, so small tensors take it. *Two-shot* is a reduce-scatter and
-an all-gather without a ring: no rank reads what another adds up. In all, every byte of a tensor is
-read once and written once, so it takes t ≥ 2n/B at a memory bandwidth of B bytes/s per rank. In
-blocks that fit the cache, the sum is written while it is still there.
+*One-shot* needs only one barrier, so it is for small tensors. *Two-shot* is a reduce-scatter and an
+all-gather without a ring: each element is added up on one rank only. Every byte of a tensor is read
+once and written once, so it takes t ≥ 2n/B at a memory bandwidth of B bytes/s per rank. It works in
+blocks that fit the cache, so a sum is written while it is still in the cache.
 
-The ranks end with the same bits: one-shot adds on all of them in the order of the ranks, and in
-two-shot each element is added up on one rank.
+The ranks end with the same bits. In one-shot all ranks add in the order of the ranks. In two-shot
+one rank adds up each element.
 
 PyTorch has both for GPUs: `torch.ops.symm_mem`, docs.pytorch.org/docs/stable/symmetric_memory.html.
 """
@@ -161,7 +162,7 @@ class PeerMemory(ABC):
 
     def _everyones(self, flat: Tensor) -> list[Tensor]:
         """Return what lies at the place of `flat` on all ranks, if that was made by `empty`."""
-        start, nbytes = flat.data_ptr(), flat.numel() * flat.element_size()
+        start, nbytes = flat.data_ptr(), flat.nbytes
         for address, slots in self._regions:
             offset = start - address
             if offset >= 0 and offset + nbytes <= slots[0].numel():
@@ -178,7 +179,7 @@ class PeerMemory(ABC):
         in between, so they have read what was in it.
         """
         for piece in torch.split(flat, self.staging_bytes // flat.element_size()):
-            nbytes = piece.numel() * piece.element_size()
+            nbytes = piece.nbytes
             self._staging.reverse()
             shown = [slot[:nbytes].view(flat.dtype) for slot in self._staging[0]]
             shown[self.rank].copy_(piece)

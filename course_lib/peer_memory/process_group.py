@@ -10,8 +10,8 @@ the group that it was made from. You can use it wherever a group is expected:
 
 PyTorch's own takes it as `process_group`.
 
-An all-reduce is done when the call returns, so its handle has nothing left to wait for. It does not
-overlap with backward; on a CPU that costs little, since communication needs the same cores.
+An all-reduce is done when the call returns, so `wait()` on its handle returns at once. It does not
+overlap with backward. On a CPU that costs little, because communication needs the same cores.
 """
 
 # PyTorch declares two overloads of every operation; its Python callers use the one with options.

@@ -4,9 +4,9 @@
     >>> memory = SharedMemory()  # once, on all ranks
     >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
 
-The pages come from `shared_pages`, and so does the barrier, which takes microseconds where a
-message takes tens of them. `SharedMemory.empty` returns an ordinary tensor; gradients that live in
-it are reduced in place.
+The pages and the barrier come from `shared_pages`. The barrier takes microseconds; a message takes
+tens of microseconds. `SharedMemory.empty` returns an ordinary tensor; gradients that live in it are
+reduced in place.
 """
 
 from torch import Tensor

@@ -1,14 +1,14 @@
 """Shared pages: memory that all ranks of one machine see, and a barrier made of it.
 
 `map_for_all` asks the system for a file in memory that is in no folder. So it disappears with the
-last process, and does not need a large /dev/shm, which containers often limit to 64 MiB. The other
-ranks find it under the number it has with the first one, and all map it
-among their own pages: what one writes, the others can read at once.
+last process. It does not need a large /dev/shm, which containers often limit to 64 MiB. The other
+ranks open the file by the first rank's number for it. All ranks map it among their own pages. So
+all ranks can read at once when one has written.
 
-That is too soon: the reader must know when the writer is done. `SpinBarrier` is a counter per rank
-that the others watch. Nothing is sent and the system is not asked, so it takes microseconds. That
-the data are seen before the counter is a promise of x86, which keeps the order of writes; this is
-not made for machines that reorder them (ARM).
+A reader must also know when the writer is done. `SpinBarrier` is a counter per rank that the others
+watch. It sends nothing and does not call the system, so it takes microseconds. The others must see
+the data before the counter. x86 promises this, because it keeps the order of writes; machines that
+reorder writes (ARM) are not supported.
 """
 
 import contextlib

@@ -8,8 +8,8 @@ A GPU can read and write another one's memory if both have agreed on it. PyTorch
 allocates the same on every rank, exchanges the addresses (a *rendezvous*), and offers a barrier
 between the GPUs themselves. The host launches a few kernels and does not wait.
 
-NCCL needs a kernel with many phases, or one message per neighbour, however small the tensor is;
-one-shot is one barrier and K additions, and for tensors below some 100 KB is over sooner.
+NCCL needs a kernel with many phases, or one message per neighbour, for a tensor of any size.
+One-shot needs one barrier and K additions, so it is faster for tensors below about 100 KB.
 
 The sums here are PyTorch's own additions, one kernel each, so that they can be read. PyTorch does
 the same in a single kernel: `torch.ops.symm_mem.one_shot_all_reduce` and

@@ -20,7 +20,7 @@ Read in this order:
 
 from typing import TYPE_CHECKING
 
-from course_lib.later import later
+from course_lib._later import later
 from course_lib.pipeline_parallel.schedule import Schedule, Step
 from course_lib.pipeline_parallel.schedules import (
     gpipe,

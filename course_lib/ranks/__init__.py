@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 # First: it starts what takes longest, beside the imports below.
 from course_lib.ranks.processes import early as _early  # noqa: F401  # isort: skip
 
-from course_lib.later import later
+from course_lib._later import later
 from course_lib.ranks.costs.network import Device, Network
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ Others take from `ranks` its face, `explain`, `costs` and `trace`; the rest may 
 
 from typing import TYPE_CHECKING
 
-from course_lib.later import later
+from course_lib._later import later
 
 if TYPE_CHECKING:
     from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of

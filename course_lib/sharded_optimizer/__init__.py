@@ -5,7 +5,7 @@
 
 Replicas that train with DDP hold the same optimizer state K times. Mixed precision with Adam keeps
 2 bytes of weight, 2 of gradient and 12 of state (fp32 master weight, momentum, variance) for each
-of Ψ parameters; only the work on them has to be done once:
+of Ψ parameters. But only one rank must work on each parameter:
 
                      weights   gradients   state     bytes, K = 4     a rank sends, in numbers
     DDP                 2Ψ        2Ψ        12Ψ          16 Ψ             2Ψ
@@ -13,7 +13,7 @@ of Ψ parameters; only the work on them has to be done once:
     ZeRO-2              2Ψ        2Ψ/K      12Ψ/K       5.5 Ψ             2Ψ
     ZeRO-3              2Ψ/K      2Ψ/K      12Ψ/K         4 Ψ             3Ψ     `fully_sharded`
 
-(What is sent counts (K-1)/K of that, as in any ring.) Read in this order:
+(A rank really sends (K-1)/K of these numbers, as in any ring.) Read in this order:
 
 - `memory`: the table as a formula
 - `partition`: flat buffers cut into K chunks, and which piece of which parameter a rank has
@@ -27,7 +27,7 @@ Parameter Models", SC 2020.
 
 from typing import TYPE_CHECKING
 
-from course_lib.later import later
+from course_lib._later import later
 from course_lib.sharded_optimizer.memory import model_state_bytes
 
 if TYPE_CHECKING:

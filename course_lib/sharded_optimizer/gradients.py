@@ -1,15 +1,15 @@
 """ZeRO-2: gradients that are reduced to their owner during backward, and then freed.
 
-After ZeRO-1 it is a small step: a rank steps with the gradients of its pieces only, so why keep the
-others? When the last gradient of a bucket is there, the bucket is reduce-scattered; the rank keeps
-its chunk, Ψ/K numbers in all, and frees the rest:
+In ZeRO-1 a rank steps only with the gradients of its pieces, so it need not keep the others. When
+the last gradient of a bucket is there, the ranks reduce-scatter the bucket. Each rank keeps its
+chunk, Ψ/K numbers in all, and frees the rest:
 
     backward   g₄ g₃ → bucket → reduce-scatter → my chunk of g₄ g₃   (and `.grad` is None again)
                        g₂ g₁ → bucket → reduce-scatter → my chunk of g₂ g₁
 
-Buckets leave in one order, the same on all ranks, since collectives are matched by their order. On
-a GPU the reduce-scatter goes on while backward does; over gloo it does not, as the cores are the
-same.
+Buckets leave in one order, the same on all ranks, because ranks match collectives by their order.
+On a GPU the reduce-scatter runs during backward. Over gloo it does not, because both need the same
+cores.
 
 S. Rajbhandari et al., "ZeRO", SC 2020, section 5.2.
 """

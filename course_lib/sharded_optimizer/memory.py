@@ -4,8 +4,8 @@
     >>> [model_state_bytes(7.5e9, world_size=64, stage=stage) / 1e9 for stage in (0, 1, 2, 3)]
     [120.0, 31.40625, 16.640625, 1.875]
 
-These are the numbers of figure 1 of S. Rajbhandari et al., "ZeRO", SC 2020. Activations come on
-top: `rematerialize` is for those.
+These are the numbers of figure 1 of S. Rajbhandari et al., "ZeRO", SC 2020. Activations need
+more memory; see `rematerialize`.
 """
 
 

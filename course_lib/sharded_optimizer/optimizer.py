@@ -14,15 +14,15 @@ With f the rule of the optimizer for one element, s its state and p(r) the eleme
     w[p(r)], s[p(r)] = f(w[p(r)], g[p(r)], s[p(r)])     on rank r, and nowhere else
     w = all-gather of w[p(0)], …, w[p(K-1)]
 
-Every element is stepped by one rank and copied to the others: the replicas keep the same bits.
+One rank steps each element and sends it to the others. So the replicas keep the same bits.
 The argument `gradients` says how the gradients g are averaged over the ranks:
 
     "averaged"   DDP or `gradient_sync`, before the step          a rank sends 2Ψ + Ψ numbers
     "local"      the step: reduce-scatter, then all-gather                      Ψ + Ψ    ZeRO-1
     "sharded"    hooks, during backward: see `gradients`                        Ψ + Ψ    ZeRO-2
 
-times (K-1)/K. An all-reduce brings every gradient to every rank, which reads one K-th of them:
-half of it is for nothing here, and "local" leaves that half out.
+times (K-1)/K. An all-reduce brings every gradient to every rank, but a rank reads only one K-th of
+them. So half of the all-reduce is not needed here, and "local" leaves that half out.
 
 S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """

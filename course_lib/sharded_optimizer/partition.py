@@ -6,9 +6,9 @@ regard for where one parameter ends:
     parameters   |   weight 1       | b1 |      weight 2          | b2 |padding
     chunks       |     rank 0     |     rank 1     |     rank 2     |
 
-So every rank has the same number of elements, to within the padding (fewer than K), whatever the
-sizes are; whole tensors dealt out one by one would leave one rank with the largest. The cut suits
-optimizers that treat each element by itself. The part of one parameter in a chunk is a *piece*.
+So every rank has the same number of elements, except for the padding (fewer than K), for parameters
+of any size. If ranks got whole tensors, one rank would have the largest. The cut suits optimizers
+that treat each element by itself. The part of one parameter in a chunk is a *piece*.
 
 The parameters become views of the buffer: a collective on it needs no copies.
 """

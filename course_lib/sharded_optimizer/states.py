@@ -1,8 +1,8 @@
 """The whole optimizer state from its pieces, and pieces from the whole.
 
-It saves the state of a single process: for parameter i, tensors of its shape (momentum, variance)
-and numbers (how many steps). So a run can go on with another number of ranks, with another way of
-sharding, or with none.
+The saved state is that of a single process: for parameter i, tensors of its shape (momentum,
+variance) and numbers (how many steps). So a run can continue with another number of ranks, with
+another way of sharding, or without sharding.
 """
 
 from collections.abc import Sequence

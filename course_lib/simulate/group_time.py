@@ -10,6 +10,7 @@ reduce-scatter or an all-gather of n bytes) takes
 So a group that fills its nodes sends over all their adapters at once.
 """
 
+from course_lib import cost_model
 from course_lib.cost_model import in_network_all_reduce_time, ring_reduce_scatter_time
 from course_lib.simulate.cluster import Cluster
 
@@ -43,4 +44,4 @@ def all_to_all_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> 
     Most members are in other nodes, and each member sends to them over its own adapter.
     """
     link = cluster.link_inside if size * stride <= cluster.node_size else cluster.link_between
-    return ring_reduce_scatter_time(nbytes, size, link)
+    return cost_model.all_to_all_time(nbytes, size, link)

@@ -395,7 +395,7 @@ no_optimizer: not a dict of model, optimizer and epoch
     "optimizer": optimizer.state_dict(), →
 no_momentum: optimizer's state of parameter 0 in the file momentum_buffer is missing
     "optimizer": optimizer.state_dict(), → "optimizer": {**optimizer.state_dict(), "state": {}},
-whole_objects: Weights only load failed
+whole_objects: weights_only=True) cannot read
     ddp.module.state_dict() → ddp.module
 epoch_before: epoch in the file: expected
     "epoch": epoch → … - 1

@@ -3,7 +3,8 @@
 from functools import partial
 
 from course_lib.checking import Case, in_many_forms
-from course_lib.checking.asynchrony import order_of, script
+
+from .judges import order_of, script
 
 
 def of_events(name, text):

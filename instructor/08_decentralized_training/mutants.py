@@ -215,7 +215,7 @@ through_float64: has dtype torch.float64
     tensor.detach() → tensor.detach().double()
 returns_the_tensor: expected a function
     return finish → return finish()
-row_by_row: one message to each who hears this rank
+row_by_row: one message to each rank that hears this one
     works = [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()]
   → works = [
   →     dist.irecv(piece, group=group, group_src=j)
@@ -419,7 +419,7 @@ does_not_wait (simulated, grader): never waits for the handle
 """)
 
 
-@fails("one message to each who hears this rank")
+@fails("one message to each rank that hears this one")
 def decentralized_step__one_message_per_parameter(params, loss, lr, weights, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     params, works, heard = list(params), [], []

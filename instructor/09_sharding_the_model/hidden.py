@@ -1,7 +1,8 @@
 """Cases that are never handed out and never enter a sandbox."""
 
 from course_lib.checking import Case, in_many_forms
-from course_lib.checking.pipeline import NEAR
+
+from .judges import NEAR
 
 LAYERS = (
     Case("3 ranks, 10 inputs, 8 outputs", 3, {"out": 8, "in": 10, "rows": (5,), "bias": True}),

@@ -19,6 +19,14 @@ def temporary_folders_can_be_entered(tmp_path_factory: pytest.TempPathFactory) -
         folder = folder.parent
 
 
+@pytest.fixture(scope="module", autouse=True)
+def path_is_kept() -> Iterator[None]:
+    """Take back the folder that nbgrader_config.py puts in front of PATH."""
+    before = os.environ["PATH"]
+    yield
+    os.environ["PATH"] = before
+
+
 @pytest.fixture(scope="session", autouse=True)
 def alembic_is_asked_once() -> Iterator[None]:
     """Keep the answer of a program that nbgrader runs for 2 s for every new gradebook.

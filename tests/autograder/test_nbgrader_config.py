@@ -16,7 +16,7 @@ from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 ASSIGNMENT = "02_data_parallel_sgd"
 BARE_PATH = os.pathsep.join(["/usr/bin", "/bin"])  # as where no environment is activated
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from tests.helpers.whole_class import (
     booked,
     course_of,
     hand_in,
-    path_kept,
     small_class,
     unexpected,
 )
@@ -46,24 +45,22 @@ NAMES = ("right", "sum")
 
 pytestmark = [
     needs_sources,
-    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux"),
 ]
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A course folder with few cases and two submissions."""
     try:
         probe()
     except SandboxUnavailable as error:
         pytest.skip(error.reason)
-    with path_kept():
-        root = course_of(tmp_path_factory.mktemp("odd") / "course", less=True)
-        members = small_class(root)
-        hand_in(root, {name: members[name] for name in NAMES})
-        yield root
+    root = course_of(tmp_path_factory.mktemp("odd") / "course", less=True)
+    members = small_class(root)
+    hand_in(root, {name: members[name] for name in NAMES})
+    return root
 
 
 @dataclass

@@ -70,10 +70,10 @@ def test_impossible_fraction_is_refused(test_fraction):
 
 def test_import_is_light():
     code = "import sys, course_lib.data; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=st.integers(1, 50), dim=st.integers(1, 8), seed=st.integers(0, 2**31))
 def test_without_noise_the_true_w_fits_exactly(n, dim, seed):
     x, y, w = linear_regression(n, dim, noise=0.0, seed=seed)

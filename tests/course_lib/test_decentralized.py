@@ -28,6 +28,7 @@ from course_lib.decentralized import (
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import WORLDS, batches, mlp, own_shards
+from tests.helpers.tiers import in_tiers
 
 STEPS, LR = 5, 0.3
 
@@ -75,7 +76,7 @@ def by_hand(name: str, k: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_gossip_equals_its_formula(ranks_of, on, k, name):
     replicas = torch.stack(ranks_of(on, k).run(train, name))
     torch.testing.assert_close(replicas, by_hand(name, k), rtol=1e-12, atol=1e-13)
@@ -121,7 +122,7 @@ def test_consensus_decays_by_the_second_eigenvalue(k):
     assert all(b <= eigenvalue * a * (1 + 1e-9) for a, b in pairwise(distances))
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_consensus_distance_is_the_distance_to_the_mean(ranks_of, on, k):
     start = torch.randn(k, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = (start - start.mean(0)).square().sum().div(k).sqrt().item()

@@ -7,6 +7,7 @@ from torch import nn
 
 from course_lib.expert_parallel import ExpertParallel, mixture_of_experts, route
 from course_lib.ranks import RankError
+from tests.helpers.tiers import in_tiers
 
 WIDTH, EXPERTS = 3, 5  # no K but 1 divides the experts
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
@@ -38,7 +39,7 @@ def on_a_rank(top_k: int, capacity_factor: float | None) -> tuple:
 
 
 @pytest.mark.parametrize(("top_k", "capacity_factor"), CASES)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k, capacity_factor):
     """Where tokens are dropped: of one process that takes each rank's tokens by themselves."""
     router, experts = parts()

@@ -18,6 +18,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.sgd import batch_gradient, sgd_step
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.ddp_scenarios import STEPS, WORLDS, batches, mlp
+from tests.helpers.tiers import in_tiers
 
 STRATEGIES: dict[str, Callable[..., None]] = {
     "per parameter": gradient_sync.sync_per_parameter,
@@ -56,7 +57,7 @@ def one_machine() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
     replicas = ranks_of(on, k).run(train, strategy)
     for replica in replicas:

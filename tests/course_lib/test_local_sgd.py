@@ -13,7 +13,7 @@ from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, traine
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards
-from tests.helpers.tiers import tier
+from tests.helpers.tiers import in_tiers, tier
 
 STEPS, LR = 12, 0.3
 INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
@@ -83,12 +83,12 @@ def close(replicas: list[Tensor], expected: Tensor) -> None:
     torch.testing.assert_close(torch.stack(replicas), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_local_sgd_that_averages_every_step_is_synchronous_sgd(ranks_of, on, k):
     close(ranks_of(on, k).run(train, "LocalSGD", every=1), synchronous().expand(k, -1))
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 @pytest.mark.parametrize("inner", INNER)
 def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, inner):
     alone = Alone(k, inner)
@@ -103,7 +103,7 @@ def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, in
     close([each[1] for each in averaged], alone.weights.mean(0).expand(k, -1))
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_diloco_with_one_step_and_a_plain_outer_step_is_synchronous_sgd(ranks_of, on, k):
     options = {"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
     close(ranks_of(on, k).run(train, "DiLoCo", **options), synchronous().expand(k, -1))
@@ -219,7 +219,7 @@ def compressed(density: float, feedback: bool = True) -> Tensor:
     return train("DiLoCo", every=2, fragments=2, compressor=compressor)
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_compression_that_leaves_nothing_out_changes_nothing(ranks_of, on, k):
     replicas = torch.stack(ranks_of(on, k).run(compressed, 1.0))
     expected, _ = diloco(k, "sgd", every=2, fragments=2)
@@ -270,7 +270,7 @@ def test_compressed_rounds_leave_all_ranks_equal_and_send_less(ranks_of):
     assert all(torch.equal(each[slice(*half)], rounds[0][slice(*half)]) for each in rounds)
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_one_step_delay_equals_its_formula(ranks_of, on, k):
     alone, on_its_way = Alone(k), torch.tensor(0.0)
     for x, y in batches(steps=STEPS):

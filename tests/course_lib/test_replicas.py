@@ -100,7 +100,7 @@ def test_gradient_equals_that_of_the_whole_batch(batch_size, world_size, dtype):
     assert_same(replicas)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batch_size=st.integers(1, 20), world_size=st.integers(1, 9), seed=st.integers(0, 1000))
 def test_linear_gradient_equals_the_closed_form(batch_size, world_size, seed):
     g = torch.Generator().manual_seed(seed)

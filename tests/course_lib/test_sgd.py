@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -157,7 +157,6 @@ def test_training_on_digits_learns():
 
 
 @given(n=st.integers(1, 12), dim=st.integers(1, 4), seed=st.integers(0, 100))
-@settings(deadline=None)
 def test_batch_gradient_equals_the_closed_form(n, dim, seed):
     x, y, _ = linear_regression(n, dim, noise=1.0, seed=seed)
     model = Linear(dim)

@@ -22,7 +22,7 @@ from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_paramete
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RankTimeout
 from tests.helpers.faulty_programs import all_send_first, one_raises, one_skips, other_shape
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.gpu
 
 K = (1, 2, 4)
 

@@ -34,7 +34,7 @@ class Browser:
         told = Path(self._profile.name, "DevToolsActivePort")
         self._until(lambda: told.is_file() and len(told.read_text().splitlines()) == 2, 90)
         port, path = told.read_text().splitlines()
-        self._socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=120)
+        self._socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=300)
         target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         attach = {"targetId": target, "flatten": True}
         self._session = self._ask("Target.attachToTarget", attach)["sessionId"]
@@ -89,7 +89,7 @@ class Browser:
         self._socket.close()
         self._process.terminate()
         try:
-            self._process.wait(20)
+            self._process.wait(300)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

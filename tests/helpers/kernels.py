@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 @dataclass
@@ -101,7 +101,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def wait_until_gone(pids: list[int], seconds: float = 20.0) -> list[int]:
+def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     """Return those of `pids` that still run after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:

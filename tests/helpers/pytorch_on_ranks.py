@@ -22,7 +22,7 @@ from course_lib.ranks import Ranks, RanksError
 from tests.helpers import pytorch_source
 from tests.helpers.pytorch_private_names import WithPrivateNames
 
-SECONDS = 60
+SECONDS = 180
 """The time limit of a test. A few wait for a time-out of their own."""
 CLASSES = {"ours": WithPrivateNames, "ours-bare": DistributedDataParallel, "pytorch": TorchDDP}
 

@@ -109,7 +109,7 @@ def _end(pid: int) -> None:
         process = psutil.Process(pid)
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(300)
         except psutil.TimeoutExpired:
             process.kill()
 
@@ -134,7 +134,7 @@ def real_slurm(folder: Path) -> Iterator[Slurm]:
         slurm.start("slurmctld", "-D")
         for name in NODES:
             slurm.start_node(name)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while slurm.idle() < len(NODES):
             if time.monotonic() > until:
                 raise RuntimeError((folder / "slurmctld.out").read_text()[-2000:])

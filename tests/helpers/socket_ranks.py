@@ -42,7 +42,7 @@ class SocketRanks:
 
             def serve() -> None:
                 try:
-                    server.serve(timeout=30, alive=lambda: failure is None)
+                    server.serve(timeout=300, alive=lambda: failure is None)
                 except RanksError as error:
                     outcome.append(error)
 

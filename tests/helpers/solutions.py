@@ -26,7 +26,7 @@ def checks_of(folder: Path) -> dict[str, Check]:
 @cache
 def hidden_of(folder: Path) -> Any:
     """Return the module of the assignment's hidden cases."""
-    return load_module(folder / "hidden.py")
+    return load_module(folder / "hidden.py", handed_out(folder))
 
 
 @cache

@@ -44,3 +44,14 @@ def sampled(folder: Path, number: int, *, one_in: int, of_others: int = 0) -> bo
     """
     every = one_in if in_full(folder) else of_others
     return every > 0 and number % every == 0
+
+
+def in_tiers(worlds: list[tuple[str, int]]) -> list[Any]:
+    """Return a parameter for each kind and number of ranks, in its tier.
+
+    `make test` takes three numbers of simulated ranks: one rank, one where left and right differ,
+    and the largest. CPU ranks run the same code, so one number of them is enough.
+    """
+    largest = max(k for on, k in worlds if on == "simulated")
+    by_default = [("simulated", 1), ("simulated", 3), ("simulated", largest), ("cpu", 3)]
+    return [pytest.param(*world, marks=tier(world in by_default)) for world in worlds]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -10,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,15 +225,8 @@ class Course:
         below = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.communicate()
-        _, alive = psutil.wait_procs(below, timeout=30)
+        _, alive = psutil.wait_procs(below, timeout=300)
         assert not alive, "processes outlived the command"
-
-
-@contextlib.contextmanager
-def path_kept() -> Iterator[None]:
-    before = os.environ["PATH"]
-    yield
-    os.environ["PATH"] = before  # nbgrader_config.py puts this Python's folder in front
 
 
 def unexpected(members: dict[str, Member], found: dict[str, dict[str, float]]) -> list[str]:

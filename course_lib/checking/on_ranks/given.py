@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from course_lib.checking.on_ranks.effects import Watch, sent_back, tensors_in
 from course_lib.checking.on_ranks.held import HeldMemory
 from course_lib.checking.on_ranks.wire import NotPlainError, encode, leaves, without_numbers
-from course_lib.ranks.explain.lines import OURS, is_installed
+from course_lib.ranks.explain.lines import is_installed
 
 
 class Given:
@@ -198,7 +198,7 @@ def own_frames(trace: types.TracebackType | None, program: Program) -> types.Tra
     frames = []
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if name != check and not name.startswith(OURS) and not is_installed(name):
+        if name != check and not is_installed(name):
             frames.append(trace)
         trace = trace.tb_next
     following = None

@@ -2,5 +2,4 @@
 
 - `averaging`, `training`: means over a group, and steps of training that use them
 - `sums`: exact sums of what the ranks of a group have
-- `chain`: a chain of layers whose backward takes time
 """

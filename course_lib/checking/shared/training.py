@@ -65,7 +65,7 @@ def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
         value: Tensor = getattr(F, name)(input, target)
         return value
 
-    loss_fn.__qualname__ = name  # what `variation` tells functions apart by
+    loss_fn.__qualname__ = name  # what tests tell functions apart by
     return loss_fn
 
 

@@ -1,13 +1,104 @@
 """``course doctor``: test what the course needs of a machine, and say what to do if it fails.
 
-- `finding`: the result of one test
-- `software`: Python, PyTorch, kernels, JupyterLab's extensions
-- `machine`: cores, memory, disk, GPUs, network
-- `ranks`: starts ranks that add up a tensor
-- `sandbox`: what grading needs: bubblewrap, namespaces, control groups; and right grades
-- `report`: runs all tests in order and prints them as text or as JSON
+All tests run in order, and are printed as text or as JSON.
+
+- `_finding`: the result of one test
+- `_software`: Python, PyTorch, kernels, JupyterLab's extensions
+- `_machine`: cores, memory, disk, GPUs, network, and whether ranks start
+- `_sandbox`: what grading needs: bubblewrap, namespaces, control groups; and right grades
 """
 
-from course_lib.learner.doctor.report import DESCRIPTION, add_options, run
+from __future__ import annotations
 
-__all__ = ["DESCRIPTION", "add_options", "run"]
+import argparse
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain
+
+from course_lib.learner.doctor import _machine, _sandbox, _software
+from course_lib.learner.doctor._finding import Finding, Need
+
+DESCRIPTION = (
+    "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
+    "0 if lectures and checks will work (with --grading: and the autograder), else 1."
+)
+LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
+    *(_software.python, _software.packages, _software.torch_build, _software.course),
+    *(_machine.memory, _machine.disk, _machine.home, _machine.port),
+    *(_machine.gpus, _machine.host_name, _machine.loopback, _machine.simulated, _machine.real),
+    *(_software.kernels, _software.extensions),
+    *(_sandbox.namespaces, _sandbox.bubblewrap, _sandbox.control_groups),
+)
+GRADING_LOOKS = (_sandbox.graded,)
+"""Tests that --grading adds; they take a few seconds more."""
+_MARKS = {"course": "✗", "grading": "✗", "nothing": "!"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--grading",
+        action="store_true",
+        help="also grade a solution; fail if grading would fail",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run all tests, print the results, and return the exit status."""
+    needs: set[Need] = {"course", "grading"} if arguments.grading else {"course"}
+    found = []
+    more = GRADING_LOOKS if arguments.grading else ()
+    for finding in chain(findings(), findings(more)):
+        found.append(finding)
+        if not arguments.json:
+            print(text_of(finding), flush=True)
+    wrong = [each for each in found if not each.fine and each.needed_for in needs]
+    if arguments.json:
+        told = [{**asdict(each), "fine": each.fine} for each in found]
+        print(json.dumps({"fine": not wrong, "findings": told}, ensure_ascii=False, indent=1))
+    else:
+        print(f"\n{conclusion(found, needs)}")
+    return int(bool(wrong))
+
+
+def findings(
+    looks: Iterable[Callable[[], Finding | Iterator[Finding]]] = LOOKS,
+) -> Iterator[Finding]:
+    """Yield the result of each test; a test that itself fails is a result too."""
+    for look in looks:
+        name = look.__name__.replace("_", " ")
+        try:
+            found = look()
+            yield from [found] if isinstance(found, Finding) else found
+        except Exception as error:
+            told = f"the test itself failed: {type(error).__name__}: {error}"
+            yield Finding(name, told, "please report this, with the output of course doctor --json")
+
+
+def text_of(finding: Finding) -> str:
+    """Return a finding as lines for a terminal."""
+    mark = "✓" if finding.fine else _MARKS[finding.needed_for]
+    lines = textwrap.wrap(
+        f"{mark} {finding.name:15} {finding.told}", 100, subsequent_indent=" " * 18
+    )
+    if not finding.fine:
+        lines += textwrap.wrap(
+            f"→ {finding.advice}", 100, initial_indent=" " * 18, subsequent_indent=" " * 20
+        )
+    return "\n".join(lines)
+
+
+def conclusion(found: list[Finding], needs: set[Need]) -> str:
+    """Return the last line: whether one can begin."""
+    wrong = [each.name for each in found if not each.fine and each.needed_for == "course"]
+    ungraded = [each.name for each in found if not each.fine and each.needed_for == "grading"]
+    if wrong:
+        return f"Not ready: {', '.join(wrong)}. The arrows show what to do."
+    if ungraded and "grading" in needs:
+        return f"Lectures and checks work; grading does not: {', '.join(ungraded)}."
+    if ungraded:
+        return f"Ready. Lectures and checks work; only grading does not: {', '.join(ungraded)}."
+    return "Ready: lectures, checks and grading work here."

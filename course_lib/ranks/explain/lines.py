@@ -26,6 +26,8 @@ TORCH = str(Path(torch.__file__).parent) + os.sep
 """PyTorch's folder."""
 OURS = (*_COURSE, TORCH)
 """Folders whose lines are never the user's: ranks, all of it, checks, the race, and PyTorch."""
+_HANDED_OUT = re.compile(r".*[/\\]\d\d_\w+[/\\](checks|judges|\w+_judges)\.py")
+"""Files of an assignment. Their lines are never the user's, either."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (
     *OURS,
@@ -57,7 +59,7 @@ def innermost(
             return name, line
         if own is None and not is_installed(name):
             own = name, line
-        if installed is None and not name.startswith((*OURS, "<frozen")):
+        if installed is None and not _is_no_package(name):
             installed = name, line
     return own or installed
 
@@ -70,7 +72,11 @@ def _rank_of(name: str) -> int:
     """Return what a file that is no cell says: `_OWN`, 1 if it is installed, 0 if it is ours."""
     if not is_installed(name):
         return _OWN
-    return 0 if name.startswith((*OURS, "<frozen")) else 1
+    return 0 if _is_no_package(name) else 1
+
+
+def _is_no_package(name: str) -> bool:
+    return is_ours(name) or name.startswith((TORCH, "<frozen"))
 
 
 def locator(labels: Mapping[str, str]) -> Callable[[], str]:
@@ -120,7 +126,7 @@ def innermost_function(dump: str) -> str:
 
 def is_installed(name: str) -> bool:
     """Return whether a file belongs to Python, to an installed package or to this one."""
-    return name.startswith(_INSTALLED)
+    return name.startswith(_INSTALLED) or is_ours(name)
 
 
 def package_of(name: str) -> str:
@@ -134,6 +140,7 @@ def package_of(name: str) -> str:
     return "Python"
 
 
+@functools.lru_cache(maxsize=4096)
 def is_ours(name: str) -> bool:
     """Return whether a file belongs to ranks or checks, whose lines no report shows."""
-    return name.startswith(_COURSE)
+    return name.startswith(_COURSE) or _HANDED_OUT.fullmatch(name) is not None

@@ -29,14 +29,14 @@ from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import MAX_EVENTS, Verdict, trace_summary, verdict_path
 from autograder.inquiries.thread import INSTRUCTOR, STUDENT, Thread, write_thread
-from autograder.passes.formulas import with_formulas
+from autograder.passes.page import with_formulas
 from autograder.passes.safe_markdown import safe_html
-from autograder.passes.timeline import caption_of, timeline_of
+from autograder.passes.tell import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 BROWSER = next(
     (found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), ""
@@ -72,12 +72,11 @@ def beacons() -> Iterator[Beacons]:
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
+def course(tmp_path_factory: Any, beacons: Beacons) -> Path:
     """A course with two graded submissions: one attacks, one waits forever; and one question."""
     root = tmp_path_factory.mktemp("a course")
     copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
-    before = os.environ["PATH"]
     data = root / "grading"
     api = NbGraderAPI(config=load_config(root))
     assert api.generate_assignment(ASSIGNMENT)["success"]
@@ -93,8 +92,7 @@ def course(tmp_path_factory: Any, beacons: Beacons) -> Iterator[Path]:
     thread.add(STUDENT, "Why?\n" + "\n".join(payloads(beacons.address)))
     thread.add(INSTRUCTOR, "Because it *raises*.")
     write_thread(data, thread)
-    yield root
-    os.environ["PATH"] = before
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ def browse(url: str, profile: Path, name: str) -> str:
     pictures = [f"--screenshot={PICTURES}/{name}.png"] if PICTURES else []
     for last in (*pictures, "--dump-dom"):
         done = subprocess.run(
-            [BROWSER, *options, last, url], capture_output=True, text=True, timeout=100
+            [BROWSER, *options, last, url], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -225,7 +223,7 @@ def formgrader(course: Path) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.communicate(timeout=30)
+        server.communicate(timeout=300)
 
 
 @needs_sources

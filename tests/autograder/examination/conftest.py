@@ -8,11 +8,12 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_module
-from tests.helpers.course_folders import SOURCES
+from tests.helpers.course_folders import RELEASED, SOURCES
 
 
 @pytest.fixture(scope="module")
 def assignment_place() -> Iterator[SandboxedPlace]:
-    masked = masked_from(load_module(SOURCES / ASSIGNMENT / "hidden.py").MASKED)
+    hidden = load_module(SOURCES / ASSIGNMENT / "hidden.py", RELEASED / ASSIGNMENT)
+    masked = masked_from(hidden.MASKED)
     with SandboxedPlace(masked) as place:
         yield place

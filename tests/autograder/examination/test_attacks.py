@@ -23,7 +23,7 @@ from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 from tests.helpers.tiers import tier
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 ALL = {"shard_bounds", "average_gradients", "data_parallel_step"}
 AVERAGE = """
@@ -187,6 +187,15 @@ ATTACKS = {
     ),
 }
 
+BY_DEFAULT = {
+    "a helper in a folder on the path",
+    "the oracle",
+    "kills all it sees",
+    "through files and shared memory",
+    "in an exception",
+}
+"""One that is odd but honest; one for answers, processes, other ways than the network, inputs."""
+
 
 def notebook_of(attack: Attack) -> Any:
     """Return the submitted notebook."""
@@ -210,7 +219,7 @@ def graded(
     source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
     checks = load_checks(RELEASED / ASSIGNMENT / "checks.py")
-    hidden = load_module(source / "hidden.py").HIDDEN
+    hidden = load_module(source / "hidden.py", RELEASED / ASSIGNMENT).HIDDEN
     with Submission(place, Limits(cell=10, case=4)) as submission:
         examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())
     return verdict, notebook, submission
@@ -219,8 +228,8 @@ def graded(
 @pytest.mark.parametrize(
     "attack",
     [
-        pytest.param(attack, id=name, marks=tier(number % 4 == 0))
-        for number, (name, attack) in enumerate(ATTACKS.items())
+        pytest.param(attack, id=name, marks=tier(name in BY_DEFAULT))
+        for name, attack in ATTACKS.items()
     ],
 )
 def test_it_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:

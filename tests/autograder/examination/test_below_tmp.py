@@ -21,8 +21,6 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, run_check
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.timeout(120)
-
 PACKAGE = "/tmp/a checkout\nof 中文/lib"
 ALONE = "/dev/shm/deep/below/file.txt"
 SHOWN = f"""

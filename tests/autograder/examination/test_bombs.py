@@ -156,7 +156,7 @@ BOMBS = {
 }
 
 
-QUICK = {"many smaller ones", "as many handles as there may be", "groups", "large answers"}
+QUICK = {"many smaller ones", "groups"}
 """The bombs that are tried by default: the others take long, or are like these."""
 
 
@@ -166,7 +166,7 @@ def examined(bomb: Bomb) -> dict[str, Any]:
         input=f"{CLIENT.strip()}\n{bomb.source}",
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -175,7 +175,6 @@ def examined(bomb: Bomb) -> dict[str, Any]:
     return cost
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "bomb", [pytest.param(bomb, id=name, marks=tier(name in QUICK)) for name, bomb in BOMBS.items()]
 )

@@ -16,8 +16,6 @@ from course_lib.capstone import Job, Race, TapeError, draw, referee, write_tape
 from course_lib.checking.on_ranks.wire import WireError
 from course_lib.ranks import Ranks, per_rank
 
-pytestmark = pytest.mark.timeout(120)
-
 RACE = Race(world_size=2, rows=32, features=8, hidden=8, classes=4)
 
 

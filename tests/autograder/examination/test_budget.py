@@ -28,8 +28,6 @@ from autograder.examination.submission import Submission
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @dataclass
 class Machine:
@@ -217,7 +215,7 @@ def test_the_kernel_tells_who_is_stopped(place: SandboxedPlace) -> None:
         for pid in first:
             os.kill(pid, signal.SIGSTOP)
         try:
-            until = time.monotonic() + 20
+            until = time.monotonic() + 300
             while not all(place.cores()[pid].stopped for pid in first):
                 assert time.monotonic() < until
         finally:

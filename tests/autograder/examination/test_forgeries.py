@@ -23,8 +23,6 @@ from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
 
-pytestmark = pytest.mark.timeout(120)
-
 SETUP = "import gc, sys, time, torch, torch.distributed as dist"
 
 

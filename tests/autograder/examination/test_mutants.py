@@ -1,4 +1,8 @@
-"""Every wrong solution of an assignment is found in the sandbox too, and every right one passes."""
+"""Every wrong solution of an assignment is found in the sandbox too, and every right one passes.
+
+`make test` tries those that only this place finds: `test_same_verdict.py` shows with a sample of
+the others that the grader says what a check in a notebook says.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,21 @@ from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.mutants import Mutant
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
-from tests.helpers.tiers import in_full, sampled, tier
+from tests.helpers.tiers import in_full, tier
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 ASSIGNMENTS = readable(assignments(SOURCES))
-
-
-def is_sampled(folder: Path, number: int, mutant: Mutant) -> bool:
-    """Return whether `make test` tries it: a sample, and those that only this place finds."""
-    here_alone = len(mutant.where) == 1
-    return sampled(folder, number, one_in=20) or (here_alone and in_full(folder))
 
 
 CASES = [
     pytest.param(
         *(folder, mutant),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
-        marks=tier(is_sampled(folder, number, mutant)),
+        marks=tier(in_full(folder) and len(mutant.where) == 1),
     )
     for folder in ASSIGNMENTS
-    for number, mutant in enumerate(mutants_in(folder))
+    for mutant in mutants_in(folder)
     if "grader" in mutant.where
 ]
 

@@ -22,7 +22,7 @@ from tests.autograder.examination.test_attacks import (
 )
 from tests.helpers.course_folders import needs_sources
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 ANSWERS = {
     "a million numbers": loses("shard_bounds", bounds("return list(range(10**6))")),

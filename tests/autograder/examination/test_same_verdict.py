@@ -26,8 +26,6 @@ from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
 from tests.helpers.tiers import tier
 
-pytestmark = [pytest.mark.timeout(120)]
-
 BY_DEFAULT = ("02_data_parallel_sgd", "05_bucketing_and_overlap")
 """Values; hooks, handles and time."""
 SIMULATED_AND_GRADED = {"simulated", "grader"}

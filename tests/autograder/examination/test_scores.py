@@ -11,7 +11,7 @@ from autograder.sandbox.place import SandboxedPlace
 from tests.autograder.examination.test_attacks import AVERAGE, Attack, graded, honest
 from tests.helpers.course_folders import needs_sources
 
-pytestmark = [needs_sources]
+pytestmark = needs_sources
 
 ROUNDED = Attack(
     frozenset(),
@@ -23,7 +23,6 @@ ROUNDED = Attack(
 """Right only to the third decimal."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.large
 def test_right_on_the_third_decimal_only_is_always_the_same_score(
     assignment_place: SandboxedPlace,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from autograder.examination.verdict import SCHEMA, CheckVerdict, Verdict
+from autograder.examination.verdict import SCHEMA, CheckVerdict, Verdict, checks_digest
+from tests.helpers.course_folders import RELEASED, copy_assignment, needs_sources
 
 OLD = {  # as the first version of the autograder wrote it
     "assignment": "02",
@@ -72,3 +73,15 @@ def test_what_is_no_verdict_is_said_to_be_none(tmp_path: Path, text: str) -> Non
     (tmp_path / "v.json").write_text(text)
     with pytest.raises(ValueError, match=r"v\.json is not a verdict"):
         Verdict.read(tmp_path / "v.json")
+
+
+@needs_sources
+@pytest.mark.parametrize("name", ["checks.py", "judges.py", "more_judges.py"])
+def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(tmp_path: Path, name: str) -> None:
+    """Status, regrade and replay compare this digest, and the verdict's key has it."""
+    source = copy_assignment("09_sharding_the_model", tmp_path)
+    given = tmp_path / RELEASED.name / source.name
+    before = checks_digest(source, given / f"{source.name}.ipynb")
+    with (given / name).open("a") as file:
+        file.write("# another line\n")
+    assert checks_digest(source, given / f"{source.name}.ipynb") != before

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autograder.__main__ import main
-from autograder.inquiries.dates import why_not
+from autograder.inquiries.taking import why_not
 from autograder.inquiries.thread import (
     INSTRUCTOR,
     MAX_TEXT,
@@ -26,21 +25,19 @@ from autograder.inquiries.thread import (
 )
 from tests.helpers.course_folders import RELEASED, ROOT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAME, TASK = "02_data_parallel_sgd", "average_gradients"
 Run = Callable[..., int]
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Iterator[Path]:
+def course(tmp_path: Path) -> Path:
     root = tmp_path / "a course"
     shutil.copytree(RELEASED / NAME, root / "assignments" / NAME)
     shutil.copy(ROOT / "nbgrader_config.py", root)
     (root / "grading" / "submitted" / "ada" / NAME).mkdir(parents=True)
-    before = os.environ["PATH"]
-    yield root
-    os.environ["PATH"] = before
+    return root
 
 
 @pytest.fixture

@@ -26,8 +26,6 @@ from autograder.leaderboard.timing import read_released as read
 from course_lib.capstone import Race
 from tests.helpers.course_folders import RELEASED
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def timed(name: str, seconds: float, **more: object) -> Entry:
     return Entry(name, "d", TIMED, seconds=seconds, light=seconds / 4, sent=100, **more)  # type: ignore[arg-type]

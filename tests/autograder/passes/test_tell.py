@@ -98,7 +98,6 @@ def f(mine):
 """
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW.keys())
 def test_the_written_feedback_says_nothing_of_a_hidden_case(
     place: SandboxedPlace, tmp_path: Path, how: str

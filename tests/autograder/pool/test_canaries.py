@@ -17,15 +17,15 @@ from autograder.examination.budget import PATIENCE
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes import autograde, canary, examine
-from autograder.passes.settings import Settings
 from autograder.pool import local, phases
 from autograder.pool.one import Bench
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox import place as place_module
 from autograder.sandbox.mounts import Mount
+from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
-from tests.helpers.whole_class import TASKS, Course, booked, course_of, hand_in, path_kept
+from tests.helpers.whole_class import TASKS, Course, booked, course_of, hand_in
 from tests.helpers.whole_class import small_class as members_of
 
 pytestmark = [
@@ -37,11 +37,10 @@ CLASS = ("right", "sum", "right-too", "late")
 
 
 @pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
-    with path_kept():
-        root = course_of(tmp_path_factory.mktemp("canaries") / "a class", less=True)
-        members = members_of(root)
-        yield Course(root, {name: members[name] for name in CLASS})
+def released(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    root = course_of(tmp_path_factory.mktemp("canaries") / "a class", less=True)
+    members = members_of(root)
+    return Course(root, {name: members[name] for name in CLASS})
 
 
 @pytest.fixture

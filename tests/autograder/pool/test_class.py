@@ -18,10 +18,10 @@ from autograder import __main__ as program
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, load_config
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.settings import Settings
 from autograder.pool import phases
 from autograder.pool.one import Bench
 from autograder.pool.outcome import Outcome
+from autograder.settings import Settings
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
     TASKS,
@@ -29,7 +29,6 @@ from tests.helpers.whole_class import (
     booked,
     course_of,
     hand_in,
-    path_kept,
     small_class,
     unexpected,
 )
@@ -45,34 +44,30 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any) -> Iterator[Course]:
-    """Twelve submissions. Four are graded when the command is killed before it books them. Then it
-    is killed with a draft, and then its worker.
+def course(tmp_path_factory: Any) -> Course:
+    """Twelve submissions. Four are graded when the command is killed before it books them. When it
+    goes on, its worker is killed with a draft; `test_kills.py` has other moments.
 
     Writing ``refused`` fails, as on a full disk.
     """
-    with path_kept():
-        root = course_of(tmp_path_factory.mktemp("a class"), less=True)
-        course = Course(root, small_class(root))
-        first = ("right", "sum", "deadlock", "late")
-        hand_in(root, {name: course.members[name] for name in first})
-        grade = ("grade", ASSIGNMENT, "--jobs", "1")
-        course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
-        course.before = course.times()
-        assert not booked(root)
-        hand_in(root, {n: member for n, member in course.members.items() if n not in first})
-        course.killed(*grade, at=lambda: bool(course.drafts()))
-        left_by = course.drafts()
-        assert left_by and course.times() == course.before
-        hand_in(root, {"refused": course.members["overlap"]})
-        (course.graded / "refused").write_text("")
-        process = course.start(*grade)
-        course.until(process, lambda: bool(set(course.drafts()) - set(left_by)))
-        (worker,) = psutil.Process(process.pid).children()
-        worker.kill()
-        course.said, _ = process.communicate()
-        course.status = process.returncode
-        yield course
+    root = course_of(tmp_path_factory.mktemp("a class"), less=True)
+    course = Course(root, small_class(root))
+    first = ("right", "sum", "deadlock", "late")
+    hand_in(root, {name: course.members[name] for name in first})
+    grade = ("grade", ASSIGNMENT, "--jobs", "1")
+    course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
+    course.before = course.times()
+    assert not booked(root)
+    hand_in(root, {n: member for n, member in course.members.items() if n not in first})
+    hand_in(root, {"refused": course.members["overlap"]})
+    (course.graded / "refused").write_text("")
+    process = course.start(*grade)
+    course.until(process, lambda: bool(course.drafts()))
+    (worker,) = psutil.Process(process.pid).children()
+    worker.kill()
+    course.said, _ = process.communicate()
+    course.status = process.returncode
+    return course
 
 
 def in_this_process(
@@ -279,7 +274,7 @@ def test_nothing_to_do_is_known_at_once_and_any_change_is_seen(
         "print(status, [name for name in ('torch', 'nbformat', 'nbgrader') if name in sys.modules])"
     )
     command = [sys.executable, "-c", program, "grade", ASSIGNMENT, "--course", str(course.root)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
     assert said.splitlines()[-1] == "0 []", said
     assert "nothing has changed since" in said and "graded: 11, of which unchanged: 11" in said
     assert "nothing: no 02_data_parallel_sgd.ipynb" in said

@@ -14,25 +14,23 @@ import pytest
 from autograder.commands.demo import ASSIGNMENT
 from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
-from tests.helpers.whole_class import course_of, hand_in, path_kept, small_class
+from tests.helpers.whole_class import course_of, hand_in, small_class
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A clone with a class of one, beside the installed clone."""
-    with path_kept():
-        root = tmp_path_factory.mktemp("clones") / "clone"
-        course_of(root, less=True)
-        for package in ("course_lib", "autograder"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / package, root / package, ignore=ignored)
-        hand_in(root, {"untouched": small_class(root)["untouched"]})
-        yield root
+    root = tmp_path_factory.mktemp("clones") / "clone"
+    course_of(root, less=True)
+    for package in ("course_lib", "autograder"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, root / package, ignore=ignored)
+    hand_in(root, {"untouched": small_class(root)["untouched"]})
+    yield root
 
 
 @needs_sources
 @pytest.mark.large
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "installed",

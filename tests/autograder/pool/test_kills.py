@@ -20,7 +20,6 @@ from tests.helpers.whole_class import (
     booked,
     course_of,
     hand_in,
-    path_kept,
     small_class,
     unexpected,
 )
@@ -48,24 +47,23 @@ def kill_now_and_then(command: subprocess.Popen[str], random_: random.Random, mo
 def test_the_grades_are_those_without_kills(tmp_path: Path) -> None:
     random_ = random.Random(20)
     kills = rounds = 0
-    with path_kept():
-        course = Course(course_of(tmp_path, less=True), {})
-        course.members = small_class(course.root)
-        hand_in(course.root, course.members)
-        while kills < KILLS:
-            rounds += 1
-            if len(booked(course.root)) == 11:  # all: from the beginning again
-                shutil.rmtree(course.graded)
-            command = course.start("grade", ASSIGNMENT, "--jobs", "2")
-            reader = threading.Thread(target=command.communicate, daemon=True)
-            reader.start()
-            kills += kill_now_and_then(command, random_, KILLS - kills)
-            reader.join(600)
-            assert command.poll() is not None
-            lost = unexpected(course.members, booked(course.root))
-            assert [line for line in lost if " has None of " not in line] == []
+    course = Course(course_of(tmp_path, less=True), {})
+    course.members = small_class(course.root)
+    hand_in(course.root, course.members)
+    while kills < KILLS:
+        rounds += 1
+        if len(booked(course.root)) == 11:  # all: from the beginning again
+            shutil.rmtree(course.graded)
         command = course.start("grade", ASSIGNMENT, "--jobs", "2")
-        said, _ = command.communicate(timeout=1200)
-        assert command.returncode == 0, said
-        assert unexpected(course.members, booked(course.root)) == [], said
+        reader = threading.Thread(target=command.communicate, daemon=True)
+        reader.start()
+        kills += kill_now_and_then(command, random_, KILLS - kills)
+        reader.join(600)
+        assert command.poll() is not None
+        lost = unexpected(course.members, booked(course.root))
+        assert [line for line in lost if " has None of " not in line] == []
+    command = course.start("grade", ASSIGNMENT, "--jobs", "2")
+    said, _ = command.communicate(timeout=1200)
+    assert command.returncode == 0, said
+    assert unexpected(course.members, booked(course.root)) == [], said
     print(f"{kills} kills in {rounds} rounds")

@@ -21,7 +21,6 @@ from tests.helpers.whole_class import (
     course_of,
     hand_in,
     large_class,
-    path_kept,
     unexpected,
 )
 
@@ -84,35 +83,34 @@ def test_a_class_of_three_hundred(tmp_path: Path) -> None:
     """
     count = int(os.environ.get("CLASS_SIZE", "300"))
     clock = Clock()
-    with path_kept():
-        course = Course(course_of(tmp_path / "course"), {})
-        course.members = large_class(course.root, count)
-        hand_in(course.root, course.members)
-        expected = sorted(name for name, member in course.members.items() if member.graded)
-        clock.say(f"{count} have handed in, {len(expected)} of them a notebook")
-        start = clock.minutes
-        for part in (4, 2):
-            course.killed("grade", ASSIGNMENT, at=lambda: len(course.verdicts()) >= count // part)  # noqa: B023
-            clock.say(f"killed, with {len(course.verdicts())} verdicts; nothing outlived it")
-        _, peak = followed(course, clock, tmp_path / "said", "grade", ASSIGNMENT)
-        took = clock.minutes - start
-        first, graded = booked(course.root), len(course.verdicts())
-        told = {
-            "graded": graded,
-            "minutes": round(took, 1),
-            "per minute, kills and booking included": round(graded / took, 1),
-            "peak memory, GiB": round(peak, 2),
-        }
-        clock.say(json.dumps(told))
-        assert graded == len(expected)
-        assert unexpected(course.members, first) == []
-        clock.say("all are graded and booked with the points that they should have")
-        again = min(len(expected), int(os.environ.get("CLASS_AGAIN", count)))
-        chosen = sorted(random.sample(expected, again)) if again < len(expected) else expected
-        who = [f"--student={name}" for name in chosen] if chosen != expected else []
-        words, _ = followed(
-            course, clock, tmp_path / "again", "regrade", ASSIGNMENT, "--all", "--book", *who
-        )
-        assert f"0 gain, 0 lose, {again} keep their points" in words, words[-3000:]
-        assert booked(course.root) == first
-        clock.say(f"{again} examined again, with the same points")
+    course = Course(course_of(tmp_path / "course"), {})
+    course.members = large_class(course.root, count)
+    hand_in(course.root, course.members)
+    expected = sorted(name for name, member in course.members.items() if member.graded)
+    clock.say(f"{count} have handed in, {len(expected)} of them a notebook")
+    start = clock.minutes
+    for part in (4, 2):
+        course.killed("grade", ASSIGNMENT, at=lambda: len(course.verdicts()) >= count // part)  # noqa: B023
+        clock.say(f"killed, with {len(course.verdicts())} verdicts; nothing outlived it")
+    _, peak = followed(course, clock, tmp_path / "said", "grade", ASSIGNMENT)
+    took = clock.minutes - start
+    first, graded = booked(course.root), len(course.verdicts())
+    told = {
+        "graded": graded,
+        "minutes": round(took, 1),
+        "per minute, kills and booking included": round(graded / took, 1),
+        "peak memory, GiB": round(peak, 2),
+    }
+    clock.say(json.dumps(told))
+    assert graded == len(expected)
+    assert unexpected(course.members, first) == []
+    clock.say("all are graded and booked with the points that they should have")
+    again = min(len(expected), int(os.environ.get("CLASS_AGAIN", count)))
+    chosen = sorted(random.sample(expected, again)) if again < len(expected) else expected
+    who = [f"--student={name}" for name in chosen] if chosen != expected else []
+    words, _ = followed(
+        course, clock, tmp_path / "again", "regrade", ASSIGNMENT, "--all", "--book", *who
+    )
+    assert f"0 gain, 0 lose, {again} keep their points" in words, words[-3000:]
+    assert booked(course.root) == first
+    clock.say(f"{again} examined again, with the same points")

@@ -19,7 +19,6 @@ from tests.helpers.whole_class import (
     course_of,
     hand_in,
     large_class,
-    path_kept,
     small_class,
     unexpected,
 )
@@ -34,7 +33,7 @@ def test_a_node_is_lost_and_no_submission() -> None:
     """CLASS_SIZE sets another number than 60; up to 12 there are few cases."""
     pytest.importorskip("submitit")
     count = int(os.environ.get("CLASS_SIZE", "60"))
-    with path_kept(), tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         folder.chmod(0o755)
         (folder / "slurm").mkdir()

@@ -13,7 +13,6 @@ import pytest
 from autograder.sandbox.first_process import hold, kill
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfd is Linux's"),
 ]
 
@@ -42,7 +41,7 @@ def test_a_child_is_held_and_killed(sleeper: subprocess.Popen[bytes]) -> None:
     held = reported(child(sleeper.pid), os.getpid())
     assert held is not None and sleeper.poll() is None
     kill(held, 20)
-    assert sleeper.wait(20) == -9
+    assert sleeper.wait(300) == -9
     with pytest.raises(OSError):
         os.fstat(held)
 
@@ -63,7 +62,7 @@ def test_killing_twice_does_no_harm(sleeper: subprocess.Popen[bytes]) -> None:
     first, second = (reported(child(sleeper.pid), os.getpid()) for _ in range(2))
     assert first is not None and second is not None
     kill(first, 20)
-    sleeper.wait(20)
+    sleeper.wait(300)
     kill(second, 20)
 
 

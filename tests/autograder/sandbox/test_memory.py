@@ -11,8 +11,6 @@ import pytest
 
 from autograder.sandbox.memory import MemoryGroup, descendants, private_memory
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -22,8 +22,6 @@ from course_lib.capstone.operators import KNOWN, operator_called, price
 from course_lib.cost_model import ring_all_reduce_time
 from course_lib.ranks import Device, Ranks, RankTimeout
 
-pytestmark = pytest.mark.timeout(120)
-
 RACE = Race(world_size=2, rows=64, features=16, hidden=24, classes=4)
 NUMEL = 16 * 24 + 24 + 24 * 4 + 4
 

@@ -36,7 +36,6 @@ from course_lib.ranks import Ranks, RanksError, compute, per_rank
 from course_lib.sharded_optimizer import ShardedOptimizer
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 

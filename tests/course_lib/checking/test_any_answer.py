@@ -26,7 +26,7 @@ from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable, solution_of
 from tests.helpers.tiers import in_full, tier
 
-pytestmark = [pytest.mark.timeout(600), needs_sources]
+pytestmark = needs_sources
 
 TASKS = [
     pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(in_full(folder)))

@@ -30,7 +30,6 @@ from course_lib.checking.traffic import operations, received, sent
 from course_lib.ranks import Ranks, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
 
-pytestmark = pytest.mark.timeout(60)
 NUMBERS = 1000
 
 

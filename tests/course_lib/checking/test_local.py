@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ import torch.distributed as dist
 
 from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
 from course_lib.checking.cases import case_generator
-from course_lib.checking.local import LocalRunner, find_assignment
+from course_lib.checking.local import LocalRunner, find_assignment, load_checks, load_module
+from course_lib.checking.program import pack_program
 from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def right_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -68,6 +68,97 @@ def test_a_handed_out_folder_is_found_from_within(tmp_path: Path, monkeypatch: A
     assert find_assignment(name) == tmp_path / name
     monkeypatch.chdir(tmp_path)
     assert find_assignment(name) == tmp_path / name
+
+
+JUDGES = """
+FACTOR = {factor}
+
+
+def times(x):
+    return FACTOR * x
+
+
+def judge_of_times(case, inputs, values):
+    assert values[0]["number"] == FACTOR * inputs[0]["x"]
+"""
+CHECKS = """
+from course_lib.checking import Case, task
+
+from .judges import FACTOR, judge_of_times, times
+
+
+def program(function, mine, given):
+    return {"number": times(function(mine["x"]))}
+
+
+CHECKS = {
+    "echo": task(
+        "echo",
+        inputs=lambda case, generator: [{"x": 3} for _ in range(case.world_size)],
+        program=program,
+        judges=[judge_of_times],
+        cases=[Case("1 rank", 1), Case("2 ranks", 2)],
+    )
+}
+"""
+
+
+def write_assignment(folder: Path, factor: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "judges.py").write_text(JUDGES.format(factor=factor))
+    (folder / "checks.py").write_text(CHECKS)
+    return folder / "checks.py"
+
+
+def echo(x: int) -> int:
+    return x
+
+
+def test_a_check_takes_judges_from_the_file_beside_it(tmp_path: Path) -> None:
+    check = load_checks(write_assignment(tmp_path / "12_echo", 2))["echo"]
+    for on in ("simulated", "cpu"):
+        with LocalRunner(echo, on) as run:
+            assert run_check("12_echo/echo", check, run, seed="1").passed
+
+
+def test_folders_of_one_name_have_judges_of_their_own(tmp_path: Path) -> None:
+    mine, theirs = (write_assignment(tmp_path / k / "12_echo", i) for k, i in (("a", 5), ("b", 7)))
+    assert [load_module(path).__dict__["FACTOR"] for path in (mine, theirs, mine)] == [5, 7, 5]
+
+
+def test_judges_that_were_edited_are_read_again(tmp_path: Path) -> None:
+    path = write_assignment(tmp_path / "12_echo", 5)
+    assert load_module(path).__dict__["FACTOR"] == 5
+    write_assignment(path.parent, 500)
+    assert load_module(path).__dict__["FACTOR"] == 500
+
+
+def test_hidden_cases_take_judges_of_the_folder_that_students_get(tmp_path: Path) -> None:
+    path = write_assignment(tmp_path / "assignments" / "12_echo", 5)
+    hidden = tmp_path / "instructor" / "12_echo" / "hidden.py"
+    hidden.parent.mkdir(parents=True)
+    hidden.write_text("from .judges import FACTOR\n")
+    assert load_module(hidden, path.parent).__dict__["FACTOR"] == 5
+    with pytest.raises(ImportError, match="judges"):
+        load_module(hidden)
+
+
+def test_a_program_travels_without_its_files_and_without_its_judge(tmp_path: Path) -> None:
+    path = write_assignment(tmp_path / "12_echo", 2)
+    packed = pack_program(load_checks(path)["echo"].program)
+    assert b"times" in packed and b"judge_of_times" not in packed
+    shutil.rmtree(path.parent)
+    run = f"import pickle; print(pickle.loads({packed!r}).program(abs, {{'x': 21}}, None))"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'number': 42}"
+
+
+def test_no_report_names_a_line_of_a_check(tmp_path: Path) -> None:
+    check = load_checks(write_assignment(tmp_path / "12_echo", 2))["echo"]
+    with LocalRunner(lambda x: None) as run:
+        report = run_check("12_echo/echo", check, run, seed="1")
+    assert "unsupported operand" in report.reason
+    assert "judges.py" not in str(report)
 
 
 def sum_program(function: Any, mine: Any) -> Any:

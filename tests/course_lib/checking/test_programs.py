@@ -20,7 +20,7 @@ from course_lib.ranks import Ranks
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
 
-pytestmark = [pytest.mark.timeout(120), needs_sources]
+pytestmark = needs_sources
 
 Wrapped = Callable[..., Any]
 """From the right solution to a wrong one."""

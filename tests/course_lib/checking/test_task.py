@@ -28,9 +28,7 @@ from course_lib.checking import (
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.mutants import edited
 from course_lib.checking.runners import LocalRunner
-from course_lib.checking.variation import unvaried
-
-pytestmark = pytest.mark.timeout(60)
+from tests.helpers.variation import unvaried
 
 
 def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:

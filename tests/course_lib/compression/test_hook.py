@@ -107,7 +107,6 @@ COMPRESSED: dict[str, Callable[[], Compressor]] = {
 
 
 @pytest.mark.large
-@pytest.mark.timeout(240)
 def test_digits_within_one_percent(ranks_of) -> None:
     """Five seeds each; the mean difference to the uncompressed run, with its interval."""
     ranks = ranks_of("simulated", 2)

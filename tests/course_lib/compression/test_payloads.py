@@ -31,20 +31,18 @@ SHAPES = [(0,), (1,), (7,), (64,), (65,), (1001,), (3, 5), (2, 3, 4), (0, 3), ()
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_payload_is_as_long_as_it_says(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    compressor = EVERY[name]()
-    x = torch.randn(shape).to(dtype)
-    before = x.clone()
-    payload = compressor.encode(x)
-    assert payload.wire.dtype == torch.uint8
-    assert payload.nbytes == payload.wire.nbytes == compressor.nbytes(x.shape)
-    decoded = compressor.decode(payload)
-    assert (decoded.shape, decoded.dtype) == (x.shape, x.dtype)
-    assert torch.equal(x, before)
+def test_the_payload_is_as_long_as_it_says(name: str, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        compressor = EVERY[name]()
+        x = torch.randn(shape).to(dtype)
+        before = x.clone()
+        payload = compressor.encode(x)
+        assert payload.wire.dtype == torch.uint8
+        assert payload.nbytes == payload.wire.nbytes == compressor.nbytes(x.shape), shape
+        decoded = compressor.decode(payload)
+        assert (decoded.shape, decoded.dtype) == (x.shape, x.dtype)
+        assert torch.equal(x, before), shape
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -66,7 +64,7 @@ class Looked(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("length", [1, 65, 1001, 300_001])
+@pytest.mark.parametrize("length", [65, 140_001])
 def test_the_bits_are_the_same_where_somebody_looks(name: str, length: int) -> None:
     """Else a run on a network, whose operations are watched, would train other weights."""
     x, alone, looked_at = torch.randn(length), EVERY[name](), EVERY[name]()
@@ -129,17 +127,17 @@ def encode(compressor: Compressor, x: torch.Tensor, residual: torch.Tensor | Non
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 1000, 140_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_decoding_into_memory_that_is_there(name: str, length: int, dtype: torch.dtype) -> None:
-    compressor = EVERY[name]()
-    payload = compressor.encode(torch.randn(length))
-    right = compressor.decode(payload)
-    out, total = torch.full((length,), 7.0, dtype=dtype), torch.full((length,), 0.5)
-    compressor.decode_into(payload, out)
-    assert torch.equal(out, right.to(dtype))
-    compressor.decode_into(payload, total, add=True)
-    assert torch.equal(total, 0.5 + right)
+def test_decoding_into_memory_that_is_there(name: str, dtype: torch.dtype) -> None:
+    for length in (0, 1, 7, 8, 1000, 140_001):
+        compressor = EVERY[name]()
+        payload = compressor.encode(torch.randn(length))
+        right = compressor.decode(payload)
+        out, total = torch.full((length,), 7.0, dtype=dtype), torch.full((length,), 0.5)
+        compressor.decode_into(payload, out)
+        assert torch.equal(out, right.to(dtype)), length
+        compressor.decode_into(payload, total, add=True)
+        assert torch.equal(total, 0.5 + right), length
 
 
 @pytest.mark.parametrize("n", [0, 1, 8, 9, 1000, 65_536, 100_001])

@@ -32,11 +32,12 @@ from tests.helpers.ddp_scenarios import (
     state_of,
     train,
 )
+from tests.helpers.tiers import in_tiers
 
 # --- plain training -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_five_steps_equal_pytorch_s_and_those_of_one_machine(ranks_of, on, k):
     for cap in (SMALL_CAP, 25) if on == "simulated" else (SMALL_CAP,):
         state = compare(ranks_of(on, k), train, cap)

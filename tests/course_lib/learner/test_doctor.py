@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from course_lib.learner import doctor
 from course_lib.learner.__main__ import main
-from course_lib.learner.doctor import machine, ranks, report, sandbox, software
-from course_lib.learner.doctor.finding import Finding
+from course_lib.learner.doctor import _machine, _sandbox, _software
+from course_lib.learner.doctor._finding import Finding
 from course_lib.ranks.placement import share
 from tests.helpers.course_folders import needs_sources
 
-pytestmark = pytest.mark.timeout(90)
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -31,10 +31,10 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_machine_can_take_the_course(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All looks but the one that starts processes, which the tests of ranks do all the time."""
-    looks = tuple(look for look in report.LOOKS if look is not ranks.real)
-    found = list(report.findings(looks))
+    looks = tuple(look for look in doctor.LOOKS if look is not _machine.real)
+    found = list(doctor.findings(looks))
     assert [each for each in found if not each.fine and each.needed_for == "course"] == []
-    monkeypatch.setattr(report.findings, "__defaults__", (looks,))
+    monkeypatch.setattr(doctor.findings, "__defaults__", (looks,))
     assert main(["doctor", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["fine"] and len(told["findings"]) == len(found)
@@ -50,8 +50,8 @@ def test_the_exit_status_says_for_what(
     def look() -> Finding:
         return Finding("thing", "is broken", "mend it", need)
 
-    monkeypatch.setattr(report.findings, "__defaults__", ((look, software.python),))
-    monkeypatch.setattr(report, "GRADING_LOOKS", ())
+    monkeypatch.setattr(doctor.findings, "__defaults__", ((look, _software.python),))
+    monkeypatch.setattr(doctor, "GRADING_LOOKS", ())
     assert main(["doctor"]) == plain
     assert main(["doctor", "--grading"]) == grading
     out = capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_the_exit_status_says_for_what(
 @needs_sources
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
 def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(report.findings, "__defaults__", ((),))
+    monkeypatch.setattr(doctor.findings, "__defaults__", ((),))
     assert main(["doctor", "--grading"]) == 0
     assert "got the points that they must" in " ".join(capsys.readouterr().out.split())
 
@@ -85,16 +85,16 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 def test_a_machine_that_grades_wrongly_is_told(
     monkeypatch: pytest.MonkeyPatch, code: str, words: str
 ) -> None:
-    run = sandbox.subprocess.run
+    run = _sandbox.subprocess.run
 
     def other(command: list[str], **options: Any) -> Any:
         rest = command[command.index("--course") :]
         return run([sys.executable, "-P", "-c", code, *rest], **options)
 
-    monkeypatch.setattr(sandbox.subprocess, "run", other)
+    monkeypatch.setattr(_sandbox.subprocess, "run", other)
     if "sleep" in code:
-        monkeypatch.setattr(sandbox, "_CANARY_SECONDS", 0.5)
-    found = sandbox.graded()
+        monkeypatch.setattr(_sandbox, "_CANARY_SECONDS", 0.5)
+    found = _sandbox.graded()
     assert words in found.told and found.needed_for == "grading"
     assert "do not grade here" in found.advice
 
@@ -102,8 +102,8 @@ def test_a_machine_that_grades_wrongly_is_told(
 def test_without_solutions_it_says_what_was_not_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sandbox, "find_course", lambda: tmp_path)
-    found = sandbox.graded()
+    monkeypatch.setattr(_sandbox, "find_course", lambda: tmp_path)
+    found = _sandbox.graded()
     assert found.fine and ("not tested" in found.told or sys.platform != "linux")
 
 
@@ -111,25 +111,25 @@ def test_a_look_that_stumbles_is_a_finding_too() -> None:
     def gpus_of_the_future() -> Finding:
         raise RuntimeError("no such driver")
 
-    (found,) = report.findings([gpus_of_the_future])
+    (found,) = doctor.findings([gpus_of_the_future])
     assert found.name == "gpus of the future" and "no such driver" in found.told
     assert not found.fine
 
 
 def test_an_incomplete_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = software.metadata.version
+    real = _software.metadata.version
 
     def version(name: str) -> str:
         if name == "cloudpickle":
-            raise software.metadata.PackageNotFoundError
+            raise _software.metadata.PackageNotFoundError
         return "0.1" if name == "matplotlib" else real(name)
 
-    monkeypatch.setattr(software.metadata, "version", version)
-    found = software.packages()
+    monkeypatch.setattr(_software.metadata, "version", version)
+    found = _software.packages()
     assert "cloudpickle is missing" in found.told and "matplotlib is 0.1" in found.told
     assert "make" in found.advice and "pip install" in found.advice
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert software.torch_build().advice and ranks.simulated().advice and machine.gpus().advice
+    assert _software.torch_build().advice and _machine.simulated().advice and _machine.gpus().advice
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_build_of_torch_is_held_against_the_gpus(
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([path] if driver else []))
-    found = software.torch_build()
+    found = _software.torch_build()
     assert found.fine == fine and words in found.told
     assert found.fine or found.needed_for == "nothing"
 
@@ -160,20 +160,20 @@ def test_gpus_are_named_with_whether_ranks_may_share_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda each: "NVIDIA Fast")
     monkeypatch.setattr("course_lib.ranks.for_graders.nccl_version", lambda: (2, 27))
-    told = machine.gpus().told
+    told = _machine.gpus().told
     assert told == f"1: NVIDIA Fast; {share(2, 1, (2, 27)).why}"
 
 
 def test_full_disks_and_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 2**40, 2**20))
-    assert "free some space" in machine.disk().advice
-    monkeypatch.setattr(machine, "_available", lambda: 2**29)
-    assert machine.memory().told.startswith("0.5 GiB") and machine.memory().advice
-    monkeypatch.setattr(machine, "_available", lambda: None)
-    assert machine.memory().fine
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)
+    assert "free some space" in _machine.disk().advice
+    monkeypatch.setattr(_machine, "_available", lambda: 2**29)
+    assert _machine.memory().told.startswith("0.5 GiB") and _machine.memory().advice
+    monkeypatch.setattr(_machine, "_available", lambda: None)
+    assert _machine.memory().fine
+    monkeypatch.setattr(_machine.os, "access", lambda *_: False)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 0, 2**40))
-    assert "--desk" in machine.disk().advice and "HOME=" in machine.home().advice
+    assert "--desk" in _machine.disk().advice and "HOME=" in _machine.home().advice
 
 
 def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,34 +181,34 @@ def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    found = machine.host_name()
+    found = _machine.host_name()
     assert "/etc/hosts" in found.advice and found.needed_for == "nothing"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert machine.loopback().advice == "unset it"
+    assert _machine.loopback().advice == "unset it"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setattr(machine, "_reaches_itself", lambda: False)
-    assert "ip link set lo up" in machine.loopback().advice
+    monkeypatch.setattr(_machine, "_reaches_itself", lambda: False)
+    assert "ip link set lo up" in _machine.loopback().advice
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
-    assert "ip link set lo up" in machine.loopback().advice
+    assert "ip link set lo up" in _machine.loopback().advice
 
 
 def test_a_taken_port_is_no_trouble() -> None:
     with socket.socket() as other:
         with contextlib.suppress(OSError):  # taken by somebody else: just as good
             other.bind(("127.0.0.1", 8888))
-        assert machine.port().fine and "next free" in machine.port().told
+        assert _machine.port().fine and "next free" in _machine.port().told
 
 
 @pytest.mark.parametrize("root", [True, False])
 def test_forbidden_namespaces_are_named_with_the_setting(
     monkeypatch: pytest.MonkeyPatch, root: bool
 ) -> None:
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(sandbox.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(_sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(_sandbox.os, "geteuid", lambda: 0 if root else 1000)
     monkeypatch.setattr(
         Path, "read_text", lambda path: "0\n" if "max_user" in path.name else "none\n"
     )
-    found = sandbox.namespaces()
+    found = _sandbox.namespaces()
     assert found.fine == root and "user.max_user_namespaces is 0" in found.told
     assert root or found.advice.endswith("user.max_user_namespaces=10000")
 
@@ -216,14 +216,14 @@ def test_forbidden_namespaces_are_named_with_the_setting(
 def test_without_bubblewrap_only_grading_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from autograder.sandbox import binary
 
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
+    monkeypatch.setattr(_sandbox.sys, "platform", "linux")
     monkeypatch.setattr(binary, "candidates", list)
     monkeypatch.setattr("autograder.sandbox.bubblewrap.probe", lambda: binary.choose(print))
-    found = sandbox.bubblewrap()
+    found = _sandbox.bubblewrap()
     assert "'bwrap' is missing" in found.told and found.needed_for == "grading"
 
 
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "sys", types.SimpleNamespace(platform="darwin"))
-    for look in (sandbox.namespaces, sandbox.bubblewrap, sandbox.control_groups):
+    monkeypatch.setattr(_sandbox, "sys", types.SimpleNamespace(platform="darwin"))
+    for look in (_sandbox.namespaces, _sandbox.bubblewrap, _sandbox.control_groups):
         assert not look().fine and look().needed_for != "course"

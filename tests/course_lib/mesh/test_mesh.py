@@ -97,7 +97,6 @@ def test_eight_ranks(ranks_of, sizes):
 
 
 @pytest.mark.large
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["experts", "tied and frozen"])
 def test_all_four_axes_at_once_on_sixteen_ranks(ranks_of, kind):
     case = Case(kind)
@@ -132,7 +131,6 @@ def test_every_schedule(ranks_of, plan, m, again):
 
 
 @pytest.mark.large
-@pytest.mark.timeout(600)
 @settings(max_examples=25)
 @given(st.data())
 def test_any_layout_kind_and_schedule(data):

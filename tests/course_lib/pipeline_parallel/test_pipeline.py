@@ -25,7 +25,7 @@ from tests.helpers.pipelines import (
     schedule,
     train_alone,
 )
-from tests.helpers.tiers import tier
+from tests.helpers.tiers import in_tiers, tier
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
 STEPS = 3
@@ -77,7 +77,7 @@ def check_like_one_process(results, kind, plan):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_weights_are_those_of_one_process(ranks_of, on, k, name):
     m = 4 if k == 4 else 6
     results = ranks_of(on, k).run(train, name, k, m, "plain", False, False)

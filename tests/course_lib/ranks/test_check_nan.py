@@ -10,8 +10,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from course_lib.ranks import RankError, Ranks
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module", params=["cpu", "simulated"])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:

@@ -27,8 +27,6 @@ from hypothesis import strategies as st
 from course_lib.ranks import RankError, Ranks, per_rank
 from course_lib.ranks.processes.object_pipe import pack
 
-pytestmark = pytest.mark.timeout(300)
-
 # As the classes and functions of a notebook, those of this file travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -516,6 +514,6 @@ def test_modules_that_a_function_reaches_are_imported_where_it_arrives() -> None
             [sys.executable, "-c", read],
             input=pack(function).inline,
             capture_output=True,
-            timeout=100,
+            timeout=300,
         )
         assert done.stdout.split() == [str(function()).encode()], done.stderr.decode()

@@ -10,11 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.helpers import ROOT
-
-pytestmark = pytest.mark.timeout(120)
 
 SCRIPT = """
 import torch, torch.distributed as dist
@@ -96,7 +92,7 @@ def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
                 )
             )
         try:
-            results = [process.communicate(timeout=100) for process in processes]
+            results = [process.communicate(timeout=300) for process in processes]
         finally:
             for process in processes:
                 process.kill()

@@ -8,8 +8,6 @@ import pytest
 
 from course_lib.ranks.stopping import in_import, is_importing, raise_in_thread
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def test_an_exception_reaches_a_loop() -> None:
     class Stop(BaseException):
@@ -27,14 +25,14 @@ def test_an_exception_reaches_a_loop() -> None:
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     raise_in_thread(thread, Stop)
-    assert ended.wait(10)
+    assert ended.wait(300)
 
 
 def test_an_import_goes_on_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(BaseException):
         pass
 
-    (tmp_path / "waits_in_its_import.py").write_text("import sys\nsys.imported_half.wait(10)\n")
+    (tmp_path / "waits_in_its_import.py").write_text("import sys\nsys.imported_half.wait(300)\n")
     half = threading.Event()
     monkeypatch.setattr(sys, "imported_half", half, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -60,5 +58,5 @@ def test_an_import_goes_on_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "waits_in_its_import" in sys.modules
     assert not ended.is_set()
     raise_in_thread(thread, Stop)
-    assert ended.wait(10)
+    assert ended.wait(300)
     assert not in_import(sys._getframe())

@@ -17,8 +17,6 @@ from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
 from tests.helpers.student_bugs import BUGS, Bug
 
-pytestmark = pytest.mark.timeout(120)
-
 PAGE = ROOT / "docs" / "student_bugs.md"
 KINDS: tuple[Literal["cpu", "simulated"], ...] = ("cpu", "simulated")
 NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]

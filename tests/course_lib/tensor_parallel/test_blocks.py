@@ -19,6 +19,7 @@ from course_lib.tensor_parallel import (
     sum_partial_gradients,
 )
 from tests.helpers.ddp_scenarios import WORLDS
+from tests.helpers.tiers import in_tiers
 
 WIDTH, HIDDEN, HEADS, TOKENS, BATCH, STEPS = 15, 22, 5, 7, 2, 5
 
@@ -109,7 +110,7 @@ def on_ranks(along_sequence: bool, causal: bool) -> Any:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
     expected, gradient = train(Layer(False, causal=causal))
     for out, grad in ranks_of(on, k).run(on_ranks, False, causal):
@@ -117,7 +118,7 @@ def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
         torch.testing.assert_close(grad, gradient, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
     expected, gradient = train(Layer(False))
     results = ranks_of(on, k).run(on_ranks, True, True)

@@ -78,7 +78,7 @@ def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(r
     options = [*SMALL, "--steps", "12", "--checkpoint", "kept", "--checkpoint-every", "3"]
     command = (*TORCHRUN, "--max-restarts", "1", "killed.py", *options)
     with started(*command, folder=tmp_path) as process:
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert (tmp_path / "rank 1 was killed").exists()
     assert "Traceback" not in errors  # rank 0, which lost its peer, says so in a line
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
         assert process.stdout is not None
         assert any("step      10/1000000" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
-        output, errors = process.communicate(timeout=45)
+        output, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert re.search(r"interrupted\. kept has step \d+: the same command continues", errors)
     assert errors.count("interrupted") == 1
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_process_also_if_its_last_words_fail(tmp_path):
         "time.sleep(10)\n"
     )
     with started("speechless", folder=tmp_path) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (128 + signal.SIGINT, "")
 
 
@@ -134,7 +134,7 @@ def test_when_nobody_reads_its_output_any_more_it_ends_quietly(tmp_path, monkeyp
         assert process.stdout is not None
         assert process.stdout.readline().startswith("transformer")
         process.stdout.close()  # | head -1
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
 
 
@@ -148,14 +148,14 @@ def test_it_trains_without_standard_output(tmp_path):
     )
     options = [*SMALL, "--steps", "1", "--checkpoint", "kept"]
     with started("silent", *options, folder=tmp_path) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
     assert (process.returncode, output, errors) == (0, "", "")
     assert (tmp_path / "kept" / "step-00000001.pt").exists()
 
 
 def test_it_runs_without_torchrun_as_one_rank(tmp_path):
     with started("course_lib.train", *SMALL, "--steps", "3", folder=tmp_path) as process:
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert "1 rank × 24 examples" in output
     assert "step 3/3" in output
@@ -193,7 +193,7 @@ def test_a_wrong_option_is_reported_also_if_rank_0_comes_last(tmp_path):
         "leave(main())\n"
     )
     with started(*TORCHRUN, "late.py", "--lr", "-1", folder=tmp_path) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert errors.count("course_lib.train: --lr is -1.0: it must be above 0") == 1
 

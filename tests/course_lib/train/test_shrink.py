@@ -9,8 +9,6 @@ import torch
 
 from course_lib.train.shrink import Outcome, Training, off, supervise
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def killing(victims: dict[int, int]) -> tuple[list[int], object]:
     pids: list[int] = []

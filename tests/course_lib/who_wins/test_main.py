@@ -17,7 +17,6 @@ from course_lib.who_wins.rates import best, read
 from course_lib.who_wins.records import Records
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.timeout(180)
 SMALL = (
     *("--workers", "2", "--target", "2.25", "--seeds", "2", "--processes", "1", "--steps", "4"),
     *("--latencies", "1e-3", "--bandwidths", "1e5", "1e7"),
@@ -52,11 +51,11 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 100
+        until = time.monotonic() + 300
         while not results.exists() and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130, err
@@ -64,7 +63,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     there = len(Records(results))
     assert there >= 1
     results.write_text(results.read_text() + '{"key": {"ki')  # as if it had been killed
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"{there} of 16 runs are in" in done.stderr
 

@@ -24,7 +24,6 @@ from course_lib.who_wins.problem import (
     training_rows,
 )
 
-pytestmark = pytest.mark.timeout(120)
 SMALL = Problem(workers=3, rows=4)
 SLOW, FAST = (5e-3, 1e5), (20e-6, 10e6)
 OTHERS = [("flat", FAST), ("1-bit", SLOW), ("decentralized", FAST)]

@@ -9,8 +9,6 @@ from course_lib.who_wins.measure import time_steps
 from course_lib.who_wins.problem import Problem, network_of
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.timeout(120)
-
 LATENCY, BANDWIDTH = 20e-6, 100e3
 ROW = "20 µs, 100 kB/s"
 IN_STEP = [name for name, algorithm in ALGORITHMS.items() if algorithm.prepare is not None]

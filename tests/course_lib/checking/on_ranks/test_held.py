@@ -24,7 +24,6 @@ from course_lib.checking import (
 from course_lib.checking.on_ranks.held import HeldMemory
 from course_lib.checking.runners import LocalRunner, Place
 
-pytestmark = pytest.mark.timeout(60)
 N = 1000  # float32 numbers of every rank: 4000 B
 
 

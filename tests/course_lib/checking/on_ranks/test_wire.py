@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.checking.on_ranks import wire
@@ -77,7 +77,6 @@ plain = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(plain)
 def test_a_plain_value_comes_back_bit_for_bit(value: Any) -> None:
     assert same(decode(encode(value)), value)
@@ -257,7 +256,6 @@ def test_the_handmade_messages_below_differ_from_a_good_one_only_in_their_fault(
     ],
     ids=lambda data: repr(data[8:60]),
 )
-@pytest.mark.timeout(10)
 def test_malformed_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         decode(data)
@@ -275,7 +273,6 @@ def wire_error_or_value(data: bytes | bytearray) -> None:
         decode(data, max_bytes=2**16)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_only_ever_raise_wire_error(data: bytes) -> None:
     wire_error_or_value(data)
@@ -297,13 +294,11 @@ nodes = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(nodes, st.binary(max_size=40))
 def test_well_formed_json_that_is_no_value_only_raises_wire_error(node: Any, blobs: bytes) -> None:
     wire_error_or_value(message(json.dumps(node).encode(), blobs))
 
 
-@pytest.mark.timeout(60)
 def test_truncations_and_bit_flips_only_ever_raise_wire_error() -> None:
     rng = random.Random(1)
     value = {"w": torch.arange(6.0).reshape(2, 3), "t": (1, -2.5, "é", None, [True]), "e": []}
@@ -322,7 +317,6 @@ def test_truncations_and_bit_flips_only_ever_raise_wire_error() -> None:
         wire_error_or_value(broken)
 
 
-@pytest.mark.timeout(30)
 def test_the_largest_skeleton_is_read_in_seconds() -> None:
     inner = (wire.MAX_SKELETON - 3) // 3
     decode(message(b"[" + b"[]," * inner + b"1]"))

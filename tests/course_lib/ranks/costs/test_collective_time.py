@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from course_lib import cost_model
 from course_lib.ranks import Network, Ranks
@@ -18,6 +16,7 @@ from course_lib.ranks.costs.collective_time import (
     split_bytes,
 )
 from course_lib.ranks.simulated.collectives import apply_collective
+from tests.helpers.collective_cases import launch
 
 ALGORITHMS = ("ring", "tree", "central", "halving-doubling")
 NUMEL = 84_000  # divides by 1 … 8
@@ -25,26 +24,6 @@ NUMEL = 84_000  # divides by 1 … 8
 
 def network(**algorithms: str) -> Network:
     return Network(1e-3, 1e8, **algorithms)  # type: ignore[arg-type]
-
-
-def launch(kind: str, x: torch.Tensor, k: int) -> None:
-    """Call the collective with `x` as what a rank puts in, or gets out of a scatter."""
-    rank, root = dist.get_rank(), 1 % k
-    pieces = list(x.chunk(k))
-    calls: dict[str, Callable[[], object]] = {
-        "barrier": dist.barrier,
-        "broadcast": lambda: dist.broadcast(x, root),
-        "reduce": lambda: dist.reduce(x, root),
-        "all_reduce": lambda: dist.all_reduce(x),
-        "gather": lambda: dist.gather(
-            x, [torch.empty_like(x) for _ in range(k)] if rank == root else None, root
-        ),
-        "scatter": lambda: dist.scatter(x, [x.clone()] * k if rank == root else None, root),
-        "all_gather": lambda: dist.all_gather([torch.empty_like(x) for _ in range(k)], x),
-        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty_like(pieces[0]), pieces),
-        "all_to_all": lambda: dist.all_to_all([torch.empty_like(p) for p in pieces], pieces),
-    }
-    calls[kind]()
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
@@ -61,7 +40,7 @@ def test_simulated_ranks_take_the_time_that_the_emulated_link_waits(
 ) -> None:
     net = network(**chosen)
     ranks = Ranks(k, on="simulated", network=net)
-    ranks.run(launch, kind, torch.ones(NUMEL), k)
+    ranks.run(launch, kind, NUMEL, 1 % k)
     nbytes = 0 if kind == "barrier" else 4 * NUMEL
     expected = collective_time(kind, net, k, nbytes, root=1 % k, itemsize=4)
     assert ranks.trace.makespan == pytest.approx(expected, rel=1e-12)

@@ -9,8 +9,6 @@ import pytest
 from course_lib.ranks import RankError, Ranks
 from course_lib.ranks.explain.arguments import OPTIONS, argument_hint
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def spawned(rank: int, world_size: int) -> int:  # as mp.spawn would call it
     return rank * world_size

@@ -7,8 +7,6 @@ import pytest
 
 from tests.helpers.kernels import Kernel, kernel
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module", params=["cpu", "simulated"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Kernel]:

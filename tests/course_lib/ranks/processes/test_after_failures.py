@@ -14,8 +14,6 @@ import torch.distributed as dist
 from course_lib.ranks import DeadlockError, RankError, Ranks, RanksError, RankTimeout
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:

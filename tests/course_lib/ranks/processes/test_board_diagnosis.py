@@ -18,8 +18,6 @@ from course_lib.ranks.processes.board_diagnosis import (
 )
 from course_lib.ranks.processes.board_views import Channel, Message, RankPhase, Wait
 
-pytestmark = pytest.mark.timeout(60)
-
 WORLD = 17
 """Key of a group."""
 ONE = Message(1, "float32")
@@ -98,7 +96,6 @@ def waits(draw: st.DrawFn) -> tuple[int, list[int | None], set[int]]:
 
 
 @given(waits())
-@settings(deadline=None)
 def test_stuck_are_those_whose_chain_never_reaches_a_running_rank(
     drawn: tuple[int, list[int | None], set[int]],
 ) -> None:
@@ -199,7 +196,7 @@ def test_a_channel_is_one_word(sends: bool, peer: int, tag: int, group: int) -> 
 
 
 @given(st.binary(min_size=1, max_size=2000), st.integers(0, 10_000))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> None:
     """The board may have been written by a process that is not to be trusted."""
     board = Board.create(3)

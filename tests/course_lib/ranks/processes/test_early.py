@@ -16,8 +16,6 @@ from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes import fork_client, launch, watch
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.timeout(120)
-
 FIRST, NEEDED, SLOW = "first_helper", "needed_helper", "slow_helper"
 
 

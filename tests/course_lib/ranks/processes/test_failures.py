@@ -24,8 +24,6 @@ from course_lib.ranks import (
 )
 from course_lib.ranks.processes.fork_client import shared_server
 
-pytestmark = pytest.mark.timeout(60)
-
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

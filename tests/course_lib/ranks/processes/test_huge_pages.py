@@ -7,8 +7,6 @@ import pytest
 
 from course_lib.ranks.processes import huge_pages
 
-pytestmark = pytest.mark.timeout(60)
-
 PROGRAM = """
 import os, runpy
 gathered = lambda: int(open("/proc/self/smaps_rollup").read().split("AnonHugePages:")[1].split()[0])
@@ -26,7 +24,7 @@ collapse()  # again: nothing is left to do
 def test_memory_is_gathered_and_unchanged() -> None:
     program = PROGRAM.format(path=huge_pages.__file__)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stderr == ""
     if int(done.stdout) == 0:

@@ -14,8 +14,6 @@ from course_lib.ranks.processes import fork_client, launch
 from course_lib.ranks.processes.main_module import OwnModules
 from tests.helpers import ROOT
 
-pytestmark = pytest.mark.timeout(60)
-
 CELL = """
 import io, multiprocessing
 import torch

@@ -11,8 +11,6 @@ from torch import nn
 from course_lib.ranks import Ranks
 from tests.helpers.training import train
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def both(request: pytest.FixtureRequest) -> Iterator[tuple[Ranks, Ranks]]:

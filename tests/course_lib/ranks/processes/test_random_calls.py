@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RanksError, per_rank
 from course_lib.ranks.processes.fork_client import shared_server
 
-pytestmark = pytest.mark.timeout(300)
-
 # Fresh ranks would otherwise import this file, and hypothesis with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

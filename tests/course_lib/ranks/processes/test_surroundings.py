@@ -13,8 +13,6 @@ from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
 from tests.helpers import ROOT
 from tests.helpers.kernels import descendants, kernel, wait_until_gone
 
-pytestmark = pytest.mark.timeout(120)
-
 PROGRAM = """
 import os, socket, torch, torch.distributed as dist
 from course_lib.ranks import DeadlockError, Ranks
@@ -65,7 +63,7 @@ def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str)
     if probe.returncode:
         pytest.skip(f"bubblewrap cannot make namespaces here: {probe.stderr.strip()}")
     done = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100
+        [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "right 1234 nowhere.invalid\n", done.stderr
 
@@ -83,7 +81,7 @@ def test_two_at_the_same_time() -> None:
         for _ in range(2)
     ]
     for program in programs:
-        out, err = program.communicate(timeout=100)
+        out, err = program.communicate(timeout=300)
         assert out.startswith("right"), err
 
 
@@ -94,7 +92,7 @@ def test_under_nbclient(tmp_path: Path) -> None:
         "import torch.distributed as dist\nranks.run(dist.get_rank)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert "<table>" in notebook.cells[0].outputs[-1]["data"]["text/html"]
     assert notebook.cells[1].outputs[0]["text"] == "[ranks 0-1] 1.0\n"
     assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[0, 1]"

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks
 
-pytestmark = pytest.mark.timeout(120)
-
 K = 4
 
 

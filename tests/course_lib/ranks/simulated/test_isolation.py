@@ -44,7 +44,7 @@ ranks = Ranks(3, on="simulated")
 
 def run_notebook(cells: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK + cells], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", NOTEBOOK + cells], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -96,7 +96,7 @@ ranks = Ranks(3, on="simulated")
 for _ in range(2):
     assert ranks.run(fn) == [(6.0, 6.0, [1.0, 2.0, 3.0])] * 3, ranks.run(fn)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_destroyed_groups_are_back_in_the_next_call_and_after_init() -> None:

@@ -194,7 +194,7 @@ def functions_travel_as_those_of_a_notebook() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("k", WORLDS)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_calls(k: int, data: st.DataObject) -> None:
     before = threading.active_count()

@@ -130,7 +130,7 @@ def test_ranks_may_be_any_processes(tmp_path: Path) -> None:
 
     def serve() -> None:
         try:
-            server.serve(timeout=60)
+            server.serve(timeout=300)
         except RanksError as error:
             told.append(error)
 
@@ -153,7 +153,7 @@ def test_ranks_may_be_any_processes(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="own partner"):
                 client.post(Operation(0, "send", "", (0, 1), [x], [], peer=0))
             now = client.now()
-        said, _ = other.communicate(timeout=60)
+        said, _ = other.communicate(timeout=300)
     finally:
         other.kill()
         other.wait()

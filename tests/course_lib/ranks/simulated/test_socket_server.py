@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.ranks.costs.network import Network
@@ -260,7 +260,7 @@ def test_what_is_not_over_has_a_limit() -> None:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_bytes_make_the_reader_fail_otherwise(data: st.DataObject) -> None:
     """Reading a damaged frame gives a `FrameError` or an operation, never anything else."""

@@ -263,7 +263,7 @@ def test_broadcast_costs_what_its_algorithm_costs(k: int) -> None:
     assert times["pipelined"] == pytest.approx(expected, rel=REL)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data(), k=st.integers(2, 5))
 def test_random_programs(data: st.DataObject, k: int) -> None:
     """Rounds in which everyone passes a message along a random permutation, starting late."""

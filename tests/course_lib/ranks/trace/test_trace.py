@@ -17,8 +17,6 @@ from course_lib.ranks import DeadlockError, Event, Ranks, Trace
 from course_lib.ranks.trace.shares import MOMENTS, shares
 from course_lib.ranks.trace.timeline import draw_timelines
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:

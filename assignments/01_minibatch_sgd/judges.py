@@ -1,0 +1,561 @@
+"""Batches, accumulated gradients, the variance of a gradient: inputs, programs and judges.
+
+A random answer is judged by counting. Each limit is six standard deviations away, so chance alone
+does not cross it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations, combinations_with_replacement
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+
+from course_lib.checking import Case, Given, Wrong, equals
+from course_lib.checking.answers import NUMBER, Kind, ListOf, sees
+from course_lib.checking.forbidden import refusing
+from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.shared.training import (
+    CLASSES,
+    FEATURES,
+    SHAPES,
+    loss_of,
+    make_model,
+    mean_loss,
+    targets_of,
+)
+
+# Batches that are drawn without replacement -------------------------------------------------------
+
+EPOCHS = 400
+FIRST, AGAIN = "epoch {}, batch {}", "epoch {}, batch {}, with the same seed"
+MANY = "many epochs"
+_DATA = torch.utils.data
+LIBRARY = (
+    *(_DATA.DataLoader, _DATA.BatchSampler, _DATA.RandomSampler, _DATA.SequentialSampler),
+    *(_DATA.SubsetRandomSampler, _DATA.WeightedRandomSampler, _DATA.DistributedSampler),
+)
+"""PyTorch's samplers and loaders: they do what the task asks for."""
+FROM_GENERATOR = (
+    "All that is random comes from `generator`: torch.randperm(…, generator=generator)."
+)
+
+
+def seed_of(generator: torch.Generator) -> int:
+    """Draw a seed."""
+    return int(torch.randint(2**31, (), generator=generator))
+
+
+def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Return the case's ``n``, ``batch_size`` and ``drop_last``, and a seed.
+
+    It may have ``epochs``, the number that is counted: a small bias shows only in many.
+    """
+    return [{"epochs": EPOCHS, **case.parameters, "seed": seed_of(generator)}]
+
+
+def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for epoch after epoch."""
+
+    def epochs(count: int, **drop_last: bool) -> list[list[Any]]:
+        generator = torch.Generator().manual_seed(mine["seed"])
+        arguments = mine["n"], mine["batch_size"], generator
+        with refusing(*LIBRARY):
+            return [_listed(minibatches(*arguments, **drop_last)) for _ in range(count)]
+
+    asked = {"drop_last": mine["drop_last"]}
+    # drop_last=False is not said in the first call, so a default that was changed shows.
+    twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
+    return {FIRST: twice, AGAIN: again, MANY: _table(epochs(mine["epochs"], **asked))}
+
+
+def _table(epochs: list[list[Any]]) -> Tensor | None:
+    """Return each epoch's rows with their batches; None if epochs have unlike numbers of them."""
+    try:
+        many = [
+            [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
+            for epoch in epochs
+        ]
+    except (TypeError, ValueError):  # the judge sees the first epochs as they are
+        return None
+    return torch.tensor(many) if len({len(epoch) for epoch in many}) == 1 else None
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype == torch.int64
+
+
+def _is_many(value: Any) -> bool:
+    if value is None or not isinstance(value, Tensor):
+        return value is None
+    return value.dtype == torch.int64 or not value.numel()  # of no batches it is float32
+
+
+_EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))] * 2
+
+
+def _listed(batches: Any) -> list[Any]:
+    """Return what the student's function yielded or returned, as a list."""
+    if batches is None:
+        raise TypeError("minibatches returned None: yield the batches, or return a list of them")
+    return list(batches)
+
+
+@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
+def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge batches: each row once an epoch, in an order of which all are equally likely."""
+    n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
+    asked = f"minibatches({n}, {size}, generator, drop_last={drop})"
+    first, second = values[0][FIRST]
+    _judge_epoch(asked, n, size, drop, first)
+    if len(first) > 1 and _same_batches(first, second):
+        hint = "Every epoch is shuffled anew: the generator's next draw is another order."
+        raise Wrong(f"{asked}: two epochs have the same batches", hint)
+    if not _same_batches(first, values[0][AGAIN][0]):
+        raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
+    if not first:
+        return
+    many = values[0][MANY]
+    epochs = inputs[0]["epochs"]
+    if many is None or many.shape != (epochs, sum(map(len, first)), 2):
+        raise Wrong(f"{asked}: not all epochs have as many rows")
+    if not many.numel():
+        return
+    if not 0 <= int(many[..., 0].min()) <= int(many[..., 0].max()) < len(first):
+        raise Wrong(f"{asked}: not all epochs have {len(first)} batches")
+    if not 0 <= int(many[..., 1].min()) <= int(many[..., 1].max()) < n:
+        raise Wrong(f"{asked}: some epochs have rows that are not among 0 to {n - 1}")
+    _judge_chances(asked, n, size, many)
+
+
+def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[Any]) -> None:
+    rest = [n % size] if n % size and not drop else []
+    sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
+    if sizes != right:
+        hint = "Only a last batch that is shorter is left out, and with drop_last=True only."
+        raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
+    rows = [row for batch in batches for row in batch.tolist()]
+    if not set(rows) <= set(range(n)):
+        raise Wrong(f"{asked}: rows {min(rows)} to {max(rows)} occur, expected 0 to {n - 1}")
+    if repeated := sorted(row for row in set(rows) if rows.count(row) > 1):
+        row = repeated[0]
+        hint = "Without replacement: a row that was drawn is not there to be drawn again."
+        raise Wrong(f"{asked}: row {row} comes {rows.count(row)} times in one epoch", hint)
+
+
+def _same_batches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+
+
+def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
+    """Raise `Wrong` unless each row, and each pair of rows, is as often in a batch as it should."""
+    epochs = len(many)
+    held = torch.zeros(epochs, n, int(many[..., 0].max()) + 1, dtype=torch.float64)
+    held[torch.arange(epochs)[:, None], many[..., 1], many[..., 0]] = 1
+    held = held[:, :, : n // size]  # full batches only
+    if not held.numel():
+        return
+    _expect_chance(asked, epochs, held.sum(0), size / n, "row {} is in batch {}")
+    pairs = torch.einsum("erb,esb->rs", held, held)
+    chance = (n // size) * size * (size - 1) / (n * (n - 1))
+    pairs.fill_diagonal_(epochs * chance)
+    _expect_chance(asked, epochs, pairs, chance, "rows {} and {} share a full batch")
+    _expect_spread(asked, held.sum(0), epochs * size / n, whole=n % size == 0)
+
+
+def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> None:
+    """Raise `Wrong` if rows and batches go together more often than chance lets them, all in all.
+
+    `whole`: no rows are left over. It is Pearson's χ²; by Wilson and Hilferty (1931) its cube root
+    is nearly normal.
+    """
+    n, batches = counts.shape
+    freedom = (n - 1) * (batches - whole)
+    chi2 = float(((counts - expected).square() / expected).sum()) * (n - 1) / n
+    spread = 2 / (9 * max(1, freedom))
+    if freedom and (chi2 / freedom) ** (1 / 3) > 1 - spread + 6 * spread**0.5:
+        row, batch = (
+            int(i) for i in torch.unravel_index((counts - expected).argmax(), counts.shape)
+        )
+        raise Wrong(
+            f"{asked}: some rows come more often in some batches than chance lets them; row {row} "
+            f"is {counts[row, batch]:.0f} times in batch {batch}, expected about {expected:.0f}",
+            "Every order of the rows must be equally likely: a shuffle by hand may prefer some.",
+        )
+
+
+def _expect_chance(asked: str, epochs: int, counts: Tensor, chance: float, words: str) -> None:
+    spread = (epochs * chance * (1 - chance)) ** 0.5
+    far = (counts - epochs * chance).abs()
+    if far.max() > 6 * spread:
+        place = [int(i) for i in torch.unravel_index(far.argmax(), far.shape)]
+        raise Wrong(
+            f"{asked}: {words.format(*place)} in {counts[tuple(place)]:.0f} of {epochs} epochs, "
+            f"expected about {epochs * chance:.0f}",
+            "Every order of the rows must be equally likely.",
+        )
+
+
+# A gradient that is added up over micro-batches ---------------------------------------------------
+
+# Micro-batch j has b_j of the B rows and the mean gradient g_j; right is ``sum_j b_j/B g_j``.
+# Nearly every mistake is another choice of the factors, so it can be named when its numbers appear.
+
+AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
+
+Factors = Callable[[Tensor, int], Tensor]
+"""From the rows b_j of the micro-batches and their largest size to the factor of each."""
+
+
+def share(rows: Tensor, micro: int) -> Tensor:
+    """Each micro-batch counts with its rows: b_j / B."""
+    return rows / rows.sum()
+
+
+def last(rows: Tensor, micro: int) -> Tensor:
+    """Only the last micro-batch counts."""
+    return torch.eye(len(rows), dtype=rows.dtype)[-1]
+
+
+MISTAKES: dict[str, Factors] = {
+    "the plain mean over the micro-batches, though the last one has fewer rows": (
+        lambda rows, micro: torch.ones_like(rows) / len(rows)
+    ),
+    "the sum over the micro-batches: weigh each with its share of the rows": (
+        lambda rows, micro: torch.ones_like(rows)
+    ),
+    "the sum over all rows: the division by B is missing": lambda rows, micro: rows,
+    "what the weight micro_batch_size / B gives, though the last one has fewer rows": (
+        lambda rows, micro: torch.full_like(rows, micro) / rows.sum()
+    ),
+    "that of the last micro-batch: it has wiped out the others": last,
+    "the last micro-batch's share: it has wiped out the others": (
+        lambda rows, micro: last(rows, micro) * share(rows, micro)
+    ),
+    "the last micro-batch's part of a plain mean: it has wiped out the others": (
+        lambda rows, micro: last(rows, micro) / len(rows)
+    ),
+}
+
+
+def draw_rows(count: int, loss: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw rows and targets for the loss, a function of ``torch.nn.functional``."""
+    x = torch.randn(count, FEATURES, generator=generator)
+    y = torch.randn(count, CLASSES, generator=generator)
+    return x, targets_of(loss, y)
+
+
+def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
+    """Draw the weights of a model, and what its ``.grad`` holds before anything is called.
+
+    That is None if the case is ``fresh``.
+    """
+    weights = [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES]
+    before = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    fresh = case.parameters.get("fresh", False)
+    return {"weights": weights, "before": [None] * len(before) if fresh else before}
+
+
+def model_of(mine: Any) -> nn.Module:
+    """Return the model with these weights and gradients."""
+    model = make_model(mine["weights"])
+    for param, gradient in zip(model.parameters(), mine["before"], strict=True):
+        param.grad = None if gradient is None else gradient.clone()
+    return model
+
+
+def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw a model and rows for two calls.
+
+    The case has ``rows``, a number per call, ``micro``, the rows of a micro-batch, and ``loss``.
+    """
+    loss = case.parameters["loss"]
+    calls = [draw_rows(count, loss, generator) for count in case.parameters["rows"]]
+    x, y = zip(*calls, strict=True)
+    more = {"loss": loss, "micro": case.parameters["micro"]}
+    return [{**draw_model(case, generator), "x": list(x), "y": list(y), **more}]
+
+
+def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``accumulate(model, loss_fn, x, y, micro_batch_size)`` twice, and watch its rows."""
+    seen: list[Any] = []
+    graphs: list[Any] = []
+    most = 0
+
+    # On the layers and not on the model: code that calls them one by one is seen as well.
+    def watch_rows(_: nn.Module, arguments: Any) -> None:
+        rows = _untransformed(arguments[0])
+        transformed = _functorch.peek_interpreter_stack() is not None  # no number can be looked at
+        seen.append((rows, x) if transformed else _row_numbers(rows, x))
+
+    def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
+        nonlocal most
+        graphs[:] = [graph for graph in graphs if not _is_freed(graph)]
+        transformed = _untransformed(output) is not output
+        if transformed or output.requires_grad:
+            most = max(most, len(graphs) + 1)
+        if not transformed and output.requires_grad:
+            graphs.append(output.grad_fn)
+
+    module, loss_fn = model_of(mine), loss_of(mine["loss"])
+    first, *_, last = module.children()
+    first.register_forward_pre_hook(watch_rows)
+    last.register_forward_hook(watch_graph)
+    model = given.model(module)
+    losses = []
+    for x, y in zip(mine["x"], mine["y"], strict=True):
+        losses.append(accumulate(model, loss_fn, x, y, mine["micro"]))
+    return {
+        "parameter {} after the call": [param.detach() for param in model.parameters()],
+        "gradient of parameter {}": [param.grad for param in model.parameters()],
+        "loss returned by call {}": losses,
+        "rows of forward pass {}": [
+            each if isinstance(each, Tensor) else _row_numbers(*each) for each in seen
+        ],
+        AT_A_TIME: most,
+    }
+
+
+def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
+    """Return the number of each row in x; -1 if it is none of them."""
+    same = (rows.detach().reshape(-1, 1, x.shape[-1]) == x[None]).all(-1)
+    return torch.where(same.any(1), same.int().argmax(1), -1)
+
+
+def _untransformed(tensor: Tensor) -> Tensor:
+    """Return the tensor that a transformation of ``torch.func`` has wrapped, or the tensor."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _is_freed(graph: Any) -> bool:
+    """Return whether backward has freed what the last layer saved for it."""
+    try:
+        return graph._saved_mat1 is None
+    except RuntimeError:
+        return True
+
+
+def equals_accumulated(**options: Any) -> Judge:
+    """Judge what `accumulation_program` returns by one backward pass over all rows.
+
+    Args:
+        **options: of `equals`.
+
+    """
+    mistakes = {name: _oracle(factors, factors) for name, factors in MISTAKES.items()}
+    mistakes["the right gradient, added to what was there before"] = _oracle(carry=1.0)
+    return equals(_oracle(), mistakes, **options)
+
+
+def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0) -> Oracle:
+    """Return the oracle of these factors; `carry` times the gradient before is still in it."""
+
+    def oracle(case: Case, inputs: Any, me: int) -> Any:
+        mine = inputs[0]
+        model = make_model([weight.double() for weight in mine["weights"]])
+        held: list[Any] = [0.0 if g is None else g.double() for g in mine["before"]]
+        losses, numbers = [], []
+        for x, y in zip(mine["x"], mine["y"], strict=True):
+            parts = list(zip(x.split(mine["micro"]), y.split(mine["micro"]), strict=True))
+            rows = torch.tensor([len(part) for part, _ in parts], dtype=torch.float64)
+            means = [mean_loss(model, mine["loss"], *part) for part in parts]
+            grads = [torch.autograd.grad(mean, list(model.parameters())) for mean in means]
+            factors = gradient(rows, mine["micro"])
+            for i in range(len(held)):
+                mixed = sum(f * g[i] for f, g in zip(factors, grads, strict=True))
+                held[i] = mixed + carry * held[i]
+            scalars = loss(rows, mine["micro"]).tolist()
+            losses.append(sum(f * m.item() for f, m in zip(scalars, means, strict=True)))
+            numbers += [
+                torch.arange(len(x))[i : i + mine["micro"]] for i in range(0, len(x), mine["micro"])
+            ]
+        dtype = mine["weights"][0].dtype
+        return {
+            "parameter {} after the call": mine["weights"],
+            "gradient of parameter {}": [each.to(dtype) for each in held],
+            "loss returned by call {}": losses,
+            "rows of forward pass {}": numbers,
+            AT_A_TIME: 1,
+        }
+
+    return oracle
+
+
+# The variance of a batch's gradient, measured -----------------------------------------------------
+
+# A measurement is right if it is as near to the theory, σ²/B · (N − B)/(N − 1), as chance allows.
+
+DRAWS = 400
+
+
+def variance_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw a model and ``n`` rows; the case has ``batch_size``, ``num_batches`` and ``loss``.
+
+    It may have ``calls``: so many more of them, all with one generator, for `drawn_anew`.
+    """
+    asked = {key: case.parameters[key] for key in ("loss", "batch_size", "num_batches")}
+    x, y = draw_rows(case.parameters["n"], asked["loss"], generator)
+    asked["calls"] = case.parameters.get("calls", 0)
+    return [{**draw_model(case, generator), **asked, "x": x, "y": y, "seed": seed_of(generator)}]
+
+
+def variance_program(gradient_variance: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call the function twice with the same seed; return its numbers, and what should stay."""
+    model, loss_fn = given.model(model_of(mine)), loss_of(mine["loss"])
+    arguments = model, loss_fn, mine["x"], mine["y"], mine["batch_size"], mine["num_batches"]
+    found = [
+        gradient_variance(*arguments, torch.Generator().manual_seed(mine["seed"])) for _ in range(2)
+    ]
+    generator = torch.Generator().manual_seed(mine["seed"] + 1)
+    more = [gradient_variance(*arguments, generator) for _ in range(mine["calls"])]
+    return {
+        "variance returned by call {}": found,
+        "more": more,
+        ".grad of parameter {} after the call": [param.grad for param in model.parameters()],
+        "parameter {} after the call": [param.detach() for param in model.parameters()],
+    }
+
+
+def _as_it_was(mine: Any) -> dict[str, Any]:
+    return {
+        ".grad of parameter {} after the call": mine["before"],
+        "parameter {} after the call": mine["weights"],
+    }
+
+
+def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
+    """Return the form of an answer: numbers, and the model as it was before."""
+    numbers = {"variance returned by call {}": [NUMBER] * 2, "more": [NUMBER] * inputs[0]["calls"]}
+    return {**numbers, **_as_it_was(inputs[0])}
+
+
+@sees(_form)
+def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the first number by the theory, and the second by the first."""
+    mine, n, size = inputs[0], case.parameters["n"], case.parameters["batch_size"]
+    asked = f"the variance of batches of {size} of {n} rows"
+    rows = row_gradients(mine)
+    full = rows.mean(0)
+    sigma2 = (rows - full).square().sum(1).mean().item()
+    theory = sigma2 / size * (n - size) / (n - 1)
+    generator = torch.Generator().manual_seed(0)
+    draws = [rows[torch.randperm(n, generator=generator)[:size]].mean(0) for _ in range(DRAWS)]
+    spread = (torch.stack(draws) - full).square().sum(1).std().item()
+    chance = 6 * spread / case.parameters["num_batches"] ** 0.5 + 1e-6 * sigma2
+    first, second = (float(value) for value in values[0]["variance returned by call {}"])
+    if not abs(first - theory) <= chance:
+        others = {
+            "σ²/B: batches that are drawn with replacement": sigma2 / size,
+            "σ², the spread of single rows": sigma2,
+            "a mean over the parameters' numbers: a squared length is their sum": (
+                theory / rows.shape[1]
+            ),
+            "the square root of the variance": theory**0.5,
+        }
+        near = chance / max(theory, 1e-30)  # by chance, relative
+        close = (name for name, other in others.items() if abs(first - other) <= near * other)
+        right = (
+            "It is the mean of |g_B - ∇F|², over num_batches batches that are drawn anew from all "
+            "rows, and over all parameters together."
+        )
+        raise Wrong(
+            f"{asked} is {first:.5g}, expected {theory:.5g}, by chance {chance:.2g} more or less",
+            # Near is not equal: other mistakes may come as near.
+            f"This is about {name}. If that is not what you compute: {right}"
+            if (name := next(close, ""))
+            else right,
+        )
+    if first != second:
+        raise Wrong(
+            f"{asked} is another number the second time, with the same seed", FROM_GENERATOR
+        )
+
+
+@sees(_form)
+def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge ``calls`` more numbers exactly: few rows have few batches, and few numbers are right.
+
+    Each must be the mean over some ``num_batches`` batches, and among them every batch must occur,
+    also beside others than its fellows of an epoch.
+    """
+    if not values[0]["more"]:
+        return
+    size, count = case.parameters["batch_size"], case.parameters["num_batches"]
+    rows = row_gradients(inputs[0])
+    full, n = rows.mean(0), len(rows)
+    means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
+    lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
+    near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * sum(lengths.values())
+    different = sorted(lengths.values())
+    different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
+    asked = f"the variance of {count} batches of {size} of {n} rows"
+    seen: set[tuple[float, ...]] = set()
+    for value in values[0]["more"]:
+        got = float(value)
+        fitting = [
+            drawn
+            for drawn in combinations_with_replacement(different, count)
+            if abs(sum(drawn) / count - got) <= near
+        ]
+        if not fitting:
+            told = ", ".join(f"{each:.5g}" for each in different)
+            raise Wrong(
+                f"{asked} is {got:.5g}, and no {count} batches give that: |g_B - ∇F|² is one of "
+                f"{told}",
+                _named_otherwise(got, list(means.values()), count, near),
+            )
+        seen.update(fitting)
+    if len(seen) == 1:
+        hint = f"The generator's next draw is another batch. {FROM_GENERATOR}"
+        raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
+    if all(len(set(drawn)) == 1 for drawn in seen):
+        hint = (
+            "num_batches of them, each drawn anew from all rows: not one alone, and not the next "
+            "one of an epoch."
+        )
+        raise Wrong(f"{asked}: in no call the batches miss by different lengths", hint)
+    if missing := sorted(set(different) - {each for drawn in seen for each in drawn}):
+        hint = "Each row may be in a batch with each other one."
+        raise Wrong(f"{asked}: no batch misses by |g_B - ∇F|² = {missing[0]:.5g}", hint)
+
+
+def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
+    """Return a hint if `got` is the spread of some batches around their own mean."""
+    for drawn in combinations_with_replacement(means, count):
+        spread = (torch.stack(drawn) - torch.stack(drawn).mean(0)).square().sum().item()
+        for divisor in (count, max(1, count - 1)):
+            if abs(spread / divisor - got) <= near:
+                return "This is the spread around the batches' own mean: ∇F is of all rows."
+    return ""
+
+
+@sees(_form)
+def model_stays(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether weights and gradients are what they were."""
+    gradients, weights = ".grad of parameter {} after the call", "parameter {} after the call"
+    for key, right, hint in (
+        (gradients, "before", "torch.autograd.grad does not touch .grad; backward() adds to it."),
+        (weights, "weights", "Measure at the weights that the model has, and take no step."),
+    ):
+        stays = {key: inputs[0][right]}
+        try:
+            equals(lambda *_, stays=stays: stays)(case, inputs, [{key: values[0].get(key)}])
+        except Wrong as wrong:
+            raise Wrong(wrong.message, hint) from None
+
+
+def row_gradients(mine: Any) -> Tensor:
+    """Return the gradient of every single row, one per line, in float64."""
+    model = make_model([weight.double() for weight in mine["weights"]])
+    params = list(model.parameters())
+    lines = []
+    for x, y in zip(mine["x"].split(1), mine["y"].split(1), strict=True):
+        gradients = torch.autograd.grad(mean_loss(model, mine["loss"], x, y), params)
+        lines.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    return torch.stack(lines)

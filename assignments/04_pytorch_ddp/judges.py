@@ -1,0 +1,423 @@
+"""Evaluation and checkpoints: inputs, programs, judges."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.checking import Case, Given, Wrong, equals, same_on_all_ranks
+from course_lib.checking.answers import NAMED, NUMBER, WHOLE, Kind, ListOf, sees
+from course_lib.checking.judges import Oracle
+from course_lib.checking.shared.training import CLASSES, FEATURES, SHAPES, loss_of, make_model
+
+from .run_judges import scaled_model
+
+# Evaluation that counts each row once -------------------------------------------------------------
+
+NUMBERS = ("mean loss", "accuracy")
+
+
+class Watched(nn.Module):
+    """A classifier with BatchNorm and dropout, which notes how many rows it is given, and when."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__()
+        net = make_model(weights)
+        first, _, last = net.children()
+        norm = nn.BatchNorm1d(SHAPES[0][0])
+        norm.running_mean, norm.running_var = weights[1].clone(), 1 + weights[1].square()
+        self.layers = nn.Sequential(first, norm, last, nn.Dropout()).to(weights[0].dtype)
+        self.rows: list[int] = []
+        self.trained = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of these rows."""
+        self.rows.append(len(x))
+        self.trained |= any(module.training for module in self.layers)
+        return self.layers(x)
+
+
+def evaluate_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw the same model and the same rows for all ranks of a group.
+
+    The case has ``length`` and ``batch_size``, and may have ``loss`` and ``labels``, their dtype.
+    """
+    p = case.parameters
+    weights = [0.5 * torch.randn(shape, generator=generator) for shape in SHAPES]
+    drawn: dict[int, dict[str, Any]] = {}
+    for members in case.groups:
+        y = torch.randint(CLASSES, (p["length"],), generator=generator)
+        own = {
+            "weights": weights,
+            "x": torch.randn(p["length"], FEATURES, generator=generator),
+            "y": y.to(getattr(torch, p.get("labels", "int64"))),
+            "loss": p.get("loss", "cross_entropy"),
+            "batch_size": p["batch_size"],
+        }
+        drawn |= dict.fromkeys(members, own)
+    return [drawn[rank] for rank in range(case.world_size)]
+
+
+def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``evaluate(model, loss_fn, x, y, batch_size, group=group)``; tell what the model saw."""
+    model = Watched(mine["weights"])
+    given.model(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    loss_fn = loss_of(mine["loss"])
+    x, y, size = mine["x"], mine["y"], mine["batch_size"]
+    answer: Any = evaluate(model, loss_fn, x, y, size, group=given.group)
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise TypeError(f"evaluate returns {answer!r:.60}, not a pair (mean loss, accuracy)")
+    if any(p.grad is None or not bool((p.grad == 1).all()) for p in model.parameters()):
+        raise RuntimeError("evaluate changes the gradients of the model: it was asked to look")
+    # In training mode BatchNorm moves its buffers: then the mode is what to speak of.
+    moved = any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    if moved and not model.trained:
+        raise RuntimeError("evaluate changes parameters or buffers: it was asked to look")
+    seen: dict[str, Any] = {"rows": [0, *model.rows], "in training mode": model.trained}
+    return {**seen, NUMBERS[0]: answer[0], NUMBERS[1]: answer[1]}
+
+
+def evaluated(
+    rows: Callable[[int, int, int], list[int]] = lambda n, k, me: list(range(n)),
+    parts: Callable[[int, int, int], list[list[int]]] | None = None,
+    weigh: Callable[[float], float] = lambda share: 1.0,
+) -> Oracle:
+    """Return the oracle of an evaluation over these rows, or of a mean over parts of all rows.
+
+    Args:
+        rows: ``rows(n, k, me)``: those that count.
+        parts: ``parts(n, k, batch_size)``, of which the mean is taken instead.
+        weigh: ``weigh(parts / rows)``: what a part's mean is multiplied by.
+
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        mine, k = inputs[me], len(inputs)
+        n = len(mine["x"])
+        model = Watched([w.double() for w in mine["weights"]]).eval()
+        chosen = parts(n, k, mine["batch_size"]) if parts else [rows(n, k, me)]
+        chosen = [part for part in chosen if part]
+        results = []
+        for part in chosen:
+            with torch.no_grad():
+                out, y = model(mine["x"].double()[part]), mine["y"][part]
+            right = (out.argmax(1) == y).double().mean().item()
+            factor = weigh(len(chosen) / n)
+            results.append((factor * loss_of(mine["loss"])(out, y).item(), factor * right))
+        if not results:
+            return {}
+        means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
+        return dict(zip(NUMBERS, means, strict=True))
+
+    return oracle
+
+
+def _padded(n: int, k: int, me: int) -> list[int]:
+    """Return all rows of a sampler that pads."""
+    return [i % n for i in range(-(-n // k) * k)]
+
+
+def _batches(n: int, k: int, size: int) -> list[list[int]]:
+    strided = [list(range(n))[rank::k] for rank in range(k)]
+    return [rows[at : at + size] for rows in strided for at in range(0, n, size)]
+
+
+EVALUATION_MISTAKES = {
+    "what you get when padded rows are counted: a sampler gives every rank equally many": evaluated(
+        _padded
+    ),
+    "the mean of the ranks' means, whatever their rows (strided shards)": evaluated(
+        parts=lambda n, k, size: [list(range(n))[r::k] for r in range(k)]
+    ),
+    "the result of this rank's rows alone": evaluated(lambda n, k, me: list(range(n))[me::k]),
+    "the result without the last rows, which no rank looked at": evaluated(
+        lambda n, k, me: list(range(n - n % k))
+    ),
+    "the mean of the batches' means: a short batch counts as much as a full one": evaluated(
+        parts=_batches
+    ),
+    "the sum of the batches' means, divided by the rows: loss_fn gives a mean, multiply it by the "
+    "rows of its batch": evaluated(parts=_batches, weigh=lambda share: share),
+}
+
+
+_FLAG = Kind("a flag", lambda value: isinstance(value, bool))
+_SEEN = {"rows": ListOf(WHOLE), "in training mode": _FLAG, **dict.fromkeys(NUMBERS, NUMBER)}
+
+
+@sees(_SEEN)
+def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the model's mode, and the two numbers."""
+    for rank, value in enumerate(values):
+        if value["in training mode"] is not False:
+            raise Wrong(
+                f"rank {rank}: the model was given rows in training mode",
+                "model.eval() first: dropout drops nothing then, and BatchNorm takes its running "
+                "means.",
+            )
+        for name in NUMBERS:
+            if isinstance(value[name], float) and math.isnan(value[name]):
+                raise Wrong(
+                    f"rank {rank}: {name} is nan",
+                    "The mean of no rows is nan: a rank may have none, where there are few.",
+                )
+    only = [{name: value[name] for name in NUMBERS} for value in values]
+    # The ranks' sums may be in float32: float64 shows there, and nothing that matters.
+    near = {"float64": 1e-6}
+    equals(evaluated(), EVALUATION_MISTAKES, tolerance=near)(case, inputs, only)
+    same_on_all_ranks(case, inputs, only)
+
+
+@sees(_SEEN)
+def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge how many rows each rank looked at."""
+    for members in case.groups:
+        for rank in members:
+            n, size = len(inputs[rank]["x"]), inputs[rank]["batch_size"]
+            seen, most = sum(values[rank]["rows"]), max(values[rank]["rows"], default=0)
+            fair = -(-n // len(members))
+            if seen > fair:
+                raise Wrong(
+                    f"rank {rank}: the model was given {seen} of the {n} rows, expected at most "
+                    f"{fair}",
+                    "The ranks share the work: each looks at its own part only.",
+                )
+            if most > size:
+                raise Wrong(
+                    f"rank {rank}: the model was given {most} rows at once, expected at most {size}"
+                )
+
+
+# Checkpoints --------------------------------------------------------------------------------------
+
+# A run is a model with a buffer, an SGD or AdamW that has taken steps, and the epoch to go on with.
+# Every rank has a disk of its own; only the first rank of a group holds the file.
+
+KEYS = {"model", "optimizer", "epoch"}
+
+MODEL = "model in the file"
+_UNREADABLE = "torch.load(file, weights_only=True) cannot read"
+
+
+def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw a run, the same on all ranks, and fresh weights of each rank's own.
+
+    The case has ``epoch``, ``lr`` and ``optimizer`` (``SGD`` or ``AdamW``). If it ``loads``, only
+    the first rank of a group gets the run.
+    """
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+    p = case.parameters
+    kept = {"weights": draw(), "scale": torch.rand((), generator=generator), "moments": draw()}
+    run = {**kept, "epoch": p["epoch"], "lr": p["lr"]}
+    firsts = {members[0] for members in case.groups}
+    return [
+        {
+            "run": run if not p.get("loads") or rank in firsts else None,
+            "optimizer": p["optimizer"],
+            "fresh": {"weights": draw(), "scale": torch.rand((), generator=generator)},
+        }
+        for rank in range(case.world_size)
+    ]
+
+
+def _named(weights: Sequence[Tensor], scale: Tensor) -> nn.Module:
+    """Return the small network, with names that a careless cut of a prefix would break."""
+    first, middle, last = scaled_model(weights, scale).children()
+    inner = nn.Sequential(OrderedDict(module=middle))
+    return nn.Sequential(OrderedDict(encoder=first, middle=inner, last=last))
+
+
+def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
+    """Return an optimizer that treats biases in another way than matrices."""
+    params = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in params if p.dim() > 1]},
+        {"params": [p for p in params if p.dim() < 2], "lr": lr / 3, "weight_decay": 0.0},
+    ]
+    if kind == "SGD":
+        return torch.optim.SGD(groups, lr, momentum=0.9, weight_decay=lr / 10)
+    return torch.optim.AdamW(groups, lr, betas=(0.8, 0.9 + lr / 100))
+
+
+def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the model and the optimizer of a run that has got this far."""
+    model = _named(run["weights"], run["scale"])
+    optimizer = _fresh(model, kind, run["lr"])
+    for param, moment in zip(model.parameters(), run["moments"], strict=True):
+        state = {"momentum_buffer": moment.clone()}
+        if kind == "AdamW":
+            state = {"step": torch.tensor(3.0), "exp_avg": moment.clone()}
+            state["exp_avg_sq"] = moment.square()
+        optimizer.state[param] = state
+    return model, optimizer
+
+
+def _plain(optimizer: Any, where: str = " in the file") -> dict[str, Any]:
+    """Return what an optimizer's ``state_dict()`` holds, as plain values with words for keys."""
+    state, groups = optimizer.get("state", {}), optimizer.get("param_groups", [])
+    settings = {
+        f"{key} of group {i}": group[key] for i, group in enumerate(groups) for key in group
+    }
+    return {
+        f"optimizer's state of parameter {{}}{where}": [dict(state[i]) for i in sorted(state)],
+        f"optimizer's setting{where}": settings,
+    }
+
+
+# Saving ------------------------------------------------------------------------------------
+
+
+def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Save on all ranks, each to a disk of its own; return what is then on this rank's."""
+    model, optimizer = pair_of(mine["run"], mine["optimizer"])
+    ddp: nn.Module = DistributedDataParallel(given.model(model), process_group=given.group)
+    ddp.train(model.training)
+    file = io.BytesIO()
+    try:
+        save_checkpoint(file, ddp, optimizer, mine["run"]["epoch"], group=given.group)
+    except pickle.PicklingError:  # no rank can import the classes of this folder
+        raise ValueError(f"{_UNREADABLE} whole objects: save their state_dict()") from None
+    if file.closed:
+        raise RuntimeError("save_checkpoint closes the file: leave that to its caller")
+    content = file.getvalue()
+    after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
+    after |= _plain(optimizer.state_dict(), " after saving")
+    if torch.distributed.get_rank(given.group) or not content:
+        return {"wrote": bool(content), **after}
+    try:
+        found = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:
+        told = str(error).partition(". ")[0]
+        raise ValueError(f"{_UNREADABLE} it: {told}") from None
+    if not isinstance(found, dict) or set(found) != KEYS:
+        keys = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
+        raise ValueError(f"the file holds {keys}, not a dict of model, optimizer and epoch")
+    kept = {MODEL: dict(found["model"]), "epoch in the file": found["epoch"]}
+    return {"wrote": True, **kept, **_plain(found["optimizer"]), **after}
+
+
+def _has(key: str) -> Kind:
+    """Return the form of a dict with this key, whatever is in it."""
+    return Kind(f"a dict with {key!r}", lambda value: isinstance(value, dict) and key in value)
+
+
+def _is_written(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("wrote"), bool):
+        return False
+    return NAMED.test(value.get(MODEL, {}))
+
+
+@sees(Kind("what was written", _is_written))
+def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge which ranks wrote, and the names of the model's tensors in the file."""
+    for members in case.groups:
+        for rank in members:
+            if values[rank]["wrote"] is not (rank == members[0]):
+                did = "writes" if values[rank]["wrote"] else "writes nothing"
+                raise Wrong(
+                    f"rank {rank} {did}, expected a file from rank {members[0]}, the first of its "
+                    f"group of {len(members)}, and from no other"
+                )
+        names = values[members[0]].get(MODEL, {})
+        if names and all(name.startswith("module.") for name in names):
+            raise Wrong(
+                f"rank {members[0]}: {MODEL}: a key is {next(iter(names))!r}",
+                "These are the wrapper's names: save the state of the module inside (ddp.module).",
+            )
+        right = saved(case, inputs, 0)[MODEL] if names else {}
+        if strange := sorted(names.keys() - right.keys()):
+            raise Wrong(
+                f"rank {members[0]}: {MODEL}: a key is {strange[0]!r}, expected {', '.join(right)}",
+                "The module inside, ddp.module, has these names: nothing need be cut off.",
+            )
+
+
+def saved(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return the right answer: the group's first rank writes all, and no rank changes anything."""
+    run = inputs[me]["run"]
+    model, optimizer = pair_of(run, inputs[me]["optimizer"])
+    state = dict(model.state_dict())
+    right: dict[str, Any] = {"wrote": me == 0}
+    if me == 0:
+        right |= {MODEL: state, "epoch in the file": run["epoch"], **_plain(optimizer.state_dict())}
+    return {**right, "model after saving": state} | _plain(optimizer.state_dict(), " after saving")
+
+
+# Loading -----------------------------------------------------------------------------------
+
+
+def load_program(load_checkpoint: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Load into a fresh model and optimizer; return what they then hold."""
+    file = None
+    if mine["run"] is not None:
+        model, optimizer = pair_of(mine["run"], mine["optimizer"])
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        file = io.BytesIO()
+        torch.save({**state, "epoch": mine["run"]["epoch"]}, file)
+        file.seek(0)
+    model = given.model(_named(mine["fresh"]["weights"], mine["fresh"]["scale"]))
+    optimizer = _fresh(model, mine["optimizer"], 0.123 if file is None else 0.234)
+    epoch = load_checkpoint(file, model, optimizer, group=given.group)
+    return {
+        "loaded model": {k: v.clone() for k, v in model.state_dict().items()},
+        **_plain(optimizer.state_dict(), ""),
+        "epoch to begin with": epoch,
+    }
+
+
+def loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return what is in the file of the group's first rank."""
+    run = inputs[0]["run"]
+    model, optimizer = pair_of(run, inputs[0]["optimizer"])
+    state = {"loaded model": dict(model.state_dict()), **_plain(optimizer.state_dict(), "")}
+    return {**state, "epoch to begin with": run["epoch"]}
+
+
+def _nothing_loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    fresh = inputs[me]["fresh"]
+    return {"loaded model": dict(_named(fresh["weights"], fresh["scale"]).state_dict())}
+
+
+LOAD_MISTAKES: dict[str, Oracle] = {
+    "what this rank had before: it was not loaded here": _nothing_loaded,
+}
+
+
+@sees(_has("loaded model"))
+def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the model alone."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        return {"loaded model": loaded(case, inputs, me)["loaded model"]}
+
+    models = [{"loaded model": value["loaded model"]} for value in values]
+    equals(oracle, LOAD_MISTAKES)(case, inputs, models)
+
+
+@sees(_has("optimizer's state of parameter {}"))
+def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether the optimizer holds anything, on every rank."""
+    for rank, value in enumerate(values):
+        if not value["optimizer's state of parameter {}"]:
+            raise Wrong(
+                f"rank {rank}: the optimizer has no state",
+                "Its state for each parameter is a part of the run: load it on every rank.",
+            )
+
+
+saving = [one_file, equals(saved)]
+loading = [right_model, has_the_state, equals(loaded)]

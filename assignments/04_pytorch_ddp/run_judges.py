@@ -1,0 +1,598 @@
+"""Training runs of K ranks, replayed in one process: inputs, programs, judges.
+
+A replay has K replicas. It is right, or it makes a mistake that people make; so a wrong answer that
+equals a replay with a mistake can be named.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils.data.distributed import DistributedSampler
+
+from course_lib.checking import Case, Given, Wrong, equals
+from course_lib.checking.answers import VECTOR, WHOLE, Kind, ListOf, sees
+from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
+from course_lib.checking.shared.training import (
+    CLASSES,
+    FEATURES,
+    SHAPES,
+    looking_at,
+    loss_of,
+    make_model,
+    mean_loss,
+    targets_of,
+    those,
+)
+
+# The batches of an epoch, and the windows of a run ------------------------------------------------
+
+# PyTorch's `DistributedSampler` decides which rank gets which rows. People set it up wrongly, so a
+# mistake is a few keys here.
+
+Batch = list[int]
+ROWS = "rows that the model was given"
+
+
+def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
+    """Return the batches of row numbers of member ``p["me"]`` of ``p["k"]`` in an epoch.
+
+    ``p`` has ``length``, ``batch_size`` and ``seed``. Mistakes change ``shuffle``, ``tell``
+    (whether the sampler knows the epoch), ``drop_last``, ``short`` (whether a short last batch is
+    kept).
+    """
+    sampler: DistributedSampler[int] = DistributedSampler(
+        range(p["length"]),
+        *(p["k"], p["me"], p.get("shuffle", True), p["seed"], p.get("drop_last", False)),
+    )
+    if p.get("tell", True):
+        sampler.set_epoch(epoch)
+    rows, size = list(sampler), p["batch_size"]
+    cut = [rows[at : at + size] for at in range(0, len(rows), size)]
+    return [batch for batch in cut if p.get("short", True) or len(batch) == size]
+
+
+def windows_of(p: Mapping[str, Any], k: int) -> list[list[list[Batch]]]:
+    """Return the windows of a run: for each the micro-batches, for each the members' rows.
+
+    ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well. Mistakes change ``keep_last``
+    (whether an incomplete window makes a step), ``carry_over`` (whether a window goes on in the
+    next epoch), ``from_0`` (whether epochs are counted anew), and the keys of `batches_of`.
+    """
+    size, runs = p["accumulate"], []
+    for number, epoch in enumerate(p["epochs"]):
+        at = number if p.get("from_0") else epoch
+        theirs = [batches_of({**p, "k": k, "me": me}, at) for me in range(k)]
+        runs.append([list(each) for each in zip(*theirs, strict=True)])
+    if p.get("carry_over"):
+        runs = [[micro for run in runs for micro in run]]
+    cut = [run[at : at + size] for run in runs for at in range(0, len(run), size)]
+    return [w for w in cut if p.get("keep_last", True) or len(w) == size]
+
+
+_EXPECTED = "expected a list of lists of row numbers"
+
+
+def my_batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``my_batches(length, batch_size, epoch, seed, group=group)`` for several epochs."""
+    length, size, seed = mine["length"], mine["batch_size"], mine["seed"]
+    found = [my_batches(length, size, epoch, seed, group=given.group) for epoch in mine["epochs"]]
+    for batches in found:
+        if not isinstance(batches, list | tuple):
+            raise TypeError(f"my_batches returns {type(batches).__name__}, {_EXPECTED}")
+        if any(isinstance(batch, int) for batch in batches):
+            raise TypeError(f"my_batches returns {batches!r:.40}, {_EXPECTED}")
+    listed = [[[int(row) for row in batch] for batch in batches] for batches in found]
+    return {"epoch {}": dict(zip(map(str, mine["epochs"]), listed, strict=True))}
+
+
+SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
+    "the order of epoch 0: tell the sampler which epoch it is (set_epoch)": {"tell": False},
+    "the rows in their order: shuffle them": {"shuffle": False},
+    "an order from another seed: give the sampler `seed`": {"seed": 0},
+    "what a sampler with drop_last=True gives: no row may be lost": {"drop_last": True},
+    "the share of the group's first rank": {"me": 0},
+    "batches without the last, short one": {"short": False},
+    "all rows in one batch": {"batch_size": 10**9},
+}
+
+
+@sees(
+    lambda case, inputs, rank: {
+        "epoch {}": {str(e): ListOf(ListOf(WHOLE)) for e in inputs[rank]["epochs"]}
+    }
+)
+def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the batches of all ranks, one list after the other."""
+    p = case.parameters
+    for members in case.groups:
+        world = {"k": case.world_size}
+        for me, rank in enumerate(members):
+            asked = {**p, "k": len(members), "me": me}
+            mistakes = {
+                **SAMPLER_MISTAKES,
+                "the share among all ranks: give the sampler the group's size, and this rank's "
+                "number in it": {**world, "me": rank},
+            }
+            answers = [values[rank]["epoch {}"][str(epoch)] for epoch in p["epochs"]]
+            got = [list(map(list, batches)) for batches in answers]
+            for epoch, mine in zip(p["epochs"], got, strict=True):
+                wanted = batches_of(asked, epoch)
+                if mine != wanted:
+                    like = _like(got, asked, mistakes)
+                    raise Wrong(
+                        f"rank {rank}: epoch {epoch}: expected the batches {_short(wanted)}, "
+                        f"got {_short(mine)}",
+                        f"This equals {like}." if like else "",
+                    )
+
+
+def _like(got: list[Any], asked: Mapping[str, Any], mistakes: Mapping[str, Any]) -> str:
+    """Return the mistake that gives these batches in all epochs, or nothing."""
+    for words, changes in mistakes.items():
+        if got == [batches_of({**asked, **changes}, epoch) for epoch in asked["epochs"]]:
+            return words
+    return ""
+
+
+def _short(batches: Any) -> str:
+    text = str(batches)
+    return text if len(text) < 120 else text[:117] + "…"
+
+
+_SEEN = Kind(
+    "the rows that the model saw",
+    lambda value: isinstance(value, dict) and VECTOR.test(value.get(ROWS)),
+)
+
+
+@sees(_SEEN)
+def own_rows_only(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether each rank's model saw the rows of its own batches, and no others."""
+    p = case.parameters
+    for members in case.groups:
+        for me, rank in enumerate(members):
+            asked = {**p, "k": len(members), "me": me}
+            batches = [batch for epoch in p["epochs"] for batch in batches_of(asked, epoch)]
+            own = {row for batch in batches for row in batch}
+            if others := sorted(set(values[rank][ROWS].tolist()) - own):
+                raise Wrong(
+                    f"rank {rank}: the model was given row {others[0]}, which is in none of this "
+                    "rank's batches",
+                    "The ranks share the work: each takes its own batches, and what the others "
+                    "find in theirs comes as their gradients.",
+                )
+
+
+# Runs that sample, accumulate and step ------------------------------------------------------------
+
+
+class ScaledTanh(nn.Tanh):
+    """tanh times a number that is no parameter but part of the model: a buffer."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", scale.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scale · tanh(x)."""
+        return torch.tanh(x) * self.scale
+
+
+def scaled_model(weights: Sequence[Tensor], scale: Tensor, frozen: Sequence[int] = ()) -> nn.Module:
+    """Return the small network with a buffer; parameters at the positions `frozen` stay fixed."""
+    model = make_model(weights)
+    model[1] = ScaledTanh(scale)
+    for i, param in enumerate(model.parameters()):
+        param.requires_grad_(i not in frozen)
+    return model
+
+
+def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw the same rows for all ranks, and other weights for each.
+
+    The case has ``length``, ``batch_size``, ``accumulate``, ``epochs`` (their numbers), ``seed``
+    and ``lr``, and may have ``loss`` and ``frozen``, positions of parameters.
+    """
+    p = case.parameters
+    x = torch.randn(p["length"], FEATURES, generator=generator)
+    y = torch.randn(p["length"], CLASSES, generator=generator)
+    loss = p.get("loss", "cross_entropy")
+    return [
+        {
+            **p,
+            "loss": loss,
+            "frozen": list(p.get("frozen", ())),
+            "x": x,
+            "y": targets_of(loss, y),
+            "weights": [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES],
+            "scale": 1 + torch.rand((), generator=generator),
+        }
+        for _ in range(case.world_size)
+    ]
+
+
+def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], Any, Given], Any]:
+    """Return the program that trains a fresh model once, with ``call(train, model, …)``.
+
+    The program returns the replica's weights and buffer, the rows that it was given, and the losses
+    if `call` returns any.
+    """
+
+    def program(train: Callable[..., Any], mine: Any, given: Given) -> Any:
+        x, seen = mine["x"], set[int]()
+
+        def note(_: nn.Module, arguments: Any) -> None:
+            if not is_functorch_wrapped_tensor(rows := arguments[0]):
+                seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
+
+        module = scaled_model(mine["weights"], mine["scale"], mine["frozen"])
+        next(module.children()).register_forward_pre_hook(note)
+        model = given.model(module)
+        losses = call(train, model, loss_of(mine["loss"]), mine, given)
+        weights = [param.detach() for param in model.parameters()]
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        return {
+            "parameter {} after training": weights,
+            "buffer {} after training": buffers,
+            ROWS: torch.tensor(sorted(seen), dtype=torch.int64),
+            **({} if losses is None else {"loss of step {}": losses}),
+        }
+
+    return program
+
+
+def with_epochs(
+    mix: Matrix = mean,
+    *,
+    start: str = "first",
+    buffers: str = "first",
+    scale: str = "rows",
+    loss: str = "all",
+    carry: float = 0,
+    **sampler: Any,
+) -> Oracle:
+    """Return the oracle of a training function, right or with a mistake.
+
+    Args:
+        mix: how gradients are mixed over the members.
+        start: ``first``: all begin with the first member's weights; ``own``.
+        buffers: whose buffer a member's model has, likewise.
+        scale: the divisor of a row's gradient. ``rows``: those of the window. ``accumulate`` and
+            ``micro`` (the micro-batches of the window): times the rows of its micro-batch.
+            ``full``: the rows of a window without short ones. ``none``: those of its micro-batch.
+        loss: of a step that is returned: ``all`` rows, this rank's ``own`` or its ``part`` of the
+            mean, their ``sum``, or the mean of the micro-batches' means, ``micro``.
+        carry: how much of the last step's gradient is still in it.
+        **sampler: mistakes of `windows_of`.
+
+    """
+
+    def run(case: Case, inputs: Sequence[Any]) -> _Run:
+        p, k = {**case.parameters, **sampler}, len(inputs)
+        models = [_replica(inputs, i if start == "own" else 0, i, buffers) for i in range(k)]
+        matrix = mix(torch.ones(k, dtype=torch.float64))
+        last = [[torch.zeros(()).double() for _ in SHAPES] for _ in models]
+        steps = []
+        for window in windows_of(p, k):
+            shares = [
+                _share(model, inputs[j], [micro[j] for micro in window], scale, p)
+                for j, model in enumerate(models)
+            ]
+            for i, model in enumerate(models):
+                for n, param in enumerate(model.parameters()):
+                    if n in inputs[0]["frozen"]:
+                        continue
+                    mixture = sum(matrix[i, j] * shares[j][1][n] for j in range(k))
+                    last[i][n] = mixture + carry * last[i][n]
+                    param.data -= p["lr"] * last[i][n]
+            steps.append([share[2] if loss == "micro" else share[0] for share in shares])
+        return models, steps
+
+    replayed = _once(run)
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        models, steps = replayed(case, inputs)
+        parts = 1 if loss == "sum" else len(inputs)
+        mine = [theirs[me] / (parts if loss == "part" else 1) for theirs in steps]
+        dtype = inputs[me]["weights"][0].dtype
+        return {
+            "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
+            "buffer {} after training": [b.to(dtype) for b in models[me].buffers()],
+            "loss of step {}": (
+                mine if loss in ("own", "part") else [sum(theirs) / parts for theirs in steps]
+            ),
+        }
+
+    return oracle
+
+
+_Run = tuple[list[nn.Module], list[list[float]]]
+"""The replicas at the end, and for each step the loss that every member reports."""
+
+
+def _once(run: Callable[[Case, Sequence[Any]], _Run]) -> Callable[[Case, Sequence[Any]], _Run]:
+    """Return `run`, which replays once for all members of a group: the oracle asks for each."""
+    kept: list[tuple[Case, list[Any], _Run]] = []
+
+    def replayed(case: Case, inputs: Sequence[Any]) -> _Run:
+        for known, theirs, made in kept:
+            same = len(theirs) == len(inputs) and all(map(operator.is_, theirs, inputs))
+            if known is case and same:
+                return made
+        kept[:] = [(case, list(inputs), run(case, inputs))]
+        return kept[0][2]
+
+    return replayed
+
+
+def _replica(inputs: Sequence[Any], first: int, me: int, buffers: str) -> nn.Module:
+    weights = [weight.double() for weight in inputs[first]["weights"]]
+    return scaled_model(weights, inputs[me if buffers == "own" else 0]["scale"].double())
+
+
+def _share(
+    model: nn.Module, mine: Any, window: list[Batch], scale: str, p: Mapping[str, Any]
+) -> tuple[float, list[Tensor], float]:
+    """Return a member's mean loss in a window, its sum of gradients, and the mean of means."""
+    rows = sum(map(len, window))
+    total: Any = 0.0
+    shown = plain = 0.0
+    for batch in window:
+        loss = mean_loss(model, mine["loss"], mine["x"][batch], mine["y"][batch])
+        factors = {
+            "rows": len(batch) / rows,
+            "full": len(batch) / (p["batch_size"] * p["accumulate"]),
+            "accumulate": 1 / p["accumulate"],
+            "micro": 1 / len(window),
+            "none": 1,
+        }
+        total += loss * factors[scale]
+        shown += loss.item() * len(batch) / rows
+        plain += loss.item() / len(window)
+    return shown, list(torch.autograd.grad(total, list(model.parameters()))), plain
+
+
+EPOCHS_MISTAKES: dict[str, Oracle] = {
+    "a run whose epochs all have the order of epoch 0: tell the sampler (set_epoch)": with_epochs(
+        tell=False
+    ),
+    "a run that counts its epochs from 0: take the numbers in `epochs`": with_epochs(from_0=True),
+    "a run that leaves out a last, incomplete window: it makes a step, too": with_epochs(
+        keep_last=False
+    ),
+    "a run whose windows go on in the next epoch: it begins a new one": with_epochs(
+        carry_over=True
+    ),
+    "a run that drops rows (drop_last)": with_epochs(drop_last=True),
+    "a run that drops the last, short micro-batch": with_epochs(short=False),
+    "a run without shuffling": with_epochs(shuffle=False),
+    "a run in which a short micro-batch counts as much as a full one": with_epochs(scale="micro"),
+    "a run that divides by `accumulate` also where a window has fewer micro-batches": with_epochs(
+        scale="accumulate"
+    ),
+    "a run that divides by batch_size · accumulate also where a window has fewer rows": with_epochs(
+        scale="full"
+    ),
+    "a run that adds up the means of a window's micro-batches: divide": with_epochs(scale="none"),
+    "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
+    "a run with the sum of the ranks' gradients, not their mean": with_epochs(
+        MISTAKES["the sum over the ranks, not the mean"]
+    ),
+    "a run with gradients divided by the number of ranks once more": with_epochs(
+        MISTAKES["the mean divided by the number of ranks once more"]
+    ),
+    "a run in which each rank began with weights of its own": with_epochs(start="own"),
+    "a run in which each rank began with weights of its own, and buffers": with_epochs(
+        start="own", buffers="own"
+    ),
+    "a run in which each rank kept the buffers that it began with": with_epochs(buffers="own"),
+    "the weights before training: no step was taken (an iterable may be walked once only)": (
+        with_epochs(lambda rows: 0 * own(rows))
+    ),
+    "a run whose gradients are never cleared: zero_grad is missing": with_epochs(carry=1),
+    "the loss of this rank's own rows: average it as well": with_epochs(loss="own"),
+    "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
+    "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all": (
+        with_epochs(loss="part")
+    ),
+    "the mean of the micro-batches' losses, a short one counted like a full one": with_epochs(
+        loss="micro"
+    ),
+}
+
+
+def equals_run(*keys: str, **options: Any) -> Judge:
+    """Judge the values whose keys begin with these words by a run of one process.
+
+    Args:
+        *keys: first words of the values' keys: ``parameter``, ``buffer``, ``loss``.
+        **options: of `equals`.
+
+    """
+
+    def some(oracle: Oracle) -> Oracle:
+        def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
+            return those(oracle(case, inputs, me), keys)
+
+        return told
+
+    mistakes = {words: some(oracle) for words, oracle in EPOCHS_MISTAKES.items()}
+    return looking_at(keys, equals(some(with_epochs()), mistakes, **options))
+
+
+# Scripts that are given their batches -------------------------------------------------------------
+
+# Each batch makes one step.
+
+
+class Experts(nn.Module):
+    """Two linear experts: the sign of a row's first feature says which one it goes to."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES, device="meta") for _ in range(2))
+        for expert, w, b in zip(self.experts, weights[::2], weights[1::2], strict=True):
+            expert.weight, expert.bias = nn.Parameter(w.clone()), nn.Parameter(b.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the experts, each row's of its own; an expert may have no rows."""
+        out = x.new_zeros(len(x), CLASSES)
+        for i, expert in enumerate(self.experts):
+            rows = (x[:, 0] > 0) == bool(i)
+            if rows.any():
+                out = out.index_put((rows.nonzero()[:, 0],), expert(x[rows]))
+        return out
+
+
+def model_of_kind(kind: str, weights: Sequence[Tensor], frozen: Sequence[int] = ()) -> nn.Module:
+    """Return the ``plain`` network, that with ``norm`` (BatchNorm), or the one with ``experts``."""
+    if kind == "experts":
+        model: nn.Module = Experts(weights)
+    else:
+        model = make_model(weights)
+        if kind == "norm":
+            model[1] = nn.BatchNorm1d(SHAPES[0][0]).to(weights[0].dtype)
+    for i, param in enumerate(model.parameters()):
+        param.requires_grad_(i not in frozen)
+    return model
+
+
+def script_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw the same weights for all ranks, and other batches for each.
+
+    The case has ``kind`` (of model), ``steps``, ``rows`` (of a rank's batch) and ``lr``, and may
+    have ``loss``, ``frozen`` (positions of parameters) and ``large``, what targets are multiplied
+    by. For ``experts``, rank r's batch t has rows for one expert only if r + t is even.
+    """
+    p = case.parameters
+    kind, loss = p["kind"], p.get("loss", "cross_entropy")
+    shapes = ((CLASSES, FEATURES), (CLASSES,)) * 2 if kind == "experts" else SHAPES
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    weights, test = [0.3 * randn(*shape) for shape in shapes], randn(p["rows"] + 2, FEATURES)
+    drawn = []
+    for rank in range(case.world_size):
+        x = [randn(p["rows"], FEATURES) + 0.5 * rank for _ in range(p["steps"])]
+        y = [p.get("large", 1) * randn(p["rows"], CLASSES) for _ in x]
+        if kind == "experts":
+            for t, rows in enumerate(x):
+                rows[:, 0] = rows[:, 0].abs() if (rank + t) % 2 == 0 else rows[:, 0]
+        y = [targets_of(loss, each) for each in y]
+        own = {"weights": weights, "x": x, "y": y, "kind": kind, "lr": p["lr"], "loss": loss}
+        drawn.append({**own, "frozen": list(p.get("frozen", ())), "test": test})
+    return drawn
+
+
+def script_program(script: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Train with the script; return the replica's weights, and with ``norm`` more.
+
+    A script of the kind ``norm`` gets rows to test with as well, and returns its predictions.
+    """
+    model = given.model(model_of_kind(mine["kind"], mine["weights"], mine["frozen"]))
+    batches = given.iterable(list(zip(mine["x"], mine["y"], strict=True)))
+    tested = [mine["test"]] if mine["kind"] == "norm" else []
+    loss_fn = loss_of(mine["loss"])
+    shown = script(model, loss_fn, batches, *tested, mine["lr"], group=given.group)
+    found: dict[str, Any] = {
+        "parameter {} at the end": [param.detach() for param in model.parameters()]
+    }
+    if tested:
+        found["prediction"] = shown.detach() if isinstance(shown, Tensor) else shown
+        found["buffer {} at the end"] = [buffer.clone() for buffer in model.buffers()]
+    return found
+
+
+def with_script(
+    mix: Matrix = mean, *, averages: str = "gradients", buffers: str = "first"
+) -> Oracle:
+    """Return the oracle of a script that takes one step per batch, right or with a mistake.
+
+    Args:
+        mix: how gradients are mixed over the members.
+        averages: ``gradients``, or ``parameters``: before each rank's own step.
+        buffers: whose buffers the models end with: the ``first`` member's, each its ``own``, or the
+            first's before the last batch and then changed by each one's own, ``late``.
+
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        k, mine, steps = len(inputs), inputs[me], case.parameters["steps"]
+        weights = [weight.double() for weight in mine["weights"]]
+        models = [model_of_kind(mine["kind"], weights).train(case.form.training) for _ in inputs]
+        matrix = mix(torch.ones(k, dtype=torch.float64))
+        for step in range(steps):
+            if buffers == "late" and step == steps - 1:
+                _take_over_buffers(models)
+            theirs = [_gradient(m, each, step) for m, each in zip(models, inputs, strict=True)]
+            columns = list(zip(*(list(m.parameters()) for m in models), strict=True))
+            for n, params in enumerate(columns):
+                if n in mine["frozen"]:
+                    continue
+                middle = torch.stack([param.detach() for param in params]).mean(0)
+                for i, param in enumerate(params):
+                    if averages == "parameters":
+                        param.data = middle - mine["lr"] * theirs[i][n]
+                    else:
+                        mixture = sum(matrix[i, j] * theirs[j][n] for j in range(k))
+                        param.data -= mine["lr"] * mixture
+        if buffers == "first":
+            _take_over_buffers(models)
+        return _shown(models[me], mine)
+
+    return oracle
+
+
+def _take_over_buffers(models: Sequence[nn.Module]) -> None:
+    """Give all models the first one's buffers."""
+    for model in models[1:]:
+        for mine, first in zip(model.buffers(), models[0].buffers(), strict=True):
+            mine.copy_(first)
+
+
+def _gradient(model: nn.Module, mine: Any, step: int) -> Sequence[Tensor]:
+    loss = mean_loss(model, mine["loss"], mine["x"][step], mine["y"][step])
+    params = list(model.parameters())
+    return torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+
+
+def _shown(model: nn.Module, mine: Any) -> dict[str, Any]:
+    """Return what `script_program` shows of a model that was trained in float64."""
+    dtype = mine["weights"][0].dtype
+
+    def plain(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
+
+    found: dict[str, Any] = {"parameter {} at the end": [plain(p) for p in model.parameters()]}
+    if mine["kind"] == "norm":
+        with torch.no_grad():
+            found["prediction"] = plain(model.eval()(mine["test"].double()))
+        found["buffer {} at the end"] = [plain(buffer) for buffer in model.buffers()]
+    return found
+
+
+SCRIPT_MISTAKES: Mapping[str, Oracle] = {
+    "a run with this rank's own gradients: nothing was averaged": with_script(own),
+    "a run with the sum of the ranks' gradients, not their mean": with_script(
+        MISTAKES["the sum over the ranks, not the mean"]
+    ),
+    "a run with gradients divided by the number of ranks once more": with_script(
+        MISTAKES["the mean divided by the number of ranks once more"]
+    ),
+    "a run that averages parameters, and then takes a step of its own": with_script(
+        averages="parameters"
+    ),
+    "the weights before training: every gradient was zero": with_script(lambda rows: 0 * own(rows)),
+    "what this rank's own running means give: the buffers came apart": with_script(buffers="own"),
+    "what you get when this rank's last batch has changed its running means: they come apart again "
+    "in every forward in training mode": with_script(buffers="late"),
+}

@@ -1,0 +1,474 @@
+"""A chain of layers whose backward takes time: inputs, programs, judges.
+
+A layer adds ``(w * x).sum()`` to a number, so that the gradient of its weight w is x, and computes
+for a while on the way back. A case says in which order the layers are used, which are left out,
+frozen or used twice, on each rank and in each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.on_ranks.effects import tensors_in
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
+from course_lib.checking.traffic import operations, told
+from course_lib.ranks import Network, Trace, compute
+from course_lib.ranks.costs.collective_time import collective_time
+
+GRADIENTS = "gradient in step {} of parameter {}"
+
+
+def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw weights, the same on all ranks, and for each rank the x of every use of a layer.
+
+    The case has ``shapes``, one per layer, and ``steps``. A step is a list of micro-batches, and a
+    micro-batch is a list of layers in the order of their use. A list of tuples gives each member of
+    a group its own order. The case may have:
+
+    - ``frozen``: layers that need no gradient; ``doubles``: those of dtype float64
+    - ``before``: whether ``.grad`` holds something before the first step; ``missing``: layers
+      whose ``.grad`` does not, on the first rank of a group
+    - ``again``: layers that are named once more behind the others: tied
+    - ``models``, lists of layers: one model each, by default one of all; ``interrupted``: whether
+      an exception leaves every ``no_sync``; ``quiet``, numbers of models that stay inside theirs in
+      the last micro-batch, too
+    - ``in_place``: whether gradients are cleared in place; ``seconds`` that a layer computes
+    - ``buckets``, lists of layers; ``cap`` and ``first_cap``, in elements of the case's dtype
+    """
+    p = case.parameters
+    shapes, frozen = p["shapes"], p.get("frozen", ())
+
+    def draw(layers: Sequence[int]) -> list[Tensor]:
+        return [torch.randn(shapes[i], generator=generator) for i in layers]
+
+    weights, inputs = draw(range(len(shapes))), []
+    for rank in range(case.world_size):
+        me = case.members(rank).index(rank)
+        uses = [[order_of(batch, me) for batch in step] for step in p["steps"]]
+        without = {*frozen, *(p.get("missing", ()) if me == 0 else ())}
+        before = draw(range(len(shapes))) if p.get("before") else [None] * len(shapes)
+        inputs.append(
+            {
+                "weights": weights,
+                "before": [None if i in without else b for i, b in enumerate(before)],
+                "uses": uses,
+                "x": [[draw(layers) for layers in step] for step in uses],
+                "frozen": list(frozen),
+                "doubles": list(p.get("doubles", ())),
+                "again": list(p.get("again", ())),
+                "models": [list(m) for m in p.get("models", [range(len(shapes))])],
+                "interrupted": p.get("interrupted", False),
+                "quiet": list(p.get("quiet", ())),
+                "in_place": p.get("in_place", False),
+                "seconds": p.get("seconds", 20e-6),
+                "buckets": p.get("buckets", []),
+                "cap": case.itemsize * p.get("cap", 0),
+                "first_cap": case.itemsize * p.get("first_cap", 0),
+            }
+        )
+    return inputs
+
+
+def order_of(batch: Any, member: int) -> list[int]:
+    """Return the layers that this member of a group uses in a micro-batch, in order."""
+    each = bool(batch) and isinstance(batch[0], tuple)
+    return list(batch[member % len(batch)] if each else batch)
+
+
+def chain_params(mine: Any) -> list[nn.Parameter]:
+    """Return the layers' weights as parameters, with the gradients that they have before."""
+    params = []
+    for i, (weight, before) in enumerate(zip(mine["weights"], mine["before"], strict=True)):
+        weight = weight.double() if i in mine["doubles"] else weight
+        params.append(nn.Parameter(weight, requires_grad=i not in mine["frozen"]))
+        params[-1].grad = None if before is None else before.to(weight.dtype, copy=True)
+    return params
+
+
+def chain_backward(
+    params: Sequence[Tensor], layers: Sequence[int], xs: Sequence[Tensor], seconds: float
+) -> None:
+    """Go through these layers and back; each costs `seconds` on the way back."""
+    device = params[0].device
+    total = torch.zeros((), dtype=torch.float64, device=device, requires_grad=True)
+    for i, x in zip(layers, xs, strict=True):
+        total = total + (params[i] * x.to(params[i].dtype)).sum()
+        # This runs before the layer's own gradient is there.
+        total.register_hook(lambda _: compute(seconds))
+    total.backward()
+
+
+def cleared_gradients(params: Sequence[Tensor], in_place: bool) -> list[Tensor | None]:
+    """Return copies of the gradients, and clear them in one of the two ways of zero_grad."""
+    found = [None if param.grad is None else param.grad.clone() for param in params]
+    for param in params:
+        if in_place and param.grad is not None:
+            param.grad.zero_()
+        else:
+            param.grad = None
+    return found
+
+
+def called(function: Any, what: str) -> Callable[..., Any]:
+    """Return the function; raise TypeError if it is something else."""
+    if not callable(function):
+        raise TypeError(f"{what} is {type(function).__name__}, expected a function")
+    return function
+
+
+def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
+    """Return the gradients of one rank before they are averaged, for each step.
+
+    Args:
+        mine: one rank's input.
+        part: of the micro-batches of a step; by default all, and what was there before them.
+
+    """
+    steps = []
+    for number, (uses, xs) in enumerate(zip(mine["uses"], mine["x"], strict=True)):
+        sums = [torch.zeros_like(w, dtype=torch.float64) for w in mine["weights"]]
+        batches = list(zip(uses, xs, strict=True))
+        for layers, values in batches[part or slice(None)]:
+            for i, value in zip(layers, values, strict=True):
+                sums[i] = sums[i] + value
+        if number == 0 and part is None:
+            sums = [s if b is None else s + b for s, b in zip(sums, mine["before"], strict=True)]
+        steps.append(sums)
+    return steps
+
+
+def mixed(matrix: Matrix, **options: Any) -> Oracle:
+    """Return the oracle in which member k ends with ``sum_j matrix[k, j] g_j``.
+
+    Args:
+        matrix: the mixture of the members' gradients g_j.
+        **options: of `local_sums`, which gives g_j.
+
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        row = matrix(torch.ones(len(inputs), dtype=torch.float64))[me].tolist()
+        each = [local_sums(mine, **options) for mine in inputs]
+        return {GRADIENTS: [_mix(inputs[me], row, sums) for sums in zip(*each, strict=True)]}
+
+    return oracle
+
+
+def _mix(mine: Any, row: Sequence[float], sums: Sequence[Sequence[Tensor]]) -> list[Any]:
+    made: list[Any] = []
+    for i, weight in enumerate(mine["weights"]):
+        total = torch.zeros_like(weight, dtype=torch.float64)
+        for m, each in zip(row, sums, strict=True):
+            total += m * each[i]
+        dtype = torch.float64 if i in mine["doubles"] else weight.dtype
+        made.append(None if i in mine["frozen"] else total.to(dtype))
+    return made
+
+
+def _weights(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    steps = mixed(mean)(case, inputs, me)[GRADIENTS]
+    weights = inputs[me]["weights"]
+    return {
+        GRADIENTS: [
+            [None if g is None else w.to(g.dtype) for g, w in zip(step, weights, strict=True)]
+            for step in steps
+        ]
+    }
+
+
+def _a_step_late(share: Callable[[int], float]) -> Oracle:
+    """Return the means of the step before, of k members times ``share(k)``; the first is right."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        steps = mixed(mean)(case, inputs, me)[GRADIENTS]
+        late = [[None if g is None else share(len(inputs)) * g for g in step] for step in steps]
+        return {GRADIENTS: [steps[0], *late[:-1]]}
+
+    return oracle
+
+
+_NOT_THERE = (
+    "this rank's own gradient divided by the number of ranks: the others added nothing (was theirs "
+    "not there yet when it was sent?)"
+)
+_BEFORE = "the mean of the step before: finish begins anew"
+
+CHAIN_MISTAKES: dict[str, Oracle] = {
+    **{_NOT_THERE if "did not arrive" in name else name: mixed(m) for name, m in MISTAKES.items()},
+    _BEFORE: _a_step_late(lambda k: 1),
+    f"{_BEFORE}, and what was sent is not divided again": _a_step_late(lambda k: 1 / k),
+    "zero: there was no gradient yet in what was sent": mixed(lambda rows: 0 * mean(rows)),
+    "the mean of what the last backward added: what .grad held before is lost": mixed(
+        mean, part=slice(-1, None)
+    ),
+    "the mean of the first micro-batch: inside no_sync nothing may be sent": mixed(
+        mean, part=slice(0, 1)
+    ),
+    "the parameter: a hook gets the parameter, and the gradient is its .grad": _weights,
+}
+
+
+def equals_chain(words: str = GRADIENTS) -> Judge:
+    """Judge by the mean over the group of the gradients of every step.
+
+    Args:
+        words: of the report. If they have one ``{}`` only, there is one step.
+
+    """
+
+    def worded(oracle: Oracle) -> Oracle:
+        def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
+            steps = oracle(case, inputs, me)[GRADIENTS]
+            return {words: steps if words.count("{}") == 2 else steps[0]}
+
+        return told
+
+    return equals(
+        worded(mixed(mean)),
+        {m: worded(o) for m, o in CHAIN_MISTAKES.items()},
+        absolute={"bfloat16": 6e-2},  # a sum over micro-batches and ranks: its terms are larger
+    )
+
+
+@sees(ANYTHING)
+def within_the_group(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge whether what came out is the mean over all ranks, where there are several groups."""
+    if len(case.groups) > 1:
+        whole = mixed(mean)(case, inputs, 0)[GRADIENTS]
+        right = mixed(mean)(case, [inputs[rank] for rank in case.members(0)], 0)[GRADIENTS]
+        found = list(tensors_in(values[0]))
+        wrong, wanted = list(tensors_in(whole)), list(tensors_in(right))
+        if _all_close(found, wrong) and not _all_close(found, wanted):
+            raise Wrong(
+                f"rank 0 holds the mean over all {case.world_size} ranks, expected the mean over "
+                f"its group, ranks {', '.join(map(str, case.members(0)))}",
+                "Pass group=group to every call.",
+            )
+
+
+def _all_close(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    pairs = list(zip(found, wanted, strict=False))
+    return len(found) == len(wanted) and all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=3e-2, atol=3e-3)
+        for a, b in pairs
+    )
+
+
+def bucket_bytes(case: Case, rank: int) -> list[int]:
+    """Return the bytes of all launches of a rank: one for each bucket and step."""
+    p = case.parameters
+    itemsizes = [8 if i in p.get("doubles", ()) else case.itemsize for i in range(len(p["shapes"]))]
+    sizes = [size * torch.Size(s).numel() for size, s in zip(itemsizes, p["shapes"], strict=True)]
+    return [sum(sizes[i] for i in bucket) for bucket in p["buckets"]] * len(p["steps"])
+
+
+def backward_time(case: Case) -> float:
+    """Return the seconds that the first rank of a group computes in all steps."""
+    batches = [batch for step in case.parameters["steps"] for batch in step]
+    return float(case.parameters["seconds"]) * sum(len(order_of(batch, 0)) for batch in batches)
+
+
+# On every rank ------------------------------------------------------------------------------------
+
+# Three programs: one bucket is sent, buckets are hooked, and parameters are made data parallel. If
+# a case has several models, each has a call of its own, and all of them are under way at once.
+
+
+def send_program(send_bucket: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``send_bucket(params, group=group)``, compute for a while, and finish it."""
+    params = chain_params(mine)
+    sent = [
+        called(
+            send_bucket(given.iterable([params[i] for i in model]), group=given.group),
+            "what send_bucket returns",
+        )
+        for model in mine["models"]
+    ]
+    compute(50 * mine["seconds"])
+    for finish in sent[::-1]:
+        finish()
+    return {"gradient of parameter {}": _gradients(params, mine)}
+
+
+def send_computes(own: Any) -> dict[float, int]:
+    """Return how long `send_program` computes."""
+    return {50 * own["seconds"]: 1}
+
+
+def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``hook_buckets(buckets, group=group)``; then, step by step, go back and ``finish()``."""
+    params, finishes = chain_params(mine), []
+    for model in mine["models"]:
+        buckets: Any = [[params[i] for i in b] for b in mine["buckets"] if b[0] in model]
+        buckets = tuple(buckets) if mine["in_place"] else buckets
+        made = hook_buckets(buckets, group=given.group)
+        finishes.append(called(made, "what hook_buckets returns"))
+    found = []
+    for uses, xs in zip(mine["uses"], mine["x"], strict=True):
+        chain_backward(params, uses[0], xs[0], mine["seconds"])
+        for finish in finishes[::-1]:
+            finish()
+        _gradients(params, mine)
+        found.append(cleared_gradients(params, mine["in_place"]))
+    return {GRADIENTS: found}
+
+
+def hooks_computes(own: Any) -> dict[float, int]:
+    """Return how long `hooks_program` computes: it walks the first micro-batch of every step."""
+    return {own["seconds"]: sum(len(uses[0]) for uses in own["uses"])}
+
+
+class _InterruptedError(Exception):
+    """Leaves a context early."""
+
+
+def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``data_parallel(params, cap, first_cap, group=group)``; accumulate, ``finish()``."""
+    params = chain_params(mine)
+    finishes, contexts = [], []
+    for model in mine["models"]:
+        tied = [params[i] for i in (*model, *(i for i in mine["again"] if i in model))]
+        finish, no_sync = _pair(
+            data_parallel(given.iterable(tied), mine["cap"], mine["first_cap"], group=given.group)
+        )
+        finishes.append(finish)
+        contexts.append(no_sync)
+
+    def back(use: Sequence[int], x: Sequence[torch.Tensor]) -> None:
+        for context in contexts:  # once more, and left again: those around it still hold
+            with context():
+                pass
+        chain_backward(params, use, x, mine["seconds"])
+
+    found = []
+    for uses, xs in zip(mine["uses"], mine["x"], strict=True):
+        *local, last = zip(uses, xs, strict=True)
+        for use, x in local:
+            _inside(contexts, mine["interrupted"], partial(back, use, x))
+        quiet = [contexts[i] for i in mine["quiet"]]
+        _inside(quiet, False, partial(chain_backward, params, *last, mine["seconds"]))
+        for finish in finishes[::-1]:
+            finish()
+        _gradients(params, mine)
+        found.append(cleared_gradients(params, mine["in_place"]))
+    return {GRADIENTS: found}
+
+
+def parallel_computes(own: Any) -> dict[float, int]:
+    """Return how long `parallel_program` computes: it walks every micro-batch."""
+    return {own["seconds"]: sum(len(use) for uses in own["uses"] for use in uses)}
+
+
+def _pair(made: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise TypeError(f"data_parallel returns {type(made).__name__}, expected (finish, no_sync)")
+    return called(made[0], "finish"), called(made[1], "no_sync")
+
+
+def _inside(
+    contexts: Sequence[Callable[[], Any]], interrupted: bool, call: Callable[[], object]
+) -> None:
+    """Make the call inside all these contexts, which an exception may leave."""
+    if not contexts:
+        call()
+        return
+    try:
+        with contexts[0]():
+            _inside(contexts[1:], interrupted, call)
+            if interrupted:
+                raise _InterruptedError
+        if interrupted:
+            raise RuntimeError(
+                "no_sync swallows an exception: what goes wrong inside must reach its caller"
+            )
+    except _InterruptedError:
+        pass
+
+
+def _gradients(params: Sequence[nn.Parameter], mine: Any) -> list[torch.Tensor | None]:
+    """Return the gradients; raise RuntimeError if other parameters are frozen than before."""
+    if [i for i, param in enumerate(params) if not param.requires_grad] != sorted(mine["frozen"]):
+        raise RuntimeError("the function changes which parameters require a gradient")
+    return [param.grad for param in params]
+
+
+# Where the verdict is made --------------------------------------------------------------------
+
+
+def launches(case: Case, rank: int) -> int:
+    """Return how many all-reduces there are: one for each bucket and step."""
+    return len(bucket_bytes(case, rank))
+
+
+def gradient_bytes(case: Case, rank: int) -> int:
+    """Return how many bytes all gradients have."""
+    return case.itemsize * sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
+
+
+@Expectation
+def keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect no all-reduce larger than the largest bucket."""
+    for rank in range(case.world_size):
+        largest = max(bucket_bytes(case, rank))
+        for event in operations(trace, rank, ["all_reduce"]):
+            if event.bytes > largest:
+                raise Wrong(
+                    f"rank {rank} sends a bucket of {event.bytes} B, where cap and dtypes allow "
+                    f"{largest} B: {told([event])}"
+                )
+
+
+@Expectation
+def one_order(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect the all-reduces in the order of the buckets, step after step."""
+    for rank in range(case.world_size):
+        launched = [event.bytes for event in operations(trace, rank, ["all_reduce"])]
+        expected = bucket_bytes(case, rank)
+        if launched != expected and len(case.members(rank)) > 1:  # alone, nothing need be sent
+            raise Wrong(
+                f"rank {rank} launches {launched}, expected the order {expected}",
+                "These are the bytes of each all-reduce. Buckets leave in one order, even where "
+                "some are not complete.",
+            )
+
+
+def where(key: str, hint: str, expectation: Expectation) -> Expectation:
+    """Return the expectation with a hint, for the cases whose parameters have `key`."""
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        if case.parameters.get(key):
+            try:
+                expectation.test(case, observed, trace)
+            except Wrong as wrong:
+                raise Wrong(wrong.message, hint) from None
+
+    return Expectation(test)
+
+
+def overlapped_time(case: Case, network: Network) -> float:
+    """Return the time in which the last bucket alone is left when backward is over."""
+    last, steps = bucket_bytes(case, 0)[-1], len(case.parameters["steps"])
+    left = collective_time(
+        "all_reduce", network, len(case.members(0)), last, itemsize=case.itemsize
+    )
+    return 1.01 * (backward_time(case) + steps * left)
+
+
+def times_faster(factor: float) -> Callable[[Case, Network], float]:
+    """Return a formula: a `factor`-th of the time that one all-reduce per parameter takes."""
+
+    def seconds(case: Case, network: Network) -> float:
+        each = [torch.Size(shape).numel() * case.itemsize for shape in case.parameters["shapes"]]
+        k, size = len(case.members(0)), case.itemsize
+        once = sum(collective_time("all_reduce", network, k, n, itemsize=size) for n in each)
+        return (backward_time(case) + len(case.parameters["steps"]) * once) / factor
+
+    return seconds

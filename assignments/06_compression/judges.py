@@ -1,0 +1,565 @@
+"""Compressed tensors: inputs whose answers are exact, and judges that read the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checking import Case, Given, Wrong, equals
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.compare import describe
+from course_lib.checking.judges import Oracle
+from course_lib.checking.shared.sums import EXACT, in_calls, numel
+
+# Bytes on the wire --------------------------------------------------------------------------------
+
+# Bytes are first judged as bytes: how many there are, and which mistake gives a wrong number of
+# them. Then they are read as their receiver would read them.
+
+
+def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping[int, str]) -> None:
+    """Raise `Wrong` unless `value` is a vector of so many bytes, uint8.
+
+    Args:
+        value: what a rank returned; anything.
+        nbytes: how many bytes it must have.
+        formula: where the number comes from, in words.
+        what: whose it is: ``rank 0: wire``.
+        known: number of bytes → the mistake that looks like it.
+
+    """
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
+        said = describe(value)
+        if isinstance(value, Tensor):
+            said = f"{value.dtype} of shape {list(value.shape)}, {value.nbytes} bytes"
+        raise Wrong(
+            f"{what} is {said}, expected a vector of {nbytes} bytes, uint8",
+            "Send one vector of bytes: x.view(torch.uint8) shows a vector's bytes, and "
+            "torch.cat puts vectors one behind the other.",
+        )
+    if value.numel() != nbytes:
+        raise Wrong(
+            f"{what} has {value.numel()} bytes, expected {nbytes}: {formula}",
+            known.get(value.numel(), ""),
+        )
+
+
+# A byte for each number ---------------------------------------------------------------------------
+
+
+def quantized_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw ``x``, in eighths of a power of two up to 127 times it, and ``ticks`` of 2⁻²⁴, int64.
+
+    x/s + u is 2⁻¹³ away from a multiple of 1/8: float32 tells on which side, no smaller dtype.
+
+    Parameters: ``shape``; ``exponent`` of the power; ``sign`` of the largest, 0 for all zeros.
+    """
+    shape, sign = tuple(case.parameters["shape"]), case.parameters["sign"]
+    drawn = []
+    for _ in range(case.world_size):
+        eighths = torch.randint(-1016, 1017, shape, generator=generator).flatten()
+        # At most 8 significant bits: of more, bfloat16 would round some.
+        for most in (256, 512):
+            eighths = torch.where(
+                eighths.abs() < most, eighths, eighths // (most // 64) * most // 64
+            )
+        most = 4 * int(torch.randint(200, 255, (), generator=generator))
+        eighths = eighths.clamp(-most, most)
+        at = int(torch.randint(max(eighths.numel(), 1), (), generator=generator))
+        eighths[at : at + 1] = most
+        side = torch.randint(2, eighths.shape, generator=generator) * 2 - 1
+        between = torch.randint(8, eighths.shape, generator=generator) / 8 + side * 2.0**-13
+        ticks = ((between - sign * 127 * eighths.double() / most) % 1 * 2**24).long()
+        if sign > 0:
+            ticks[at : at + 1] = 2**24 - 1  # 127 + u is 128 in float32
+        x = eighths * (sign * 2.0 ** (case.parameters["exponent"] - 3))
+        drawn.append({"x": x.view(shape), "ticks": ticks.view(shape)})
+    return drawn
+
+
+def uniform(ticks: Tensor) -> Tensor:
+    """Return ``u``, numbers in [0, 1): float32 or, of an even number of them, float64."""
+    dtype = torch.float32 if ticks.numel() % 2 else torch.float64
+    return ticks.to(dtype) * 2.0**-24
+
+
+def codes_of(own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scale s = max|x|/127, and x/s and u, in double precision."""
+    x, u = own["x"].double().flatten(), uniform(own["ticks"]).double().flatten()
+    scale = x.abs().max() / 127 if x.numel() else x.sum()
+    return scale, x / torch.where(scale == 0, 1, scale), u
+
+
+@sees(lambda case, inputs, rank: {"wire": ANYTHING, "u": uniform(inputs[rank]["ticks"])})
+def reads_codes(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge ``wire``, four bytes of scale and a code for each number, and ``u``, left as it was."""
+    read = []
+    for rank, (own, value) in enumerate(zip(inputs, values, strict=True)):
+        n, wire = own["x"].numel(), value["wire"]
+        known = {
+            n: "Where is the scale? The receiver needs it.",
+            n + 8: "The scale is float32, 4 bytes.",
+            n + 2: "The scale is float32, 4 bytes.",
+            4 * n + 4: "A code is one byte: int8, not a number of four.",
+        }
+        expect_wire(wire, n + 4, "4 for the scale, 1 for each number", f"rank {rank}: wire", known)
+        if not torch.equal(value["u"], uniform(own["ticks"])):
+            raise Wrong(f"rank {rank}: the function changes u, which is not its to change")
+        scale, codes = wire[:4].clone().view(torch.float32), wire[4:].view(torch.int8)
+        read.append({"scale": scale, "codes": codes.double()})
+    _codes(case, inputs, read)
+
+
+def _with(rounding: Callable[[Tensor, Tensor], Tensor]) -> Oracle:
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        _, scaled, u = codes_of(inputs[me])
+        return {"codes": rounding(scaled, u)}
+
+    return oracle
+
+
+def _right(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    scale, scaled, u = codes_of(inputs[me])
+    codes = (scaled + u).floor().clamp(max=127)
+    return {"scale": scale.float().view(1), "codes": codes}
+
+
+_codes = equals(
+    _right,
+    {
+        "x/s rounded to the nearest: u decides, up or down": _with(lambda x, u: x.round()),
+        "⌊x/s⌋: every number is rounded down": _with(lambda x, u: x.floor()),
+        "x/s + u cut off towards zero: numbers below zero are rounded up, and biased": _with(
+            lambda x, u: (x + u).trunc().clamp(max=127)
+        ),
+        "x/s cut off towards zero, whatever u is": _with(lambda x, u: x.trunc()),
+        "the right codes but for 128, which int8 does not have": _with(
+            lambda x, u: torch.where((x + u).float() == 128, -128, (x + u).floor())
+        ),
+        "codes that u moves the wrong way: ⌊x/s + u⌋ adds it": _with(
+            lambda x, u: (x - u).ceil().clamp(min=-127)
+        ),
+    },
+    tolerance=dict.fromkeys(EXACT, 1e-6),  # of the scale: max|x| by 127, or times 1/127
+    absolute=EXACT,
+)
+
+
+# The largest numbers, and where they are ----------------------------------------------------------
+
+
+def distinct_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw ``x`` of the case's ``shape``, no two of whose absolute values are equal; one is 0."""
+    n = numel(case)
+    order = torch.randperm(n, generator=generator)
+    # Each of 8 significant bits: bfloat16 rounds none.
+    sizes = torch.where(order == 0, 0, (128 + order % 128) / 256 * 2.0 ** (order // 128))
+    signs = torch.randint(2, (n,), generator=generator) * 2 - 1
+    return [{"x": (sizes * signs).view(tuple(case.parameters["shape"]))}]
+
+
+@sees({"wire": ANYTHING})
+def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge ``wire``: the ``k`` largest values, and where they are."""
+    x, k, wire = inputs[0]["x"], case.parameters["k"], values[0]["wire"]
+    n, size = x.numel(), x.element_size()
+    bitmap = -(-n // 8)
+    own_dtype = "Values are float32 on the wire, whatever dtype x has."
+    known = {
+        4 * k + n // 8: "The last byte of a bitmap is filled up with zeros, and not left out.",
+        size * k + 4 * k: own_dtype,
+        size * k + bitmap: own_dtype,
+        size * k + 8 * k: own_dtype,
+        4 * k + n: "A bool is a whole byte: eight bits go into one.",
+        4 * k + 8 * bitmap: "A bool is a whole byte: eight bits go into one.",
+        4 * n: "Zeros take as many bytes as any number: send the k values and their places.",
+        4 * k: "Where were they? The receiver needs their places.",
+        12 * k: "PyTorch's indices are int64, 8 bytes each: int32 is enough.",
+        8 * k: "Here the bitmap, one bit for each number, is the smaller list of places.",
+        4 * k + bitmap: "Here k places of 4 bytes take fewer than the bitmap.",
+    }
+    formula = f"4 k + min(4 k, ceil(n/8)) with k = {k}, n = {n}"
+    expect_wire(wire, 4 * k + min(4 * k, bitmap), formula, "rank 0: wire", known)
+    right = largest_values(x, k)
+    got, reverse = read_top_k(wire, n, k), read_top_k(wire, n, k, highest_first=True)
+    is_right, is_reversed = (x is not None and torch.equal(x, right) for x in (got, reverse))
+    bits = (wire[4 * k :, None] >> torch.arange(8)).bitwise_and(1).flatten()[:n]
+    if bitmap == 4 * k > 0 and torch.equal(bits, (right != 0).to(torch.uint8)):
+        raise Wrong(
+            "rank 0: wire: the places are a bitmap, expected a list",
+            f"{n} bits take {bitmap} whole bytes, as many as the list: then send the list.",
+        )
+    if is_reversed and not is_right:
+        raise Wrong(
+            "rank 0: wire: the first element has the highest bit of its byte, expected the lowest",
+            "Element i is bit i mod 8 of byte i // 8: bits[0] + 2 bits[1] + 4 bits[2] + …",
+        )
+    if got is None:
+        raise Wrong(
+            f"rank 0: wire: the places in it are not {k} different numbers from 0 to {n - 1}",
+            "Places count in the flattened x, and the last byte is filled up with zeros.",
+        )
+    same_values = torch.equal(got.sort().values, right.sort().values)
+    if torch.equal(got != 0, right != 0) and same_values and not torch.equal(got, right):
+        raise Wrong("rank 0: wire: values and places are right, but not in the same order")
+    _largest(case, inputs, [{"decoded": got}])
+    if not torch.equal(places_in(wire, k), places_in(wire, k).sort().values):
+        raise Wrong("rank 0: wire: the places are right, but not in the order of x")
+
+
+def largest_values(x: Tensor, k: int) -> Tensor:
+    """Return the flattened x, float32, with zeros for all but its k largest |x_i|."""
+    return _chosen(x, lambda flat: flat.abs().argsort(descending=True)[:k])
+
+
+def read_top_k(wire: Tensor, n: int, k: int, highest_first: bool = False) -> Tensor | None:
+    """Return the float32 vector that a wire of values and places stands for; None if it is none.
+
+    `highest_first`: read a bitmap as if the first element had the highest bit of its byte.
+    """
+    values, places = wire[: 4 * k].clone().view(torch.float32), places_in(wire, k, highest_first)
+    if (
+        len(set(places.tolist())) != k
+        or len(places) != k
+        or (k and not 0 <= int(places.min()) <= int(places.max()) < n)
+    ):
+        return None
+    return torch.zeros(n).index_put((places,), values)
+
+
+def places_in(wire: Tensor, k: int, highest_first: bool = False) -> Tensor:
+    """Return the places behind the k values of a wire, as they are listed; see `read_top_k`."""
+    rest = wire[4 * k :].clone()
+    if len(rest) == 4 * k:
+        return rest.view(torch.int32).long()
+    bits = torch.arange(7, -1, -1) if highest_first else torch.arange(8)
+    return ((rest[:, None] >> bits) & 1).flatten().nonzero().flatten()
+
+
+def _chosen(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    flat = x.float().flatten()
+    places = choose(flat)
+    return torch.zeros_like(flat).index_put((places,), flat[places])
+
+
+def _kept(values: Callable[[Tensor, int], Tensor]) -> Oracle:
+    return lambda case, inputs, me: {"decoded": values(inputs[me]["x"], case.parameters["k"])}
+
+
+_largest = equals(
+    _kept(largest_values),
+    {
+        "the k largest numbers: their absolute values count": _kept(
+            lambda x, k: _chosen(x, lambda flat: flat.argsort(descending=True)[:k])
+        ),
+        "the k smallest": _kept(lambda x, k: _chosen(x, lambda flat: flat.abs().argsort()[:k])),
+        "the absolute values, without signs": _kept(lambda x, k: largest_values(x, k).abs()),
+    },
+    tolerance=EXACT,
+)
+
+
+# Codecs that a check hands to a student's function ------------------------------------------------
+
+# Every result is exact. All scales are 257 times a power of two. With multiples of a power of two
+# (`exact_numbers`), float32 rounds nothing but what a codec rounds, and a sum of decoded tensors is
+# the same in every order. But bfloat16 rounds the scale itself.
+
+Rounding = Callable[[Tensor], Tensor]
+
+
+def _vector(x: Tensor) -> Tensor:
+    if x.dim() != 1 or x.dtype != torch.float32:
+        raise TypeError(f"encode takes a float32 vector, not {x.dtype} of shape {list(x.shape)}")
+    return x.detach()
+
+
+def _with_scale(exponent: Tensor, codes: Tensor) -> Tensor:
+    scale = torch.ldexp(torch.full((), 257.0, device=codes.device), exponent)
+    return torch.cat([scale.reshape(1).view(torch.uint8), codes])
+
+
+def _scale(wire: Tensor) -> Tensor:
+    return wire[:4].clone().view(torch.float32)
+
+
+def encode_bytes(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
+    """Return n + 4 bytes: a scale, and each number by it, `rounded`."""
+    x = _vector(x)
+    largest = x.abs().max() if x.numel() else x.sum()
+    exponent = torch.frexp(largest / (127 * 257)).exponent
+    codes = rounded(torch.ldexp(x, -exponent) / 257).to(torch.int8)
+    return _with_scale(exponent, codes.view(torch.uint8))
+
+
+def decode_bytes(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return what `encode_bytes` made small."""
+    return (wire[4:].clone().view(torch.int8) * _scale(wire)).view(shape).to(dtype)
+
+
+def encode_signs(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
+    """Return 4 + ceil(n / 8) bytes: a scale, and a bit for each number, 1 below zero."""
+    x = _vector(x)
+    largest = x.abs().max() if x.numel() else x.sum()
+    exponent = torch.frexp(largest).exponent - 9
+    bits = torch.nn.functional.pad((x < 0).to(torch.uint8), (0, -x.numel() % 8)).view(-1, 8)
+    powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=x.device)
+    return _with_scale(exponent, (bits * powers).sum(1).to(torch.uint8))
+
+
+def decode_signs(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return what `encode_signs` made small."""
+    n = torch.Size(shape).numel()
+    bits = (wire[4:, None] >> torch.arange(8, device=wire.device)) & 1
+    signs = 1 - 2 * bits.reshape(-1)[:n].float()
+    return (signs * _scale(wire)).view(shape).to(dtype)
+
+
+FEW = 3
+
+Codec = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+CODECS: Mapping[str, Codec] = {
+    "8 bits": (encode_bytes, decode_bytes),
+    "1 bit": (encode_signs, decode_signs),
+}
+
+
+def handed_out(name: str) -> Codec:
+    """Return a codec for a student's function; a vector that comes again is rounded another way.
+
+    A codec that rounds at random does so too, and then not all ranks hold the same sum. Two shards
+    of few numbers may be equal by chance, and are rounded alike.
+    """
+    encode, decode = CODECS[name]
+    seen: set[bytes] = set()
+
+    def encode_once(x: Tensor) -> Tensor:
+        numbers = _vector(x).cpu().numpy().tobytes()
+        rounded = torch.floor if x.numel() > FEW and numbers in seen else torch.round
+        seen.add(numbers)
+        return encode(x, rounded)
+
+    encode_once.__qualname__ = encode.__qualname__  # which of them it is
+    return encode_once, decode
+
+
+def round_trip(codec: Codec, x: Tensor) -> Tensor:
+    """Return C(x) of a float32 vector."""
+    encode, decode = codec
+    return decode(encode(x), x.shape, torch.float32)
+
+
+# Sums of what they make, shard by shard -----------------------------------------------------------
+
+Compress = Callable[[Codec, Tensor], Tensor]
+
+
+def _exactly(codec: Codec, x: Tensor) -> Tensor:
+    return x
+
+
+def compressed_sum(
+    parts: Compress = round_trip, sums: Compress = round_trip, shards: int | None = None
+) -> Oracle:
+    """Return an oracle of C(Σ C(tensor)) for the case's ``codec``, in so many shards, or K.
+
+    `parts` and `sums` compress what the ranks send first, and the sums.
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
+        codec, count = CODECS[case.parameters["codec"]], shards or len(inputs)
+
+        def total(ins: Sequence[Any], _: int) -> Tensor:
+            cut = [each["tensor"].float().flatten().tensor_split(count) for each in ins]
+            totals = [
+                sums(codec, torch.stack([parts(codec, each) for each in same]).sum(0))
+                for same in zip(*cut, strict=True)
+            ]
+            like = ins[0]["tensor"]
+            return torch.cat(totals).view(like.shape).to(like.dtype)
+
+        return in_calls("tensor", total)(case, inputs, me)
+
+    return oracle
+
+
+equals_compressed_sum = equals(
+    compressed_sum(),
+    {
+        "Σ C(x): the sums are sent as they are, not compressed": compressed_sum(sums=_exactly),
+        "C(Σ x): what each rank sends at first is not compressed": compressed_sum(parts=_exactly),
+        "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
+        "a tensor compressed as a whole: each shard is encoded by itself": compressed_sum(shards=1),
+        "what this rank had before: nothing was written into it": in_calls(
+            "tensor", lambda inputs, me: inputs[me]["tensor"]
+        ),
+        "the mean: nobody asked to divide": lambda case, inputs, me: {
+            name: value / len(inputs) for name, value in compressed_sum()(case, inputs, me).items()
+        },
+    },
+    tolerance=EXACT,
+)
+"""Judge ``tensor`` by C(Σ C(tensor)) over the group."""
+
+
+# Error feedback: two senders with a memory for each key -------------------------------------------
+
+
+def only_largest(p: Tensor) -> Tensor:
+    """Return p with zeros for all but one of its largest numbers."""
+    place = p.abs().argmax()
+    return torch.zeros_like(p).flatten().index_fill(0, place, 1).view(p.shape) * p
+
+
+def signs(p: Tensor) -> Tensor:
+    """Return one power of two with the signs of p."""
+    return torch.copysign(torch.exp2(torch.frexp(p.abs().max()).exponent - 1.0), p)
+
+
+SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
+"""Shapes of the keys. Two are alike. A smaller tensor might come again by chance."""
+
+
+def rounded(p: Tensor) -> Tensor:
+    """Return multiples of 1/256, with more bits than bfloat16 has; like PowerSGD, spare vectors.
+
+    They are one multiple too large: else all but the small would be x, which bfloat16 has.
+    """
+    return (torch.round(p * 256) + 1) / 256 if p.dim() > 1 else p.clone()
+
+
+COMPRESS = {"only_largest": only_largest, "signs": signs, "rounded": rounded}
+
+
+def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `compress`, which refuses a tensor that comes again."""
+    seen: set[bytes] = set()
+
+    def compress_once(p: Tensor) -> Tensor:
+        if p.dtype != torch.float32:
+            raise TypeError(f"compress takes a float32 tensor, not {p.dtype}")
+        numbers = p.detach().double().cpu().contiguous().numpy().tobytes()
+        if numbers in seen:
+            raise RuntimeError(
+                "compress is called twice for one tensor: if it rounds at random, what is kept "
+                "does not belong to what is returned"
+            )
+        seen.add(numbers)
+        return compress(p)
+
+    compress_once.__qualname__ = compress.__qualname__  # which of them it is
+    return compress_once
+
+
+def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw a tensor for each step and key; every second step is small beside what has gathered.
+
+    The keys have the shapes of `SHAPES`.
+    """
+    drawn = []
+    for _ in range(case.world_size):
+        own: dict[str, Any] = {
+            "compress": case.parameters["compress"],
+            "keys": list(case.parameters["keys"]),
+        }
+        for i in range(case.parameters["steps"]):
+            unit = 2.0 ** (-9 if i % 2 else -1)
+            own[f"step {i}"] = [
+                (torch.randint(-8, 8, shape, generator=generator) * 2 + 1) * unit
+                for _, shape in zip(own["keys"], SHAPES, strict=False)
+            ]
+        drawn.append(own)
+    return drawn
+
+
+def run_feedback(
+    with_feedback: Callable[..., Any], mine: dict[str, Any], given: Given
+) -> dict[str, Tensor]:
+    """Two senders with one `compress` take turns; their inputs and answers are overwritten."""
+    compress = _once(COMPRESS[mine["compress"]])
+    senders = {name: with_feedback(compress) for name in ("first", "second")}
+    for send in senders.values():
+        if not callable(send):
+            kind = type(send).__name__
+            raise TypeError(f"what with_feedback returns is {kind}, expected a function")
+    found = {}
+    for step in [name for name in mine if name.startswith("step")]:
+        for x, key in zip(mine[step], mine["keys"], strict=True):
+            for name, send in senders.items():
+                gradient = x.clone() if name == "first" else 4 * x
+                before = gradient.clone()
+                sent = send(gradient, key)
+                if not isinstance(sent, Tensor):
+                    raise TypeError(f"send returns {type(sent).__name__}, expected a tensor")
+                found[f"{name} sender, {step}, key {key}"] = sent.clone()
+                found[f"{name} sender, {step}, key {key}: x afterwards"] = gradient - before
+                gradient.fill_(7), sent.fill_(9)
+    return found
+
+
+Keep = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _left(x: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    return x + e - c
+
+
+def replayed(
+    keep: Keep = _left,
+    memory: Callable[[str, str], Hashable] = lambda sender, key: (sender, key),
+    weight: float = 1,
+    coarse: bool = False,
+) -> Oracle:
+    """Return an oracle of senders that add `weight` times what they `keep`, under such a name.
+
+    `coarse`: what they would give if they calculated x + e in bfloat16.
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
+        own, found = inputs[me], {}
+        residuals: dict[Hashable, Tensor] = {}
+        for step in [name for name in own if name.startswith("step")]:
+            for x, key in zip(own[step], own["keys"], strict=True):
+                for sender, g in (("first", x), ("second", 4 * x)):
+                    place = f"{sender} sender, {step}, key {key}"
+                    e = residuals.get(memory(sender, key), torch.zeros(()))
+                    if e.shape != x.shape:  # of another key: no mistake gets that far
+                        e = torch.zeros(x.shape)
+                    p = g.float() + weight * e
+                    sent = COMPRESS[own["compress"]](p.bfloat16().float() if coarse else p)
+                    kept = keep(g.float(), e, sent)
+                    residuals[memory(sender, key)] = kept
+                    found[place], found[f"{place}: x afterwards"] = sent.to(x.dtype), 0 * x
+        return found
+
+    return oracle
+
+
+equals_feedback = equals(
+    replayed(),
+    {
+        "C(x): what was left out is not added to the next": replayed(weight=0),
+        "C(x + 2 e): the residual is added twice": replayed(weight=2),
+        "C(x - e): the residual has the wrong sign": replayed(weight=-1),
+        "one residual for all keys: each key needs its own": replayed(memory=lambda s, key: s),
+        "residuals that two senders share: each call of with_feedback begins anew": replayed(
+            memory=lambda sender, key: key
+        ),
+        "what x - C(x + e) leaves: e = x + e - C(x + e)": replayed(lambda x, e, c: x - c),
+        "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
+        "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": replayed(
+            lambda x, e, c: x + e - c.bfloat16().float()
+        ),
+        "x + e in the dtype of x: convert x before you add": replayed(
+            lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=True
+        ),
+        "a residual rounded to the dtype of x: keep it in float32": replayed(
+            lambda x, e, c: (x + e - c).bfloat16().float()
+        ),
+    },
+    tolerance=EXACT,
+)
+"""Judge what both senders return in each step, for each key, and that they leave x as it is."""

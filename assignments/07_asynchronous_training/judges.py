@@ -1,0 +1,418 @@
+"""Servers and workers out of step, and DiLoCo: inputs, programs, judges.
+
+The order of events is part of a case, never the outcome of a race. So a check gives the same
+verdict on ranks of every kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.checking import Case, Given, Wrong, equals
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.compare import describe
+from course_lib.checking.judges import Oracle
+from course_lib.ranks import compute
+
+# Servers and workers: scripts of events, and programs that follow them ----------------------------
+
+Events = Sequence[Sequence[Any]]
+"""Pairs of ``pull`` or ``push`` and a worker."""
+
+
+def script(text: str) -> list[list[Any]]:
+    """Return the events of ``"1 2 +1 2"``: a number pulls, with a plus it pushes."""
+    return [["push" if word[0] == "+" else "pull", int(word)] for word in text.split()]
+
+
+def ages(events: Events, before: int = 0) -> list[int]:
+    """Return how many pushes lie between each push and the last pull of its worker."""
+    pulled: dict[int, int] = {}
+    found: list[int] = []
+    for kind, worker in events:
+        if kind == "pull":
+            pulled[worker] = len(found)
+        else:
+            found.append(len(found) - pulled[worker] + before)
+    return found
+
+
+def _since_the_last_push(events: Events) -> list[int]:
+    """Count from a worker's last push: a worker that pulls late has newer weights."""
+    last: dict[int, int] = {}
+    found: list[int] = []
+    for kind, worker in events:
+        if kind == "push":
+            found.append(len(found) - last.get(worker, 0))
+            last[worker] = len(found)
+    return found
+
+
+AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
+    "the right list plus 1: a push does not make its own gradient older": lambda e: ages(e, 1),
+    "the version that was pulled, not how old it is": lambda e: [
+        n - age for n, age in enumerate(ages(e))
+    ],
+    "what it is if each worker pulls right after its push: it may pull later": _since_the_last_push,
+}
+
+
+@sees(ANYTHING)  # it judges the form itself
+def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge a list of staleness, one for each push of the case's ``events``."""
+    events, got = case.parameters["events"], values[0]
+    right = ages(events)
+    pushed = [worker for kind, worker in events if kind == "push"]
+    if not isinstance(got, list) or not all(type(each) is int for each in got):
+        raise Wrong(f"the answer is {describe(got)}, expected a list of {len(right)} ints")
+    if got == right:
+        return
+    same = (f"This equals {name}." for name, of in AGE_MISTAKES.items() if of(events) == got)
+    hint = next(same, "")
+    if len(got) != len(right):
+        what = f"the list has {len(got)} numbers, expected {len(right)}, one for each push"
+        raise Wrong(what, hint)
+    n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
+    what = f"push {n}, of worker {pushed[n]}: expected staleness {right[n]}, got {got[n]}"
+    raise Wrong(what, hint)
+
+
+def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw ``params`` of the case's ``shapes``, and gradients for each push of its ``events``."""
+    own, shapes = dict(case.parameters), case.parameters["shapes"]
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
+
+    pushes = sum(kind == "push" for kind, _ in own["events"])
+    return [{**own, "params": draw(), "gradients": [draw() for _ in range(pushes)]}]
+
+
+NONSENSE = 1e3
+"""An owner writes this into a gradient that was pushed."""
+
+
+def follow_script(
+    make: Callable[[Any], Any], mine: Any, given: Given, answer: str
+) -> dict[str, Any]:
+    """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes.
+
+    `make(params)` asks the student's function for a server. Between two events another server of
+    its making serves the same workers: they must not share anything. The tensors that a server gets
+    and gives are overwritten, as their owners may do.
+    """
+    pull, push = _server(make(given.iterable(mine["params"])))
+    other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
+    pulled, answers, left, after = [], [], list(mine["gradients"]), []
+    memory = [param.data_ptr() for param in mine["params"]]
+    for kind, worker in mine["events"]:
+        other_pull(worker)
+        other_push(worker, [torch.ones_like(param) for param in mine["params"]])
+        if kind == "pull":
+            pulled.append(pull(worker))
+        else:
+            gradients = left.pop(0)
+            answers.append(push(worker, given.iterable(gradients)))
+            after.append([gradient.clone() for gradient in gradients])
+            for gradient in gradients:
+                gradient.fill_(NONSENSE)
+    for gradients, theirs in zip(mine["gradients"], after, strict=True):
+        for gradient, value in zip(gradients, theirs, strict=True):
+            gradient.copy_(value)  # so that it shows whether a push has changed it
+    return {
+        answer: answers,
+        "weights of pull {}, parameter {}": pulled,
+        "weight {} of the server": [param.clone() for param in mine["params"]],
+        "the parameters' own memory": [param.data_ptr() for param in mine["params"]] == memory,
+    }
+
+
+def _server(made: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
+        raise TypeError(f"the server is {type(made).__name__}, expected two functions (pull, push)")
+    return made
+
+
+Rule = Callable[[list[Tensor], list[Tensor], int, dict[str, Any]], tuple[list[Tensor], Any, int]]
+"""``rule(w, g, τ, state)``: the next weights, the answer to the push, and updates made by it."""
+
+
+def served(answer: str, rule: Rule) -> Oracle:
+    """Return the oracle of a server that treats a gradient by `rule`."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        mine = inputs[0]
+        dtype, version, state = mine["params"][0].dtype, 0, dict(mine)
+        w, left = [p.double() for p in mine["params"]], list(mine["gradients"])
+        versions: dict[int, int] = {}
+        pulled, answers = [], []
+        for kind, worker in mine["events"]:
+            if kind == "pull":
+                versions[worker] = version
+                pulled.append([p.to(dtype) for p in w])
+            else:
+                g = [each.double() for each in left.pop(0)]
+                w, said, made = rule(w, g, version - versions[worker], state)
+                answers.append(said)
+                version += made
+        return {
+            answer: answers,
+            "weights of pull {}, parameter {}": pulled,
+            "weight {} of the server": [p.to(dtype) for p in w],
+            "the parameters' own memory": True,
+        }
+
+    return oracle
+
+
+def minus(w: list[Tensor], g: list[Tensor], factor: float) -> list[Tensor]:
+    """Return w - factor · g."""
+    return [a - factor * b for a, b in zip(w, g, strict=True)]
+
+
+def order_of(seconds: dict[int, float], updates: int) -> list[int]:
+    """Return the order of pushes if each worker takes its time, without any pause."""
+    times = [(n * t, worker) for worker, t in seconds.items() for n in range(1, updates + 1)]
+    return [worker for _, worker in sorted(times)][:updates]
+
+
+def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw what server and workers have; the server treats pushes in the case's ``order``."""
+    own, shapes, made = case.parameters, case.parameters["shapes"], []
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
+
+    for rank in range(case.world_size):
+        targets = [draw() for _ in range(own["order"].count(rank))]
+        told = {key: own[key] for key in ("order", "server", "lr", "loss", "before")}
+        seconds = own["seconds"].get(rank, 0.0)
+        made.append({"values": draw(), "targets": targets, "seconds": seconds, **told})
+    return made
+
+
+def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
+    """On the server's rank serve in the case's order; on the others call the student's function."""
+    if dist.get_rank() == mine["server"]:
+        return {"server's weights": _serve(mine)}
+    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
+    for param in params if mine["before"] else ():
+        param.grad = torch.ones_like(param)
+    seen: list[Tensor] = []
+
+    def total(term: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        if len(seen) >= len(mine["targets"]):
+            raise RuntimeError(f"loss() is called more than {len(mine['targets'])} times")
+        targets = mine["targets"][len(seen)]
+        seen.append(torch.cat([param.detach().flatten() for param in params]))
+        compute(mine["seconds"])
+        return sum(term(p, t) for p, t in zip(params, targets, strict=True))
+
+    def distance() -> Any:
+        return total(lambda p, t: (p - t).square().sum() / 2)
+
+    def product() -> Any:
+        return total(lambda p, t: (p * p * t).sum() / 2)
+
+    loss = {"distance": distance, "product": product}[mine["loss"]]
+    work(given.iterable(params), loss, len(mine["targets"]), mine["server"])
+    return {"weights at gradient {}": seen}
+
+
+def worker_computes(own: Any) -> dict[float, int]:
+    """Return how long `worker_program` computes: once for each gradient; the server has none."""
+    return {own["seconds"]: len(own["targets"])}
+
+
+def _serve(mine: Any) -> Tensor:
+    left = {worker: mine["order"].count(worker) for worker in sorted(set(mine["order"]))}
+    weights = torch.cat([value.flatten() for value in mine["values"]])
+    gradient = torch.empty_like(weights)
+    for worker in left:
+        dist.send(weights, worker)
+    for worker in mine["order"]:
+        dist.recv(gradient, worker)
+        weights = weights - mine["lr"] * gradient
+        left[worker] -= 1
+        if left[worker]:
+            dist.send(weights, worker)
+    return weights
+
+
+def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle:
+    """Return the oracle of `worker_program`.
+
+    `change(w, own, g, old)` makes a mistake. It returns the weights at which the gradient is
+    computed, and the tensor that is sent. Its arguments are the weights that were received, the
+    worker's own from the start, the gradient as a function of weights, and ``.grad`` before.
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        server, order = case.parameters["server"], case.parameters["order"]
+        dtype = inputs[me]["values"][0].dtype
+        own = [torch.cat([v.double().flatten() for v in each["values"]]) for each in inputs]
+        w, targets = own[server], [list(each["targets"]) for each in inputs]
+        at = dict.fromkeys(order, w)
+        old = [torch.full_like(w, float(each["before"])) for each in inputs]
+        seen: list[Tensor] = []
+        for worker in order:
+            target = torch.cat([t.double().flatten() for t in targets[worker].pop(0)])
+
+            def gradient(w: Tensor, target: Tensor = target) -> Tensor:
+                return w * target if case.parameters["loss"] == "product" else w - target
+
+            place, g = at[worker], gradient(at[worker])
+            if change is not None:
+                place, g = change(at[worker], own[worker], gradient, old[worker])
+            old[worker] = old[worker] + gradient(place)
+            if worker == me:
+                seen.append(place.to(dtype))
+            w = w - case.parameters["lr"] * g
+            at[worker] = w
+        if me == server:
+            return {"server's weights": w.to(dtype)}
+        return {"weights at gradient {}": seen}
+
+    return oracle
+
+
+# DiLoCo: inner steps on every rank, an outer step together ----------------------------------------
+
+# The inner step of a case goes a quarter of the way ``to`` a goal of each rank's own, or ``along``
+# a direction of its own, farther each time. So a round ends at other weights on every rank.
+
+INNER_STEP = 10e-6
+"""Seconds."""
+
+
+def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw equal weights for all ranks, of the case's ``shapes``, and other goals for each."""
+    shapes, own = case.parameters["shapes"], dict(case.parameters)
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
+
+    start = draw()
+    return [{**own, "values": start, "goals": draw()} for _ in range(case.world_size)]
+
+
+def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
+    """Take the case's ``steps``; return the weights around every outer step."""
+    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
+    memory, found, calls = [param.data_ptr() for param in params], [], []
+    for param in params if mine["inner"] == "along" else ():
+        # An inner optimizer has used it in the last step.
+        param.grad = torch.ones(param.shape, dtype=param.dtype)
+        if param.dim() > 1 and mine["momentum"]:
+            param.grad = param.grad.mT.contiguous().mT
+    grads = [param.grad for param in params]
+
+    @torch.no_grad()
+    def inner_step() -> None:
+        calls.append("inner step")
+        compute(INNER_STEP)
+        for param, goal in zip(params, mine["goals"], strict=True):
+            if mine["inner"] == "to":
+                param.add_(0.25 * (goal - param))
+            else:
+                param.add_(len(calls) * goal / 8)
+
+    options = [mine[key] for key in ("every", "outer_lr", "momentum")]
+    # Other models, one before and one after it, which are not trained meanwhile.
+    others = [[torch.nn.Parameter(torch.ones(size))] for size in (3, 4)]
+    diloco(others[0], lambda: None, *options, group=given.group)
+    step = diloco(given.iterable(params), inner_step, *options, group=given.group)
+    diloco(others[1], lambda: None, *options, group=given.group)
+    if not callable(step):
+        raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
+    for n in range(mine["steps"]):
+        step()
+        if (n + 1) % mine["every"] in (0, 1):
+            found.append([param.detach().clone() for param in params])
+    same = (a.grad is b for a, b in zip(params, grads, strict=True))
+    return {
+        "after look {}, parameter {}": found,
+        "inner steps": len(calls),
+        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
+        "gradients are as they were": all(same) and all(g is None or g.eq(1).all() for g in grads),
+    }
+
+
+def rounds_computes(own: Any) -> dict[float, int]:
+    """Return how long `rounds_program` computes: each of its steps has an inner one."""
+    return {INNER_STEP: own["steps"]}
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
+Outer = Callable[[Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""`outer(held, change, momentum, m)`: from where to step, which step, and the next m."""
+
+
+def _nesterov(
+    held: Tensor, change: Tensor, momentum: float, m: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    m = momentum * m + change
+    return held, change + momentum * m, m
+
+
+def trained_by(
+    outer: Outer = _nesterov,
+    scale: Callable[[int], float] = lambda k: 1.0,
+    after: float = 0,
+    rate: float | None = None,
+) -> Oracle:
+    """Return the oracle of DiLoCo, or with another argument that of a mistake."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        own = inputs[me]
+        shapes = [value.shape for value in own["values"]]
+        w = torch.stack([_joined(each["values"]) for each in inputs])
+        goals = torch.stack([_joined(each["goals"]) for each in inputs])
+        held, m, found = w[0], torch.zeros_like(w[0]), []
+        for n in range(1, own["steps"] + 1):
+            w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
+            if n % own["every"] == after % own["every"]:
+                change = scale(len(inputs)) * (held - w.mean(0))
+                held, step, m = outer(held, change, own["momentum"], m)
+                held = held - (own["outer_lr"] if rate is None else rate) * step
+                w = held.expand_as(w)
+            if n % own["every"] in (0, 1):
+                ours = w[me].to(own["values"][0].dtype)
+                pieces = torch.split(ours, [shape.numel() for shape in shapes])
+                found.append([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
+        return {
+            "inner steps": own["steps"],
+            "after look {}, parameter {}": found,
+            "the parameters' own memory": True,
+            "gradients are as they were": True,
+        }
+
+    return oracle
+
+
+equals_diloco = equals(
+    trained_by(),
+    {
+        "the plain mean of the weights: take an outer step towards it": trained_by(
+            lambda held, change, momentum, m: (held, change, m), rate=1.0
+        ),
+        "a step of Δ alone, or of m alone: Nesterov's looks ahead, Δ + μ m": trained_by(
+            lambda held, change, momentum, m: (held, change, momentum * m + change)
+        ),
+        "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
+            scale=lambda k: -1.0
+        ),
+        "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
+        "an outer learning rate of 1": trained_by(rate=1.0),
+        "no outer step at all": trained_by(after=0.5),
+    },
+)
+"""Judge the weights around every outer step, and that nothing else was touched."""

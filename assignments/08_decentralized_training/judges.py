@@ -1,0 +1,390 @@
+"""Mixing with neighbours, steps that do so, and how fast ranks agree: programs and judges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checking import (
+    Case,
+    Expectation,
+    Given,
+    Wrong,
+    calls_at_most,
+    equals,
+    only_calls,
+    only_peers,
+    sends_at_most,
+    time_within,
+)
+from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.compare import describe
+from course_lib.checking.judges import Oracle
+from course_lib.ranks import compute
+from course_lib.ranks.costs.network import Network
+
+# Mixing matrices, who talks to whom under them, and the result of mixing --------------------------
+
+# A matrix is made of whole numbers over one denominator, so that it travels exactly to ranks of
+# every dtype. The weights of a graph with links are one over the largest number of neighbours plus
+# one, the same for all links. They are not the ones that task 1 asks for.
+
+HOPS = {"one way": (0, 1), "hops 0, 1, 3": (0, 1, 3), "swap": (1, -1), "turn": (1,)}
+"""Directed graphs: a rank hears those so far ahead of it, and itself where 0 is among them."""
+
+
+def links_of(graph: str, k: int) -> list[tuple[int, int]]:
+    """Return the links of a graph of k ranks, each once, the lower rank first."""
+    pairs = {
+        "line": [(i, i + 1) for i in range(k - 1)],
+        "ring": [(i, (i + 1) % k) for i in range(k)],
+        "star": [(0, i) for i in range(1, k)],
+        "complete": [(i, j) for j in range(k) for i in range(j)],
+        "pairs": [(i, i + 1) for i in range(0, k - 1, 2)],
+        "alone": [],
+    }
+    return sorted({(min(a, b), max(a, b)) for a, b in pairs[graph] if a != b})
+
+
+def whole_numbers(graph: str, k: int) -> tuple[Tensor, int]:
+    """Return `(N, d)`, the matrix N / d in whole numbers; row i is what rank i hears.
+
+    Graphs joined by ``*`` are matrices multiplied: ``star * one way`` is not normal.
+    """
+    if "*" in graph:
+        product, denominator = torch.eye(k, dtype=torch.int64), 1
+        for factor in graph.split(" * "):
+            numbers, each = whole_numbers(factor, k)
+            product, denominator = product @ numbers, denominator * each
+        return product, denominator
+    matrix = torch.zeros(k, k, dtype=torch.int64)
+    if graph in HOPS:
+        for rank in range(k):
+            for hop in HOPS[graph]:
+                matrix[rank, (rank + hop) % k] += 1
+        return matrix, len(HOPS[graph])
+    for a, b in links_of(graph, k):
+        matrix[a, b] = matrix[b, a] = 1
+    denominator = int(matrix.sum(1).max()) + 1
+    return matrix + torch.diag(denominator - matrix.sum(1)), denominator
+
+
+def weights_of(graph: str, k: int) -> Tensor:
+    """Return the matrix of `whole_numbers`, float64."""
+    numbers, denominator = whole_numbers(graph, k)
+    return numbers.double() / denominator
+
+
+def as_weights(matrix: Mapping[str, Any], like: Tensor) -> Tensor:
+    """Return the matrix that a rank is given: float64 with float64 tensors, else float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return matrix["numbers"].to(like.device, dtype) / matrix["denominator"]
+
+
+def watched_weights(given: Given, made: Sequence[Mapping[str, Any]], like: Tensor) -> list[Tensor]:
+    """Return `as_weights` of each, which the function must leave as they are."""
+    weights = [as_weights(matrix, like) for matrix in made]
+    given.watch.add_parameters("the matrix", weights)
+    return weights
+
+
+def matrices(case: Case, rank: int) -> list[dict[str, Any]]:
+    """Return the matrix of each step of ``graphs``, for `as_weights` on this rank."""
+    k = len(case.members(rank))
+    made = [whole_numbers(graph, k) for graph in case.parameters["graphs"]]
+    return [{"numbers": numbers, "denominator": d} for numbers, d in made]
+
+
+def neighbours(case: Case, rank: int) -> set[int]:
+    """Return the ranks that `rank` hears, or that hear it, in some step."""
+    members, found = case.members(rank), set()
+    me = members.index(rank)
+    for graph in case.parameters["graphs"]:
+        numbers, _ = whole_numbers(graph, len(members))
+        found |= {members[int(j)] for j in (numbers[me] + numbers[:, me]).nonzero()}
+    return found - {rank}
+
+
+def messages_sent(case: Case, rank: int) -> int:
+    """Return how many messages a rank has to send in all steps together."""
+    return _messages(case, rank, 0)
+
+
+def messages_received(case: Case, rank: int) -> int:
+    """Return how many messages a rank has to receive in all steps together."""
+    return _messages(case, rank, 1)
+
+
+def _messages(case: Case, rank: int, dim: int) -> int:
+    members = case.members(rank)
+    me, total = members.index(rank), 0
+    for graph in case.parameters["graphs"]:
+        numbers, _ = whole_numbers(graph, len(members))
+        numbers.fill_diagonal_(0)
+        total += int((numbers > 0).sum(dim)[me])
+    return total
+
+
+def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
+    """Expect messages between neighbours, one each in every step, all under way at once.
+
+    A case may have ``seconds``, what a rank computes in a step, meanwhile. `elements(case)`: of the
+    tensors that are mixed.
+    """
+
+    def seconds(case: Case, network: Network) -> float:
+        # A latency and a half: room for the bytes, and none for a second message behind the first.
+        steps, busy = len(case.parameters["graphs"]), case.parameters.get("seconds", 0.0)
+        return 1.01 * steps * max(busy, 1.5 * network.latency)
+
+    once = "In each step one message to each rank that hears this one, one from each that it hears."
+    return [
+        only_calls("send", "recv"),
+        only_peers(neighbours),
+        calls_at_most(once, send=messages_sent, recv=messages_received),
+        sends_at_most(
+            lambda case, rank: messages_sent(case, rank) * elements(case) * case.itemsize,
+            hint="Send the tensors, once to each rank that hears this one.",
+        ),
+        time_within(
+            seconds, hint="Begin all messages, then compute, then wait: they travel meanwhile."
+        ),
+    ]
+
+
+def mixed(change: Callable[[Tensor], Tensor] = lambda weights: weights) -> Oracle:
+    """Return the oracle that mixes two tensors with a changed matrix: a mistake, or none."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
+        weights = change(weights_of(case.parameters["graphs"][0], len(inputs)))
+        found = {}
+        for name in ("tensor", "second tensor"):
+            tensors = torch.stack([each[name].double().contiguous() for each in inputs])
+            value = (weights[me] @ tensors.view(len(inputs), -1)).view(tensors.shape[1:])
+            found[name] = value.to(inputs[me][name].dtype)
+        return found
+
+    return oracle
+
+
+# Steps of decentralized SGD -----------------------------------------------------------------------
+
+# A step mixes with the neighbours, and goes down this rank's own gradient at the weights before.
+
+
+def steps_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw each rank's parameters of ``shapes``, and targets for each step, one of ``graphs``."""
+
+    def draw() -> list[Tensor]:
+        shapes = case.parameters["shapes"]
+        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
+
+    made = []
+    for rank in range(case.world_size):
+        steps = matrices(case, rank)
+        told = ("lr", "loss", "seconds", "unused", "before")
+        options = {key: case.parameters[key] for key in told}
+        targets = [draw() for _ in steps]
+        made.append({"values": draw(), "targets": targets, "matrices": steps, **options})
+    return made
+
+
+def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
+    """Take a step with each of the case's matrices."""
+    params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
+    for param in params if mine["before"] else ():
+        param.grad = torch.ones_like(param)
+    memory, calls = [param.data_ptr() for param in params], []
+    matrices = watched_weights(given, mine["matrices"], params[0])
+    for targets, weights in zip(mine["targets"], matrices, strict=True):
+
+        def used(targets: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+            calls.append("loss")
+            compute(mine["seconds"])
+            pairs = enumerate(zip(params, targets, strict=True))
+            return [pair for i, pair in pairs if i != mine["unused"]]
+
+        def distance(targets: list[Tensor] = targets) -> Any:
+            return sum((p - t).square().sum() / 2 for p, t in used(targets))
+
+        def product(targets: list[Tensor] = targets) -> Any:
+            return sum((p * t).sum() for p, t in used(targets))
+
+        loss = product if mine["loss"] == "product" else distance
+        step(given.iterable(params), loss, mine["lr"], weights, group=given.group)
+    return {
+        "parameter {}": [param.detach().clone() for param in params],
+        "calls of loss()": len(calls),
+        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
+    }
+
+
+def steps_computes(own: Any) -> dict[float, int]:
+    """Return how long `steps_program` computes: once in each step."""
+    return {own["seconds"]: len(own["matrices"])}
+
+
+Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Tensor]
+"""``step(W, X, γ, gradient, old)``: from all ranks' weights X, shape (K, n), to the next."""
+
+
+def stepped(step: Step) -> Oracle:
+    """Return the oracle of some steps of training; `old` is what ``.grad`` held before.
+
+    The inputs have ``values``, the parameters, and ``targets``, a list of tensors for each step.
+    ``loss`` is ``distance``, half the squared distance of all parameters to the targets, or
+    ``product``, the sum of the products. Parameter ``unused`` is left out.
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        graphs, mine = case.parameters["graphs"], inputs[me]
+        shapes = [value.shape for value in mine["values"]]
+        x = torch.stack([_flat(each["values"]) for each in inputs])
+        used = [torch.full((s.numel(),), float(i != mine["unused"])) for i, s in enumerate(shapes)]
+        old = torch.full_like(x, float(mine["before"]))
+        for t, graph in enumerate(graphs):
+            target = torch.stack([_flat(each["targets"][t]) for each in inputs])
+
+            def gradient(x: Tensor, target: Tensor = target) -> Tensor:
+                return torch.cat(used) * (target if mine["loss"] == "product" else x - target)
+
+            new = step(weights_of(graph, len(inputs)), x, mine["lr"], gradient, old)
+            old, x = old + gradient(x), new
+        new_weights = x[me].to(mine["values"][0].dtype)
+        pieces = torch.split(new_weights, [shape.numel() for shape in shapes])
+        return {
+            "calls of loss()": len(graphs),
+            "parameter {}": [p.view(shape) for p, shape in zip(pieces, shapes, strict=True)],
+            "the parameters' own memory": True,
+        }
+
+    return oracle
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
+MISTAKES: dict[str, Step] = {
+    "the weights as they were: write into the parameters": lambda w, x, lr, g, old: x,
+    "W(w - γ g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
+    "γ times the gradient at the mixed weights: take it before mixing": (
+        lambda w, x, lr, g, old: w @ x - lr * g(w @ x)
+    ),
+    "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
+    "mixing without a step": lambda w, x, lr, g, old: w @ x,
+    "mixed gradients and the rank's own weights": lambda w, x, lr, g, old: x - lr * w @ g(x),
+    "the mean over all ranks: hear neighbours only": lambda w, x, lr, g, old: (
+        x.mean(0, keepdim=True) - lr * g(x)
+    ),
+    "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
+    "mixing without those of little weight: whoever's weight is not 0 is heard": (
+        lambda w, x, lr, g, old: torch.where(w > 0.1, w, 0) @ x - lr * g(x)
+    ),
+    "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
+    "a step with the learning rate 1": lambda w, x, lr, g, old: w @ x - g(x),
+    "γ before the mean as well: it belongs to the gradient": lambda w, x, lr, g, old: (
+        x + lr * (w @ x - x) - lr * g(x)
+    ),
+    "a gradient that was added to an older one: clear .grad before backward": (
+        lambda w, x, lr, g, old: w @ x - lr * (g(x) + old)
+    ),
+    "mixing with a column of the matrix: row i is what rank i hears": lambda w, x, lr, g, old: (
+        w.T @ x - lr * g(x)
+    ),
+}
+
+equals_steps = equals(
+    stepped(lambda w, x, lr, g, old: w @ x - lr * g(x)),
+    {name: stepped(step) for name, step in MISTAKES.items()},
+)
+"""Judge the parameters after the steps, how often the loss was asked for, and their memory."""
+
+
+# How ranks come to agree: weights for a graph, the spectral gap, the fastest graph ----------------
+
+# The judge of weights looks for mistakes; the oracles compute from the matrices above.
+
+_LINK = (
+    "Both ends of a link give it the same weight, 1 over 1 plus the larger number of neighbours."
+)
+_REST = "A rank's own share is 1 minus the weights of its links."
+
+
+@sees(ANYTHING)  # it judges the form itself
+def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the Metropolis weights of ``links`` among ``world_size`` ranks."""
+    k, weights = case.parameters["world_size"], values[0]
+    if not isinstance(weights, Tensor) or weights.shape != (k, k):
+        raise Wrong(f"the answer is {describe(weights)}, expected a matrix of {k} × {k}")
+    if weights.dtype != torch.float64:
+        raise Wrong(f"the matrix has dtype {weights.dtype}, expected torch.float64")
+    links = {frozenset(link) for link in case.parameters["links"]}
+    degree = [sum(i in link for link in links) for i in range(k)]
+    for i in range(k):
+        for j in range(k):
+            got, linked = float(weights[i, j]), frozenset((i, j)) in links
+            if i != j and not linked and got != 0:
+                raise Wrong(f"W[{i}, {j}] is {got:.6g}, and ranks {i} and {j} are not linked")
+            if i != j and linked and not math.isclose(got * (1 + max(degree[i], degree[j])), 1):
+                counts = f"rank {i} has {degree[i]} and rank {j} has {degree[j]} neighbours"
+                raise Wrong(f"W[{i}, {j}] is {got:.6g}; {counts}", _LINK)
+    for name, sums in (("row", weights.sum(1)), ("column", weights.sum(0))):
+        wrong = (sums - 1).abs().nan_to_num(1.0) > 1e-9
+        if wrong.any():
+            which = int(wrong.nonzero()[0])
+            raise Wrong(f"{name} {which} sums to {float(sums[which]):.6g}, expected 1", _REST)
+
+
+def absolute_eigenvalues(weights: Tensor) -> list[float]:
+    """Return the absolute eigenvalues but for one 1, the largest first; 0 if that is all."""
+    return sorted([*torch.linalg.eigvals(weights).abs().tolist(), 0.0], reverse=True)[1:]
+
+
+def gap(of: Callable[[Tensor], float]) -> Oracle:
+    """Return the oracle of a number of the matrix of ``graph`` with ``k`` ranks."""
+    return lambda case, inputs, me: {
+        "spectral gap": of(weights_of(case.parameters["graph"], case.parameters["k"]))
+    }
+
+
+def most_heard(weights: Tensor) -> int:
+    """Return the largest number of other ranks that one rank sends to."""
+    return int(((weights > 0).sum(0) - (weights.diag() > 0).long()).max())
+
+
+def chosen(
+    heard: Callable[[Tensor], int] = most_heard,
+    ways: int = 2,
+    whole: Callable[[float], float] = math.ceil,
+) -> Oracle:
+    """Return the oracle of the fastest among ``candidates``, or, with an argument, of a mistake.
+
+    Args:
+        heard: messages of a rank in a step.
+        ways: of the ring all-reduce, 2 · (K - 1) messages.
+        whole: makes a number of steps of the exact one.
+
+    """
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        given, k = case.parameters, case.parameters["k"]
+        latency, per_byte = given["latency"], 1 / given["bandwidth"]
+        times: list[tuple[float, int, int | None]] = [
+            (ways * (k - 1) * (latency + given["nbytes"] / k * per_byte), 0, None)
+        ]
+        for which, graph in enumerate(given["candidates"]):
+            weights = weights_of(graph, k)
+            factor = absolute_eigenvalues(weights)[0]
+            if factor < 1 - 1e-6:
+                exact = math.log(given["tolerance"]) / math.log(max(factor, 1e-300))
+                step = latency + heard(weights) * given["nbytes"] * per_byte
+                times.append((max(1, whole(exact)) * step, which + 1, which))
+        seconds, _, best = min(times)
+        return {"seconds": seconds, "which": best}
+
+    return oracle

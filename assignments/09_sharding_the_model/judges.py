@@ -1,0 +1,508 @@
+"""Layers and optimizers that ranks share, and pipeline schedules: inputs, programs, judges."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals, same_on_all_ranks
+from course_lib.checking.answers import ANYTHING, WHOLE, Kind, ListOf, sees
+from course_lib.checking.compare import describe
+from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.on_ranks.effects import aspects, tensors_in
+from course_lib.checking.task import Inputs
+from course_lib.ranks import Network, Trace, compute
+
+# A linear layer that several ranks share ----------------------------------------------------------
+
+# The ranks share the layer's outputs (column parallel) or its inputs (row parallel), each its
+# ``tensor_split``. All else is equal on all of them: what goes in or comes out whole.
+
+Side = Literal["out", "in"]
+"""The side of a layer that the ranks share."""
+Mistake = Literal["", "own term", "residual", "K biases", "K times", "assigned", "copy"]
+_PARTS = {"out": ("dy",), "in": ("x", "dx")}
+_NUMBERS = "numbers in the module's parameters"
+_BESIDE = "numbers that the module keeps in memory beside its parameters"
+_HELD = "whole layer is still held"
+
+
+def layer_inputs(cut: Side) -> Inputs:
+    """Return what draws a layer, its input x and dY for each group.
+
+    A case has the sizes ``out`` and ``in``, ``rows`` (the shape of x before its last dimension) and
+    ``bias`` (whether there is one). It may have ``before``: the gradients of the weight and the
+    bias hold ones when backward begins. ``dx`` is the gradient of x that comes from elsewhere. All
+    are whole numbers, so small that their dtype rounds no sum of products; a smaller dtype does.
+    """
+
+    def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+        p, found = case.parameters, list[dict[str, Any]]([{}] * case.world_size)
+        most = 3 if case.form.dtype == "bfloat16" else 200
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randint(-most, most + 1, shape, generator=generator).float()
+
+        for members in case.groups:
+            bias = draw(p["out"])
+            whole = {name: draw(*p["rows"], p["in"]) for name in ("x", "dx")}
+            whole |= {"dy": draw(*p["rows"], p["out"]), "weight": draw(p["out"], p["in"])}
+            parts = {name: whole[name].tensor_split(len(members), -1) for name in _PARTS[cut]}
+            for me, rank in enumerate(members):
+                own = {name: part[me].clone() for name, part in parts.items()}
+                found[rank] = {**whole, **own, "bias": bias if p["bias"] else None}
+                found[rank]["training"] = case.form.training
+                found[rank]["before"] = p.get("before", False)
+        return found
+
+    return inputs
+
+
+def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Call ``make_layer(linear, group=group)``, then forward and backward of what it returns."""
+    linear = nn.Linear(1, 1, device="meta")
+    linear.out_features, linear.in_features = mine["weight"].shape
+    linear.weight = nn.Parameter(mine["weight"])
+    linear.register_parameter("bias", None if mine["bias"] is None else nn.Parameter(mine["bias"]))
+    linear.train(mine["training"])
+    before = _looks(linear)
+    layer = make_layer(linear, group=given.group)
+    if _looks(linear) != before:
+        raise RuntimeError("the function changes linear, which is not its to change")
+    whole = weakref.ref(linear.weight)
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"what comes back is {type(layer).__name__}, expected an nn.Module")
+    del linear
+    x = mine["x"].clone().requires_grad_()
+    # x is used as it is, too: in a model there is a residual connection around such layers.
+    # And before its backward comes another forward, of other rows that need no gradient.
+    y, later, beside = layer(x), layer(2 * mine["x"]), (x * mine["dx"]).sum()
+    weight, bias = _parameter(layer, "weight"), _parameter(layer, "bias")
+    found = {"output": y.detach(), "later output": later.detach(), "weight": weight.detach()}
+    found |= {"bias": None if bias is None else bias.detach()}
+    found[_NUMBERS] = sum(param.numel() for param in layer.parameters())
+    if y.shape == mine["dy"].shape:
+        for param in (weight, bias) if mine["before"] else ():
+            if param is not None and param.requires_grad:
+                param.grad = torch.ones_like(param)
+        torch.autograd.backward([y, beside], [mine["dy"], torch.ones_like(beside)])
+        found |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
+        found |= {"gradient of bias": None if bias is None else bias.grad}
+    if whole() is not None:
+        gc.collect()  # a circle that nobody holds may hold it
+    return {**found, _HELD: whole() is not None, _BESIDE: float(_beside(layer, mine))}
+
+
+def _parameter(layer: nn.Module, name: str) -> Any:
+    if not hasattr(layer, name):
+        raise AttributeError(f"the module has no {name}; without one it is None")
+    return getattr(layer, name)
+
+
+def _looks(linear: nn.Linear) -> Any:
+    shapes = [param.shape for param in linear.parameters()]
+    return aspects(linear), shapes, linear.in_features, linear.out_features
+
+
+def _beside(layer: nn.Module, mine: Any) -> int:
+    """Return how many numbers the module's tensors keep in memory, beyond those of its parts.
+
+    Memory that `mine` shares is reported elsewhere; single numbers do not count.
+    """
+    memory = {}
+    for module in layer.modules():
+        for tensor in tensors_in(vars(module)):
+            storage = tensor.untyped_storage()
+            memory[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
+    for tensor in tensors_in(mine):
+        memory.pop(tensor.untyped_storage().data_ptr(), None)
+    parts = {
+        id(each): each.numel()
+        for each in (layer.weight, layer.bias, *layer.parameters())
+        if isinstance(each, Tensor)
+    }
+    return max(0, sum(each for each in memory.values() if each > 1) - sum(parts.values()))
+
+
+def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
+    """Return the oracle: what one process computes, or what a well-known mistake gives."""
+    side = {"out": 0, "in": 1}[cut]
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        k, own = len(inputs), inputs[me]
+
+        def whole(name: str) -> Tensor:
+            parts = [each[name] for each in inputs] if name in _PARTS[cut] else [own[name]]
+            return torch.cat(parts, -1).double()
+
+        x, dx, dy, weight = whole("x"), whole("dx"), whole("dy"), own["weight"].double()
+        bias = torch.zeros(len(weight)) if own["bias"] is None else own["bias"].double()
+        part, times = weight.tensor_split(k, side)[me], k if mistake == "K times" else 1
+        back = times * (dy @ weight) + (k if mistake == "residual" else 1) * dx
+        if mistake == "own term":
+            back = dy.tensor_split(k, -1)[me] @ part + dx
+        found = {
+            "output": x @ weight.t() + (k if mistake == "K biases" else 1) * bias,
+            "later output": 2 * x @ weight.t() + (k if mistake == "K biases" else 1) * bias,
+            "weight": part,
+            "bias": bias,
+            "gradient of x": back if cut == "out" else back.tensor_split(k, -1)[me],
+            "gradient of weight": _gradient(dy, x).tensor_split(k, side)[me],
+            "gradient of bias": dy.reshape(-1, dy.shape[-1]).sum(0),
+        }
+        for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():
+            found[name] = found[name].tensor_split(k, -1)[me]
+        if own["before"] and mistake != "assigned":
+            for name in ("gradient of weight", "gradient of bias"):
+                found[name] = found[name] + 1
+        right: dict[str, Any] = {
+            name: value.to(own["weight"].dtype) for name, value in found.items()
+        }
+        none = dict.fromkeys(("bias", "gradient of bias") if own["bias"] is None else ())
+        counted = ("weight",) if own["bias"] is None else ("weight", "bias")
+        numbers = sum(right[name].numel() for name in counted)
+        copied = sum(own[name].numel() for name in counted) if mistake == "copy" else numbers
+        right |= {**none, _HELD: False, _NUMBERS: numbers, _BESIDE: float(copied - numbers)}
+        return right
+
+    return oracle
+
+
+def _gradient(dy: Tensor, x: Tensor) -> Tensor:
+    return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+def layer_bytes(case: Case, side: Side) -> int:
+    """Return the bytes of a whole input, or of a whole output."""
+    return int(case.itemsize * prod(case.parameters["rows"]) * case.parameters[side])
+
+
+# An optimizer that several ranks share ------------------------------------------------------------
+
+# Each rank has gradients of its own, some of them ``None``, and makes the optimizer of its part
+# with a function that it is given. So the numbers that an optimizer holds and updates can be
+# counted.
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, 1),
+    "adamw": (torch.optim.AdamW, {"lr": 0.1}, 2),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}, 1),
+    "sgd": (torch.optim.SGD, {"lr": 0.5}, 0),
+}
+"""Class, options, and how many numbers of state it keeps for each number that it updates."""
+
+
+def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw equal weights for each group, and gradients for each rank and step.
+
+    A case has ``shapes``, ``steps`` and the name of the ``optimizer``. It may have:
+
+    - positions of parameters that are ``frozen``, that come ``again`` because they are tied, or
+      that are ``alike``: of one shape, with the same numbers
+    - ``unused``, positions too: the group's last rank does not use them in the first step, its
+      first rank in the second, and so on
+    - ``before``: whether ``.grad`` holds something at first
+    """
+    p = case.parameters
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(s, generator=generator, dtype=torch.double) for s in p["shapes"]]
+
+    found, frozen = [dict[str, Any]()] * case.world_size, p.get("frozen", ())
+    for members in case.groups:
+        weights = draw()
+        for i in p.get("alike", ()):
+            weights[i] = weights[p["alike"][0]].clone()
+        for me, rank in enumerate(members):
+            grads = []
+            for step in range(p["steps"]):
+                unused = me == (0 if step % 2 else len(members) - 1)
+                missing = {*frozen, *(p.get("unused", ()) if unused else ())}
+                grads.append([None if i in missing else g for i, g in enumerate(draw())])
+            mine = {"weights": weights, "gradients": grads, "frozen": frozen}
+            mine |= {"again": p.get("again", ()), "before": p.get("before", False)}
+            found[rank] = {**mine, "optimizer": p["optimizer"]}
+    return found
+
+
+def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Take the case's steps; return the weights, and what the optimizers update and hold."""
+    params = [
+        nn.Parameter(w.clone(), requires_grad=i not in mine["frozen"])
+        for i, w in enumerate(mine["weights"])
+    ]
+    cls, options, _ = OPTIMIZERS[mine["optimizer"]]
+    for param in params if mine["before"] else ():
+        param.grad = torch.ones_like(param)  # of nothing that the steps below are about
+    made: list[Any] = []
+
+    def make_optimizer(tensors: Any) -> Any:
+        made.append(cls(tensors, **options))
+        return made[-1]
+
+    make_optimizer.__qualname__ = mine["optimizer"]
+    # Other models, one before and one after it, which are not trained meanwhile.
+    others = [[nn.Parameter(torch.ones(size))] for size in (5, 6)]
+    sharded_optimizer(others[0], lambda tensors: cls(tensors, **options), group=given.group)
+    tied = given.iterable([*params, *(params[i] for i in mine["again"])])
+    step = sharded_optimizer(tied, make_optimizer, group=given.group)
+    sharded_optimizer(others[1], lambda tensors: cls(tensors, **options), group=given.group)
+    if not callable(step):
+        raise TypeError(f"what comes back is {type(step).__name__}, expected a function step()")
+    for grads in mine["gradients"]:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = None if grad is None else grad.clone()
+        step()
+        if any(param.requires_grad == (i in mine["frozen"]) for i, param in enumerate(params)):
+            raise RuntimeError("the function changes which parameters require a gradient")
+    updated = [t for each in made for group in each.param_groups for t in group["params"]]
+    state = [v for each in made for per in each.state.values() for v in per.values()]
+    return {
+        "parameter {}": [param.detach().clone() for param in params],
+        "updates": sum(t.numel() for t in updated),
+        "state": sum(v.numel() for v in state if isinstance(v, Tensor) and v.dim()),
+    }
+
+
+def _one_process(scale: Callable[[int], float] = lambda k: 1 / k, mine: bool = False) -> Oracle:
+    """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
+        cls, options, _ = OPTIMIZERS[case.parameters["optimizer"]]
+        params = [nn.Parameter(w.double().clone()) for w in inputs[0]["weights"]]
+        trained = [p for i, p in enumerate(params) if i not in inputs[0]["frozen"]]
+        optimizer = cls(trained, **options)
+        for step in range(case.parameters["steps"]):
+            for i, param in enumerate(params):
+                terms = [each["gradients"][step][i] for each in ([inputs[me]] if mine else inputs)]
+                grads = [torch.zeros_like(param) if g is None else g.double() for g in terms]
+                param.grad = torch.stack(grads).sum(0) * scale(len(inputs))
+            optimizer.step()
+        dtype = inputs[0]["weights"][0].dtype
+        return {"parameter {}": [param.detach().to(dtype) for param in params]}
+
+    return oracle
+
+
+def _without_counts(inner: Judge) -> Judge:
+    @sees({"parameter {}": ListOf(ANYTHING), "updates": WHOLE, "state": WHOLE})
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        inner(case, inputs, [{"parameter {}": value["parameter {}"]} for value in values])
+
+    return judge
+
+
+equals_one_optimizer = _without_counts(
+    equals(
+        _one_process(),
+        {
+            "the weights of a step with the sum over the ranks, not the mean": _one_process(
+                lambda k: 1
+            ),
+            "the weights of a step with this rank's own gradients": _one_process(
+                lambda k: 1, mine=True
+            ),
+            "the mean divided by the number of ranks once more": _one_process(lambda k: 1 / k**2),
+        },
+    )
+)
+"""Judge the weights after the steps by those of one process."""
+
+same_weights_on_all_ranks = _without_counts(same_on_all_ranks)
+
+
+# A pipeline schedule: executed on ranks, and judged as data ---------------------------------------
+
+# A schedule is a list of steps for each rank, a step ``("F", 3)`` or ``("B", 3)``: forward or
+# backward of micro-batch 3. A stage is a matrix and a tanh, and takes `FORWARD` and `BACKWARD`
+# seconds. Sends do not wait, and a rank waits for what it needs. So a schedule that cannot go on is
+# a deadlock, and is explained as one.
+
+FORWARD, BACKWARD = 1e-3, 2e-3
+NEAR = Network(latency=1e-6, bandwidth=10e9)
+"""A network whose messages take next to nothing beside a step."""
+STAGE = "gradient of this rank's stage"
+
+Steps = list[list[Any]]
+
+
+def fewest(world_size: int, bubble: float) -> int:
+    """Return the smallest number m of micro-batches with (p-1) / (m + p-1) <= bubble."""
+    late = world_size - 1
+    return next(m for m in range(1, 10_000) if late / (m + late) <= bubble)
+
+
+def pipeline_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Draw two rows for each micro-batch, and a stage for each rank; the case has ``bubble``."""
+    bubble, p = case.parameters["bubble"], case.world_size
+    x = torch.randn(fewest(p, bubble), 2, 3, generator=generator)
+    weights = torch.randn(p, 3, 3, generator=generator)
+    return [{"bubble": bubble, "x": x, "weight": weights[rank]} for rank in range(p)]
+
+
+def pipeline_program(schedule: Callable[..., Any], mine: Any, given: Given) -> Any:
+    """Ask for ``schedule(world_size, bubble)``, and execute it if every rank's steps are whole."""
+    rank, p, x = dist.get_rank(), dist.get_world_size(), mine["x"]
+    made = schedule(p, mine["bubble"])
+    steps = _as_steps(made)
+    weight = nn.Parameter(mine["weight"].clone())
+    if steps is None:
+        return {"schedule": describe(made), STAGE: None}
+    if len(steps) == p and not any(_wrong_steps(each, len(x)) for each in steps):
+        _run_stage(steps[rank], weight, x, rank, p)
+    return {"schedule": steps, STAGE: weight.grad}
+
+
+def pipeline_computes(own: Any) -> dict[float, int]:
+    """Return how long `pipeline_program` computes: each micro-batch once forward, once back."""
+    return {FORWARD: len(own["x"]), BACKWARD: len(own["x"])}
+
+
+def _as_steps(made: Any) -> list[Steps] | None:
+    if not _listed(made) or not all(_listed(steps) for steps in made):
+        return None
+    for step in (step for steps in made for step in steps):
+        if not _listed(step) or len(step) != 2 or step[0] not in ("F", "B"):
+            return None
+        if type(step[1]) is not int and not isinstance(step[1], np.integer):
+            return None
+    return [[[action, int(number)] for action, number in steps] for steps in made]
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _wrong_steps(steps: Steps, micro_batches: int) -> str:
+    """Return what is wrong with one rank's steps, whatever the other ranks do; or nothing."""
+    counts = Counter((action, m) for action, m in steps)
+    for action, name in (("F", "forward"), ("B", "backward")):
+        for m in range(micro_batches):
+            if counts[action, m] != 1:
+                return f"does the {name} of micro-batch {m} {counts[action, m]} times, not once"
+    if more := [f"{a}{m}" for a, m in counts if not 0 <= m < micro_batches]:
+        return f"has the step {more[0]}, of {micro_batches} micro-batches"
+    for m in range(micro_batches):
+        if steps.index(["B", m]) < steps.index(["F", m]):
+            return f"does the backward of micro-batch {m} before its forward"
+    return ""
+
+
+def _run_stage(steps: Steps, weight: nn.Parameter, inputs: Tensor, rank: int, p: int) -> None:
+    held: dict[int, tuple[Tensor, Tensor]] = {}
+    sent = []
+    for action, m in steps:
+        forward = action == "F"
+        source, to = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
+        message = inputs[m].clone(memory_format=torch.contiguous_format)
+        if 0 <= source < p:
+            dist.recv(message, source, tag=2 * m + forward)
+        compute(FORWARD if forward else BACKWARD)
+        if forward:
+            held[m] = message.requires_grad_(), torch.tanh(message @ weight)
+            result = held[m][1].detach()
+        else:
+            x, y = held.pop(m)
+            y.backward(message if rank < p - 1 else 2 * y.detach() / len(inputs))
+            assert x.grad is not None
+            result = x.grad
+        if 0 <= to < p:
+            result = result.contiguous()
+            sent.append((dist.isend(result, to, tag=2 * m + forward), result))
+    for work, _ in sent:
+        if work is not None:
+            work.wait()
+
+
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, str) or _as_steps(value) is not None
+
+
+_SEEN = {"schedule": Kind("lists of steps", _is_schedule), STAGE: ANYTHING}
+
+
+@sees(_SEEN)
+def whole_schedule(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge a schedule as data: its form, the number of micro-batches, every rank's steps."""
+    p, bubble = case.world_size, case.parameters["bubble"]
+    right = fewest(p, bubble)
+    for rank, value in enumerate(values):
+        made = value["schedule"]
+        if not isinstance(made, list):
+            raise Wrong(f'rank {rank}: {made} is no list of steps such as ("F", 0) for each rank')
+        if len(made) != p:
+            raise Wrong(f"rank {rank}: steps for {len(made)} ranks, and there are {p}")
+        if made != values[0]["schedule"]:
+            raise Wrong(f"rank {rank} was told another schedule than rank 0")
+    for rank, steps in enumerate(values[0]["schedule"]):
+        m = sum(action == "F" for action, _ in steps)
+        if m != right:
+            waits = f"{p - 1}/{m + p - 1} of the time" if m + p > 1 else "never"
+            raise Wrong(
+                f"rank {rank} has {m} micro-batches, expected {right}",
+                f"With {m} a rank waits {waits}; at most {bubble} was asked for, with as few "
+                "micro-batches as can be.",
+            )
+        if wrong := _wrong_steps(steps, right):
+            raise Wrong(f"rank {rank} {wrong}")
+
+
+def equals_one_process() -> Judge:
+    """Judge the stages' gradients by those of one process, of the mean over the micro-batches."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        weights = [each["weight"].double().clone().requires_grad_() for each in inputs]
+        y = inputs[0]["x"].double()
+        for weight in weights:
+            y = torch.tanh(y @ weight)
+        (y.square().sum() / len(y)).backward()
+        return {STAGE: weights[me].grad.to(inputs[me]["weight"].dtype)}
+
+    @sees(_SEEN)
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        equals(oracle)(case, inputs, [{STAGE: value[STAGE]} for value in values])
+
+    return judge
+
+
+def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect rank r to hold the activations of p - r micro-batches at most."""
+    p, m = case.world_size, fewest(case.world_size, case.parameters["bubble"])
+    for rank, steps in enumerate(observed.outputs[0]["value"]["schedule"]):
+        held = peak = 0
+        for action, _ in steps:
+            held += 1 if action == "F" else -1
+            peak = max(peak, held)
+        if peak > min(p - rank, m):
+            raise Wrong(
+                f"rank {rank} holds the activations of {peak} micro-batches at once, expected at "
+                f"most {min(p - rank, m)}",
+                "From the first backward on, do a forward and a backward in turn.",
+            )
+
+
+FEW_ACTIVATIONS = Expectation(holds_few, part="memory")
+
+
+def ends_in_time(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect (m + p - 1)(F + B) on the virtual clock, and 1 % for the messages."""
+    p, m = case.world_size, fewest(case.world_size, case.parameters["bubble"])
+    allowed = 1.01 * (m + p - 1) * (FORWARD + BACKWARD)
+    took = trace.makespan
+    if observed.network is not None and took > allowed:
+        raise Wrong(
+            f"the ranks need {1e3 * took:.2f} ms, expected at most {1e3 * allowed:.2f} ms",
+            "A rank before the last one must have done enough forwards before its first backward.",
+        )
+
+
+IN_TIME = Expectation(ends_in_time, part="time")

@@ -1,0 +1,66 @@
+"""The overview in ``assignments/README.md``: what each assignment asks, and how it was tested.
+
+It has only counts and names. The wrong solutions and their reports would give solutions away. They
+are in the kill matrix, in ``instructor/README.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from course_lib.checking.local import load_module
+from course_lib.checking.mutants import EVERYWHERE, Mutant, mutants_of
+
+_PLACES = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
+_HEAD = """\
+# Assignments
+
+One folder for each, to be copied and worked in: `make lab` does so. `checks.py` beside the notebook
+is what its cells check with; `judges.py`, where there is one, has its longer judges.
+
+Before it was handed out, each assignment's checks were tried with solutions that people write,
+wrong ones, all of which must be refused, and right ones, all of which must pass: on simulated
+ranks, on CPU ranks, and in the grader's sandbox.
+
+| assignment | tasks | points | time | wrong, refused | right, passed | tried |
+|---|---|---|---|---|---|---|
+"""
+_FOOT = """
+*Tasks* are those that a check examines; *points* are theirs, and those of questions that a person
+reads. `make test-all` tries all of them again, `make test` a part. Made by
+`python -m autograder release`.
+"""
+
+
+def overview(sources: Path) -> str:
+    """Return the text of ``assignments/README.md`` for all assignments in `sources`."""
+    rows = []
+    for path in sorted(sources.glob("*/mutants.py")):
+        name = path.parent.name
+        notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
+        rows.append(_row(name, notebook, mutants_of(load_module(path))))
+    return _HEAD + "\n".join(rows) + "\n" + _FOOT
+
+
+def _row(name: str, notebook: NotebookNode, mutants: Sequence[Mutant]) -> str:
+    roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
+    checked = [role["points"] for role in roles if role.get("grade") and not role["solution"]]
+    read = [role["points"] for role in roles if role.get("grade") and role["solution"]]
+    text = " ".join(notebook.cells[0].source.split())
+    takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
+    if takes is None:
+        raise ValueError(f"{name}: its first cell does not say '**It takes** about …': add that")
+    wrong = [mutant for mutant in mutants if mutant.reason is not None]
+    places = [
+        f"{sum(place in mutant.where for mutant in mutants)} {_PLACES[place]}"
+        for place in EVERYWHERE
+    ]
+    return (
+        f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
+        f"| {takes[1]} | {len(wrong)} | {len(mutants) - len(wrong)} | {', '.join(places)} |"
+    )

@@ -1,0 +1,28 @@
+"""How submissions are examined: the one list of options, for nbgrader's pass and for the pool."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from traitlets.config import Config
+
+ATTEMPTS = 3
+"""Number of attempts for a submission that the machine failed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `Examine`, which explains them. They are part of every verdict."""
+
+    cell_seconds: float = 30.0
+    case_seconds: float = 0.0
+    """0 stands for `course_lib.checking.limits.CASE_SECONDS`: importing that imports torch."""
+    submission_seconds: float = 60.0
+    memory_gib: float = 3.0
+    on: str = ""
+
+    @classmethod
+    def of(cls, config: Config) -> Settings:
+        """Return the configuration's options of `Examine`, with defaults for the rest."""
+        said = config.Examine
+        return cls(**{name: said[name] for name in asdict(cls()) if name in said})

@@ -1,0 +1,53 @@
+"""Figures that everybody can read: shown with a description, and not by colour alone.
+
+    >>> from course_lib.figures import show
+    >>> show(figure, alt="The loss falls from 2.3 to 0.2 within 30 steps.")
+    The loss falls from 2.3 to 0.2 within 30 steps.
+
+People who cannot see a figure get its message only through its *alternative text*, which a screen
+reader speaks. Notebook front ends drop the description of a plain image, so `show` writes the
+figure as HTML, `<img alt="…">`, which JupyterLab, GitHub-like viewers and exported pages keep.
+
+A good alternative text states what the figure shows, not that it is a figure: "The variance falls
+from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
+
+- `_shown`: shows a figure; the style of the course; timelines and curves
+- `_chunks`: draws which rank holds which chunk before, during and after a collective
+- `_winners`: draws a map of the fastest algorithm for each size and number of ranks
+"""
+
+from course_lib.figures._chunks import (
+    chunk_names,
+    draw_outcomes,
+    draw_steps,
+    marked_chunks,
+    steps_in_words,
+)
+from course_lib.figures._shown import (
+    Span,
+    bytes_and_quality,
+    error_curves,
+    order_of_rows,
+    show,
+    timeline,
+    timelines,
+    use_course_style,
+)
+from course_lib.figures._winners import winner_map
+
+__all__ = [
+    "Span",
+    "bytes_and_quality",
+    "chunk_names",
+    "draw_outcomes",
+    "draw_steps",
+    "error_curves",
+    "marked_chunks",
+    "order_of_rows",
+    "show",
+    "steps_in_words",
+    "timeline",
+    "timelines",
+    "use_course_style",
+    "winner_map",
+]

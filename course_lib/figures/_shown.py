@@ -1,0 +1,263 @@
+"""Show figures, and draw timelines and curves, in the style of the course.
+
+About one man in twelve confuses some colours, and printers lose them all. `use_course_style` varies
+line style and marker together with the colour; `timeline`, and the timelines that traces draw of
+themselves, hatch together with it. The colours are those of M. Okabe and K. Ito, "Color Universal
+Design", 2008.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
+
+if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Span = tuple[int, str, float, float, str]
+"""`(rank, lane, start, stop, label)`: what one rank did in one lane, such as "compute"."""
+
+# Okabe and Ito's colours without yellow, which is too faint on white, and with black last.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LINES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class _Described:
+    """A picture with its description, as IPython's `display` asks for it."""
+
+    def __init__(self, bundle: dict[str, str]) -> None:
+        self._bundle = bundle
+
+    def __repr__(self) -> str:
+        return self._bundle["text/plain"]  # what is printed where there is no notebook
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self._bundle
+
+
+def show(fig: Figure, *, alt: str) -> None:
+    """Display `fig` in the notebook with the alternative text `alt`, and close it.
+
+    Outside of a notebook the alternative text is printed instead. Closing frees the figure and
+    keeps the notebook from displaying it a second time, without its description.
+
+    Raises ValueError if `alt` is empty or blank; the figure then stays open.
+    """
+    if not alt.strip():
+        raise ValueError(
+            "alt is empty: say in a sentence what the figure shows, for those who cannot see it, "
+            'as in show(fig, alt="The loss falls from 2.3 to 0.2 within 30 steps.")'
+        )
+    import matplotlib.pyplot as plt
+    from IPython.display import display
+
+    from course_lib.ranks.trace.figure import described, png_of
+
+    bundle = described(png_of(fig), " ".join(alt.split()))
+    plt.close(fig)
+    display(_Described(bundle))
+
+
+def use_course_style() -> None:
+    """Set matplotlib's defaults for the course: legible, small, and not by colour alone.
+
+    Lines differ in colour, line style and marker at once, seven ways. Where points lie close, as on
+    a loss curve, only one in every 5% of the axes' diagonal gets its marker; `markevery=1` marks
+    all. Sizes are chosen so that a figure is readable at the width of a notebook and its PNG stays
+    under 100 kB.
+    """
+    import matplotlib
+    from cycler import cycler
+
+    matplotlib.rcParams.update(
+        {
+            "axes.prop_cycle": cycler(color=_COLORS)
+            + cycler(linestyle=_LINES)
+            + cycler(marker=_MARKERS)
+            + cycler(markevery=[0.05] * len(_MARKERS)),
+            "lines.linewidth": 1.5,
+            "lines.markersize": 5,
+            "hatch.linewidth": 0.6,
+            "figure.figsize": (6.4, 3.6),
+            "figure.dpi": 100,
+            "savefig.dpi": 100,
+            "figure.facecolor": "white",
+            "savefig.facecolor": "white",
+            "font.size": 11,
+            "axes.titlesize": 12,
+            "axes.titlelocation": "left",  # at the right, timelines have their legend
+            "legend.fontsize": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+        }
+    )
+
+
+def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
+    """Draw what each rank did when: time to the right, a row for each rank, rank 0 on top.
+
+    `spans` are tuples `(rank, lane, start, stop, label)`, with times in `unit`. Within a row every
+    lane has a strip of its own, so that computation and communication that overlap in time do not
+    hide each other. Spans of one lane that overlap are spread over several strips. A lane has one
+    colour and one hatch, named in the legend above. The label is written into its span if it fits.
+
+    Raises ValueError if there are no spans, or one stops before it starts.
+    """
+    spans = _checked(spans)
+    lanes = _lanes_of([spans])
+    _draw_spans(ax, spans, lanes)
+    ax.set_xlabel(f"time ({unit})")
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
+
+
+def timelines(panels: Mapping[str, Iterable[Span]], *, unit: str = "s") -> Figure:
+    """Draw timelines, by title, one above the other on one axis of time; return the figure.
+
+    Each as `timeline` draws it. All have the same lanes, in the order of their first appearance. So
+    a lane has the same place, colour and hatch in all panels, which makes them easy to compare.
+
+    Raises ValueError if there are no panels, and as `timeline` for each of them.
+    """
+    import matplotlib.pyplot as plt
+
+    if not panels:
+        raise ValueError("no timelines to draw: give at least one, by its title")
+    checked = {title: _checked(spans) for title, spans in panels.items()}
+    lanes = _lanes_of(checked.values())
+    strips = sum(lanes.values())
+    rows = [len({span[0] for span in spans}) for spans in checked.values()]
+    heights = [0.45 + 0.21 * strips * each for each in rows]
+    figure, axes = plt.subplots(
+        len(panels), 1, sharex=True, squeeze=False, layout="constrained",
+        figsize=(9.6, 0.7 + sum(heights)), height_ratios=heights,
+    )  # fmt: skip
+    end = max(span[3] for spans in checked.values() for span in spans)
+    for ax, (title, spans) in zip(axes[:, 0], checked.items(), strict=True):
+        ax.set_xlim(min(0.0, *(span[2] for span in spans)), end)  # labels ask whether they fit
+        _draw_spans(ax, spans, lanes)
+        ax.set_title(title, loc="left", fontsize=11)
+    axes[-1, 0].set_xlabel(f"time ({unit})")
+    # Every panel knows all lanes, also those that it does not use.
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside upper right", ncols=len(lanes), frameon=False,
+    )  # fmt: skip
+    return figure
+
+
+def order_of_rows(
+    ax: Axes, epochs: Sequence[Sequence[tuple[int, int]]], *, title: str = ""
+) -> None:
+    """Draw who uses which row of a data set when: a line for every epoch, a column for every row.
+
+    `epochs[e][i]` is `(rank, step)` of row i in epoch e. A cell holds the rank's number; the later
+    the step, the darker it is.
+    """
+    steps = [[step for _, step in epoch] for epoch in epochs]
+    last = max(max(line) for line in steps)
+    ax.imshow(steps, cmap="Greys", vmin=-0.3, vmax=2 * last + 1, aspect="auto")
+    for line, epoch in enumerate(epochs):
+        for column, (rank, _) in enumerate(epoch):
+            ax.text(column, line, f"{rank}", ha="center", va="center")
+    ax.set_yticks(range(len(epochs)), [f"epoch {epoch}" for epoch in range(len(epochs))])
+    ax.set_xticks(range(len(epochs[0])))
+    ax.set_xlabel("row of the data set")
+    ax.set_title(title, loc="left")
+    ax.grid(visible=False)
+
+
+def _checked(spans: Iterable[Span]) -> list[Span]:
+    spans = list(spans)
+    if not spans:
+        raise ValueError("no spans to draw: record a run first")
+    for rank, lane, start, stop, _ in spans:
+        if stop < start:
+            raise ValueError(f"a span of rank {rank} in {lane!r} stops at {stop}, before {start}")
+    return spans
+
+
+def _lanes_of(panels: Iterable[Sequence[Span]]) -> dict[str, int]:
+    """Return the lanes, in order of appearance, with the strips that each needs at most."""
+    lanes: dict[str, int] = {}
+    for spans in panels:
+        lanes |= {lane: lanes.get(lane, 1) for _, lane, *_ in spans}
+        for (_, lane, *_), strip in _placed(spans):
+            lanes[lane] = max(lanes[lane], strip + 1)
+    return lanes
+
+
+def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
+    """Return each span with its strip in its lane: 0, but for those that overlap in time."""
+    free: dict[tuple[int, str], list[float]] = {}
+    unseen = max(abs(span[3]) for span in spans) / 2000
+    placed = []
+    for span in sorted(spans, key=lambda span: span[2]):
+        rank, lane, start, stop, _ = span
+        ends = free.setdefault((rank, lane), [])
+        strip = next((i for i, end in enumerate(ends) if end <= start + unseen), len(ends))
+        ends[strip : strip + 1] = [stop]
+        placed.append((span, strip))
+    return placed
+
+
+def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Mapping[str, int]) -> None:
+    first = dict(zip(lanes, itertools.accumulate(lanes.values(), initial=0), strict=False))
+    bars = [
+        Bar(rank, first[lane] + strip, lane, start, stop, label)
+        for (rank, lane, start, stop, label), strip in _placed(spans)
+    ]
+    ranks = sorted({span[0] for span in spans})
+    draw_bars(ax, bars, styles_of(list(lanes)), ranks=ranks, strips=sum(lanes.values()))
+    ax.grid(visible=False, axis="y")
+
+
+def error_curves(
+    xs: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    xlabel: str,
+    title: str,
+    ylabel: str = "relative error",
+) -> Figure:
+    """Draw curves over `xs` on two logarithmic axes, named in a legend beside them; return it.
+
+    `curves[name][i]` is positive and belongs to `xs[i]`. A power law is a straight line.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8.4, 3.6), layout="constrained")
+    for name, values in curves.items():
+        ax.plot(xs, values, label=name, markevery=1)
+    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
+    if max(xs) < 1000:
+        ax.set_xticks(xs, [f"{x:g}" for x in xs])
+        ax.set_xticks([], minor=True)
+    figure.legend(loc="outside right center", frameon=False)
+    return figure
+
+
+def bytes_and_quality(runs: Mapping[str, tuple[float, float, float]]) -> Figure:
+    """Draw the accuracy of runs over the bytes that they sent; return the figure.
+
+    `runs[name]`, of eight runs at most, is `(bytes, mean, half)`: the accuracy is between
+    mean - half and mean + half.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8.4, 4.0), layout="constrained")
+    styles = zip((*_COLORS, _COLORS[0]), (*_MARKERS, "*"), strict=True)
+    for (name, (nbytes, mean, half)), (color, marker) in zip(runs.items(), styles, strict=False):
+        ax.errorbar(
+            nbytes, mean, half, color=color, marker=marker, markersize=7, capsize=4,
+            linestyle="none", label=name, markevery=1,
+        )  # fmt: skip
+    ax.set(xscale="log", xlabel="bytes sent per rank and step", ylabel="accuracy on the test set")
+    ax.set_title("What the bytes buy")
+    figure.legend(loc="outside right center", frameon=False)
+    return figure

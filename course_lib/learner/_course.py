@@ -1,0 +1,132 @@
+"""Find the course, in a checkout or installed from a wheel, its assignments and their tasks."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from course_lib.learner.diary import find_desk
+
+Cell = dict[str, Any]
+PACKAGE = Path(__file__).resolve().parents[1]
+_SHARED = ("share", "sgd-to-ddp")
+"""Where a wheel puts the course, below the environment's folder."""
+_FIRST = Path("lectures", "00_start_here.ipynb")
+
+
+class Unknown(LookupError):
+    """There is no such assignment or task; the message lists the ones that exist."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task or question with points.
+
+    Attributes:
+        name: the name of its check, or of the question.
+        points: the most that it can give.
+        checked: True if a check gives the points, False if a person reads the answer.
+
+    """
+
+    name: str
+    points: float
+    checked: bool
+
+
+def find_course() -> Path:
+    """Return the folder that holds ``lectures`` and ``assignments``.
+
+    In a checkout, this is the folder that holds the package. A wheel contains the two folders, and
+    pip knows where it put them. If they are nowhere, this returns the folder beside the package;
+    the caller then reports that lectures are missing.
+    """
+    checkout = PACKAGE.parent
+    if not (checkout / _FIRST).is_file():
+        try:
+            files = metadata.files("sgd-to-ddp") or []
+        except metadata.PackageNotFoundError:
+            files = []
+        for file in files:
+            if file.as_posix().endswith("/".join((*_SHARED, *_FIRST.parts))):
+                return Path(str(file.locate())).resolve().parents[1]
+    return checkout
+
+
+def default_desk(course: Path) -> Path:
+    """Return the desk that we are in; else ``work`` in the checkout, or in this folder."""
+    if (here := find_desk(Path.cwd())) is not None:
+        return here
+    return (Path.cwd() if course.parts[-2:] == _SHARED else course) / "work"
+
+
+def names(course: Path) -> list[str]:
+    """Return the names of all assignments, in order."""
+    return sorted(path.parent.name for path in (course / "assignments").glob("*/checks.py"))
+
+
+def find(course: Path, said: str) -> str:
+    """Return the assignment that `said` means: `said` is its name, number, topic, or part of it.
+
+    Raises:
+        Unknown: it fits no assignment, or more than one.
+
+    """
+    there = names(course)
+    said = Path(said).name.removesuffix(".ipynb").lower()
+    if said.isdigit():
+        said = f"{int(said):02}"
+    meant = [name for name in there if said == name] or [name for name in there if said in name]
+    if len(meant) == 1 and said:
+        return meant[0]
+    close = meant if said else []
+    close = close or difflib.get_close_matches(said, there, n=3, cutoff=0.5)
+    told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(there)}"
+    raise Unknown(f"there is no assignment {said!r}: {told}")
+
+
+def notebook_of(folder: Path, name: str) -> Path:
+    """Return the path of an assignment's notebook, in the course or on a desk."""
+    return folder / "assignments" / name / f"{name}.ipynb"
+
+
+def cells(notebook: Path) -> list[Cell]:
+    """Return a notebook's cells, each with its source as one text.
+
+    Raises:
+        Unknown: the file is not a notebook; the message names it.
+
+    """
+    try:
+        found = json.loads(notebook.read_bytes())["cells"]
+        return [{**cell, "source": "".join(cell["source"])} for cell in found]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise Unknown(
+            f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
+            "get a good one"
+        ) from error
+
+
+def role(cell: Cell) -> dict[str, Any]:
+    """Return nbgrader's metadata of a cell; empty if it has none."""
+    metadata = cell.get("metadata")
+    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def is_check(cell: Cell) -> bool:
+    """Tell whether a cell holds a task's check."""
+    return bool(role(cell).get("grade")) and not role(cell).get("solution")
+
+
+def tasks(course: Path, name: str) -> list[Task]:
+    """Return the tasks and questions of an assignment, in order."""
+    return [
+        Task(role(cell)["grade_id"], float(role(cell)["points"]), is_check(cell))
+        for cell in cells(notebook_of(course, name))
+        if role(cell).get("grade")
+    ]

@@ -1,0 +1,287 @@
+"""Bring the desk up to date with the course, and leave the student's work alone.
+
+For each file that the course hands out:
+
+======================================  =============================================
+on the desk it is …                     then …
+======================================  =============================================
+missing                                 it is handed out: delete a file to start over
+as it was handed out                    it becomes the new version
+the same, but it was run                the new version comes, the old is name.old.ipynb
+changed                                 it stays, the new version is name.new.ipynb
+damaged, not a notebook any more        it stays, a good copy is name.new.ipynb
+======================================  =============================================
+
+"Changed" means that the words differ from those of every version handed out; see `notebooks`.
+If a new version has the same words, it keeps the outputs. A version is put beside the student's
+file only once: if the student deletes it, it does not come back.
+
+The desk, ``work/``, holds copies of lectures and assignments, apart from the course's own files;
+git ignores it. Lectures come without outputs, so that none gives away a prediction.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from course_lib.learner._course import PACKAGE
+from course_lib.learner.diary import FOLDER
+from course_lib.learner.notebooks import cleared, digest, has_outputs, with_outputs_of, words
+
+WORKED_IN = ("lectures", "assignments")
+READ_ONLY = ("course_lib", "docs", "benchmarks")
+"""From these folders the desk gets only the files that a notebook links to, for reading."""
+
+_LINK = re.compile(r"""\]\(<?([^)\s>]+)|(?:src|href)=["']([^"']+)""")
+_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#|/", re.IGNORECASE)
+_VERSION = 1
+"""Of the records."""
+
+
+def refresh(course: Path, desk: Path) -> list[str]:
+    """Bring `desk` up to date with `course`; return a line for each thing a student should know.
+
+    It may be interrupted at any point and called again. A file that the course no longer hands out
+    is removed if the student has not changed it, and stays otherwise.
+
+    Raises:
+        OSError: the desk cannot be written to.
+
+    """
+    records, notes = Records(desk), []
+    if records.damaged:
+        notes.append("the desk's records are damaged: each file that differs counts as yours")
+    new = handouts(course)
+    for path, content in new.items():
+        if content is None:
+            notes.append(f"{path} is damaged in the course itself, so it was not handed out")
+            continue
+        record = records.of(path)
+        if (written := words(path, content)) and written not in record.words:
+            record.words.append(written)
+        if record.given != digest(content):
+            record.given = ""  # from now on either of two versions may be there
+    # Save before any file: after an interruption, refresh must know what it has put there.
+    records.save()
+    for path, content in new.items():
+        if content is not None:
+            notes += _hand_out(desk, path, content, records.of(path))
+    for path in sorted(records.by_path.keys() - new.keys()):
+        notes += _take_back(desk, path, records.by_path.pop(path))
+    records.save()
+    return notes
+
+
+def put_aside(desk: Path, path: str) -> str:
+    """Rename a file to a free name.old, so that it is handed out again; return that name."""
+    old = next(p for p in _beside(desk / path, "old") if not os.path.lexists(p))
+    (desk / path).rename(old)
+    return old.name
+
+
+def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str]:
+    """Put one file on the desk, or beside what is there; return messages about it."""
+    target, notes = desk / path, []
+    theirs = _read(target)
+    written = words(path, theirs) if theirs is not None else None
+    if theirs is None and not os.path.lexists(target):
+        put(desk, target, content, is_read_only(path))
+    elif theirs is None or written is None:
+        name = _lay_beside(desk, path, content, record)
+        notes = [f"{path} cannot be read. It stays; a good copy is beside it: {name}"]
+    elif record.given == digest(content) or theirs == content:
+        pass
+    elif written == words(path, content):
+        put(desk, target, with_outputs_of(content, theirs), is_read_only(path))
+    elif written not in record.words:
+        name = _lay_beside(desk, path, content, record)
+        notes = [f"{path} has your changes, so it stays. The new version is beside it: {name}"]
+    else:
+        if has_outputs(path, theirs):
+            name = put_aside(desk, path)
+            notes = [f"{path} has a new version. Yours, with its outputs, is now {name}"]
+        put(desk, target, content, is_read_only(path))
+    record.given = digest(content)
+    return notes
+
+
+def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
+    """Write a file beside one that stays, without overwriting anything; return its name."""
+    for place in _beside(desk / path, "new"):
+        theirs = _read(place)
+        if theirs is None:
+            if os.path.lexists(place):  # a folder, or a file without permission to read
+                continue
+        elif not _is_as_handed_out(path, theirs, record):
+            continue
+        put(desk, place, content, is_read_only(path))
+        break
+    return place.name
+
+
+def _take_back(desk: Path, path: str, record: Record) -> list[str]:
+    """Remove a file that the course no longer hands out, unless the student has changed it."""
+    target = desk / path
+    theirs = _read(target)
+    if theirs is None:
+        return []
+    if not _is_as_handed_out(path, theirs, record):
+        return [f"{path} is no longer part of the course; your copy stays"]
+    target.unlink()
+    for folder in target.relative_to(desk).parents[:-1]:
+        if any((desk / folder).iterdir()):
+            break
+        (desk / folder).rmdir()
+    return []
+
+
+def _is_as_handed_out(path: str, theirs: bytes, record: Record) -> bool:
+    return words(path, theirs) in record.words and not has_outputs(path, theirs)
+
+
+def _beside(path: Path, mark: str) -> Iterator[Path]:
+    """Yield places beside a file: name.mark.ipynb, name.mark-2.ipynb, and so on without end."""
+    for number in itertools.count(1):
+        each = mark if number == 1 else f"{mark}-{number}"
+        yield path.with_name(f"{path.stem}.{each}{path.suffix}")
+
+
+def _read(path: Path) -> bytes | None:
+    """Return a file's content; None if there is no readable file."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def handouts(course: Path) -> dict[str, bytes | None]:
+    """Return the content of the desk's files by path; the paths are the same in the course.
+
+    Notebooks come without outputs: a lecture asks for a prediction before it shows a result. The
+    files that they link to keep their place, so that a relative link works on the desk as it does
+    in the repository. None means that a notebook cannot be read.
+    """
+    found: dict[str, bytes | None] = {}
+    for folder in WORKED_IN:
+        for file in sorted((course / folder).rglob("*")):
+            path = file.relative_to(course)
+            if file.is_file() and not any(p.startswith((".", "__pycache__")) for p in path.parts):
+                found[path.as_posix()] = _content(file)
+    linked: dict[str, bytes | None] = {}
+    for name, content in found.items():
+        if name.endswith(".ipynb") and content:
+            for link in links(content):
+                target = _normal(PurePosixPath(name).parent / link)
+                if target.split("/")[0] in READ_ONLY and (place := _place_of(course, target)):
+                    linked[target] = place.read_bytes()
+    return found | linked
+
+
+def _place_of(course: Path, target: str) -> Path | None:
+    """Return the file that a link points to; an installed course's modules lie elsewhere."""
+    places = (course / target, PACKAGE.parent / target)
+    return next((place for place in places if place.is_file()), None)
+
+
+def is_read_only(path: str) -> bool:
+    """Tell whether a file of the desk is for reading only."""
+    return not path.startswith(WORKED_IN)
+
+
+def links(notebook: bytes) -> Iterator[str]:
+    """Yield the paths that a notebook's text links to, relative to its folder."""
+    for cell in json.loads(notebook)["cells"]:
+        if cell["cell_type"] == "markdown":
+            for markdown, html in _LINK.findall("".join(cell["source"])):
+                target = unquote((markdown or html).partition("#")[0])
+                if target and not _ELSEWHERE.match(target):
+                    yield target
+
+
+def _normal(path: PurePosixPath) -> str:
+    """Return a path without its ``..``, as a browser does; symbolic links are not followed."""
+    parts: list[str] = []
+    for part in path.parts:
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _content(path: Path) -> bytes | None:
+    if path.suffix != ".ipynb":
+        return path.read_bytes()
+    try:
+        return cleared(path.read_bytes())
+    except Exception:  # nbformat raises errors of any type on a damaged file
+        return None
+
+
+@dataclass
+class Record:
+    """The record of one path.
+
+    Attributes:
+        given: digest of the last version that was handed out, or put beside the student's file;
+            empty during a refresh, and after a refresh that was interrupted.
+        words: digests of the words of all versions so far: a file with such words is not edited.
+
+    """
+
+    given: str = ""
+    words: list[str] = field(default_factory=list)
+
+
+class Records:
+    """The records of a desk, by path."""
+
+    def __init__(self, desk: Path) -> None:
+        self._desk = desk
+        self._path = desk / FOLDER / "handed_out.json"
+        self.damaged = False
+        self.by_path: dict[str, Record] = {}
+        if self._path.exists():
+            try:
+                told = json.loads(self._path.read_bytes())
+                files = told["files"] if told["version"] == _VERSION else {}
+                self.by_path = {
+                    path: Record(str(entry["given"]), [str(word) for word in entry["words"]])
+                    for path, entry in files.items()
+                }
+            except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+                self.damaged = True
+
+    def of(self, path: str) -> Record:
+        """Return the record of a path; create it if there is none yet."""
+        return self.by_path.setdefault(path, Record())
+
+    def save(self) -> None:
+        """Write the records completely or not at all."""
+        files = {path: asdict(record) for path, record in sorted(self.by_path.items())}
+        told = {"version": _VERSION, "files": files}
+        put(self._desk, self._path, f"{json.dumps(told, indent=1)}\n".encode())
+
+
+def put(desk: Path, path: Path, content: bytes, read_only: bool = False) -> None:
+    """Write a file of the desk, so that it holds either the old or the complete new content.
+
+    Raises:
+        OSError: the place cannot be written to.
+
+    """
+    part = desk / FOLDER / "part"  # one name: the next call reuses what an interruption left
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.unlink(missing_ok=True)
+    part.write_bytes(content)
+    if read_only:
+        part.chmod(0o444)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(part, path)

@@ -1,0 +1,106 @@
+"""Test what grading needs on Linux: a sandbox, a limit on its memory, and right grades."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from course_lib.learner._course import PACKAGE, find_course
+from course_lib.learner.doctor._finding import Finding
+
+_SETTINGS = {
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user.max_user_namespaces": ("0", "10000"),
+}
+"""Kernel settings: the value that forbids user namespaces, and one that allows them."""
+_CANARY_SECONDS = 900.0
+"""More than three solutions take on a busy machine."""
+
+
+def namespaces() -> Finding:
+    """Test what the kernel lets ordinary users do; root needs no user namespace."""
+    if sys.platform != "linux":
+        advice = "grade on Linux, in WSL 2 or in a Linux container; all else works here"
+        return Finding("namespaces", f"there are none on {sys.platform}", advice, "grading")
+    for name, (forbids, allows) in _SETTINGS.items():
+        path = Path("/proc/sys", *name.split("."))
+        try:
+            value = path.read_text().strip()
+        except OSError:
+            continue
+        if value == forbids:
+            advice = f"ask the administrator for: sysctl -w {name}={allows}"
+            if os.geteuid() == 0:
+                return Finding("namespaces", f"{name} is {value}, which does not matter for root")
+            return Finding("namespaces", f"{name} is {value}", advice, "grading")
+    return Finding("namespaces", "the kernel lets users create them")
+
+
+def bubblewrap() -> Finding:
+    """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
+    if sys.platform != "linux":
+        return Finding("sandbox", "only on Linux", "see namespaces", "grading")
+    try:
+        from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
+        from autograder.sandbox.look import ready
+        from autograder.sandbox.place import SandboxedPlace
+    except ImportError as error:
+        return Finding("sandbox", f"{error.name} is missing", "see packages", "grading")
+    try:
+        started = f"it starts, with {probe()}"
+        with SandboxedPlace() as place:
+            ready(place)
+        return Finding("sandbox", started)
+    except SandboxUnavailable as error:
+        advice = "`autograder --version` says what to do on each system; only grading needs this"
+        return Finding("sandbox", " ".join(error.reason.split()), advice, "grading")
+
+
+def control_groups() -> Finding:
+    """Test whether the kernel can limit a submission's memory; else the grader watches it."""
+    if sys.platform != "linux":
+        return Finding("control groups", "only on Linux", "see namespaces", "nothing")
+    from autograder.sandbox.memory import MemoryGroup
+
+    group = MemoryGroup.make(limit=2**30, processes=10)
+    if group is None:
+        return Finding("control groups", "not available: the grader watches the memory instead")
+    group.close()
+    return Finding("control groups", "they limit the memory of a submission")
+
+
+def graded() -> Finding:
+    """Grade solutions whose points are known, in a process like the autograder's."""
+    name = "graded"
+    if sys.platform != "linux":
+        return Finding(name, "only on Linux", "see namespaces", "grading")
+    root = find_course()
+    if not (root / "instructor").is_dir():
+        told = "not tested: this copy of the course has no instructor/, so no right solution"
+        return Finding(name, told)
+    from autograder.sandbox.mounts import beside_packages
+
+    paths = [str(PACKAGE.parent)] * beside_packages(PACKAGE)
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    command = [sys.executable, "-P", "-m", "autograder.passes.canary", "--course", str(root)]
+    advice = "do not grade here before this is fixed: the grades would be wrong"
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CANARY_SECONDS,
+        )
+        said = json.loads(done.stdout.splitlines()[-1])
+        wrong, told = said["wrong"], said["told"]
+    except subprocess.TimeoutExpired:
+        wrong, told = f"three solutions took more than {_CANARY_SECONDS:.0f} s", ""
+    except (ValueError, LookupError, TypeError):
+        wrong, told = f"the grader ended: {done.stderr.strip()[-300:] or done.returncode}", ""
+    return Finding(name, wrong, advice, "grading") if wrong else Finding(name, told)

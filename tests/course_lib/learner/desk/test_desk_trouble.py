@@ -1,0 +1,176 @@
+"""Damage, interruptions and obstacles: a refresh says what it met, and loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib.learner.__main__ import main
+from course_lib.learner._desk import refresh
+from course_lib.learner.lab import NoHome
+from tests.helpers.desk_files import CHECKS, HANDED_OUT, LECTURE, notebook, sources, there, write
+
+DAMAGED = [
+    *("", "{", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', "<<<<<<< HEAD", "[" * 100_000),
+    '{"cells": [{"cell_type": "code", "source": {}}]}',
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_notebook_stays_and_a_good_one_is_beside_it(
+    course: Path, desk: Path, content: str
+) -> None:
+    write(desk / LECTURE, content)
+    for _ in range(2):  # as long as it is damaged
+        (note,) = refresh(course, desk)
+        assert "cannot be read" in note and "01_topic.new.ipynb" in note
+        assert (desk / LECTURE).read_text() == content
+        assert sources(desk / "lectures/01_topic.new.ipynb") == ["a = 1", "print(a)", ""]
+        assert len(there(desk)) == len(HANDED_OUT) + 1
+
+
+NO_RECORDS = [None, *DAMAGED, '{"version": 1, "files": {"x": 1}}']
+
+
+@pytest.mark.parametrize("content", NO_RECORDS, ids=range(len(NO_RECORDS)))
+def test_without_records_what_differs_is_the_students(
+    course: Path, desk: Path, content: str | None
+) -> None:
+    records = desk / ".desk/handed_out.json"
+    records.unlink()
+    if content is not None:
+        records.write_text(content)
+    write(desk / LECTURE, notebook("mine"))
+    write(course / CHECKS, "CHECKS = 2")
+    notes = refresh(course, desk)
+    assert ("record" in notes[0]) == (content is not None)
+    assert [note.partition(" ")[0] for note in notes[-2:]] == [LECTURE, CHECKS]
+    assert sources(desk / LECTURE) == ["mine"]
+    assert (desk / CHECKS).read_text() == "CHECKS = 1"
+    assert (desk / "assignments/02_topic/checks.new.py").read_text() == "CHECKS = 2"
+    assert there(desk) == sorted(
+        [*HANDED_OUT, "lectures/01_topic.new.ipynb", "assignments/02_topic/checks.new.py"]
+    )
+    assert refresh(course, desk) == []
+
+
+class Killed(BaseException):
+    """Stands for a sudden end."""
+
+
+@contextlib.contextmanager
+def killed_after(writes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a refresh write so many files, and kill it at the next one."""
+    left = iter(range(writes))
+    real = os.replace
+
+    def replace(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise Killed
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        yield
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_interrupted_refresh_is_taken_up_wherever_it_stopped(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Killed at each write in turn; then the course goes on, and nothing counts as changed."""
+    stopped = 0
+    for limit in range(20):
+        desk = tmp_path / f"desk-{limit}"
+        write(course / LECTURE, notebook("a = 1"))
+        write(course / CHECKS, "CHECKS = 1")
+        if not first:
+            refresh(course, desk)
+            write(course / LECTURE, notebook("a = 2"))
+            write(course / CHECKS, "CHECKS = 2")
+        with killed_after(limit, monkeypatch):
+            try:
+                refresh(course, desk)
+            except Killed:
+                stopped += 1
+        write(course / LECTURE, notebook("a = 3"))
+        assert refresh(course, desk) == []
+        assert there(desk) == HANDED_OUT
+        assert sources(desk / LECTURE) == ["a = 3"]
+        assert [path.name for path in (desk / ".desk").iterdir()] == ["handed_out.json"]
+    assert stopped >= 4
+
+
+def test_a_folder_or_a_dead_link_in_the_way_stays(course: Path, desk: Path) -> None:
+    (desk / LECTURE).unlink()
+    (desk / LECTURE).mkdir()
+    (desk / CHECKS).unlink()
+    (desk / CHECKS).symlink_to(desk / "nowhere")
+    (desk / "lectures/01_topic.new.ipynb").mkdir()
+    notes = refresh(course, desk)
+    assert [note.partition(" ")[0] for note in notes] == [LECTURE, CHECKS]
+    assert (desk / LECTURE).is_dir() and (desk / CHECKS).is_symlink()
+    assert sources(desk / "lectures/01_topic.new-2.ipynb") == ["a = 1", "print(a)", ""]
+
+
+def test_a_lecture_that_is_damaged_in_the_course_takes_nothing_away(
+    course: Path, desk: Path
+) -> None:
+    write(course / LECTURE, "<<<<<<< HEAD")
+    assert refresh(course, desk) == [
+        f"{LECTURE} is damaged in the course itself, so it was not handed out"
+    ]
+    assert sources(desk / LECTURE) == ["a = 1", "print(a)", ""]
+
+
+def test_a_desk_that_cannot_be_written_is_told_with_a_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["lab", "--desk", str(tmp_path / "file/desk")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Not a directory" in line and "another folder with --desk" in line
+
+
+def test_the_command_says_what_a_student_should_know(
+    course: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[Path] = []
+
+    def open_lab(desk: Path, _: object) -> None:
+        opened.append(desk)
+        raise NoHome
+
+    monkeypatch.setattr("course_lib.learner.lab.open_lab", open_lab)
+    monkeypatch.setattr("course_lib.learner.lab.find_course", lambda: course)
+    write(desk / LECTURE, notebook("mine"))
+    write(course / LECTURE, notebook("a = 2"))
+    main(["lab"])
+    assert opened == [desk]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"course lab: {LECTURE} has your changes")
+    monkeypatch.setattr("course_lib.learner.lab.find_course", lambda: course / "lectures")
+    assert main(["lab"]) == 2
+    assert opened == [desk]
+    assert "pip install -e" in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_written_costs_one_sentence(tmp_path: Path) -> None:
+    home = "/proc/nobody's home"  # where not even root can make a folder
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER_", "XDG_", "IPYTHON"))
+    }
+    command = [sys.executable, "-m", "course_lib.learner", "lab", "--desk", str(tmp_path / "work")]
+    done = subprocess.run(
+        command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert home in sentence and "make lab HOME=" in sentence
