@@ -19,8 +19,8 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement", "variables", "stopping", "memory"),
-    ("trace",),
+    ("explain", "costs", "calls", "placement", "variables", "stopping", "sockets"),
+    ("trace", "memory"),
     ("_torch", "output"),
     ("processes", "simulated"),
     ("isolated",),

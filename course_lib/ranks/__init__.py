@@ -8,8 +8,8 @@ From the ground up; each room knows only those above it in this list:
 
 - `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
   travels; `placement`: which devices; `variables`: what ranks keep between calls; `stopping`: what
-  ends their code from outside; `memory`: what processes share
-- `trace`: what happened
+  ends their code from outside; `sockets`: what travels through sockets
+- `trace`: what happened; `memory`: objects as bytes, and what processes share
 - `_torch`: what PyTorch does not document, and the table of collectives
 - `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `simulated`: ranks on a network with a virtual
@@ -23,11 +23,9 @@ From the ground up; each room knows only those above it in this list:
 
 from typing import TYPE_CHECKING
 
-# First: it starts what takes longest, beside the imports below.
-from course_lib.ranks.processes import early as _early  # noqa: F401  # isort: skip
-
 from course_lib._later import later
 from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.processes.fork_client import start_in_notebook
 
 if TYPE_CHECKING:
     from course_lib.ranks.calls import per_rank
@@ -65,7 +63,10 @@ __all__ = [
     "per_rank",
 ]
 
-# What needs PyTorch comes when it is asked for: a network's costs do not need it.
+# Now, before anything here loads PyTorch: it takes longest, and loads PyTorch, too.
+start_in_notebook()
+
+# Names that need PyTorch are loaded when somebody asks for them. Costs do not need it.
 __getattr__ = later(
     __name__,
     {

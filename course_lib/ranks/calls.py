@@ -23,6 +23,30 @@ Bytes = TypeVar("Bytes")
 _MAX_SOURCE = 1 << 20
 
 
+@dataclass(frozen=True)
+class CallOptions:
+    """The options of one call: all that it has besides the function and its arguments.
+
+    Attributes:
+        timeout: limit in seconds of this computer; ``None`` for none.
+        check_nan: whether ranks refuse to send NaN.
+
+    """
+
+    timeout: float | None = None
+    check_nan: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `Ranks.run`."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    options: CallOptions = CallOptions()
+
+
 class PerRank(tuple[Any, ...]):
     """Values that differ between ranks, anywhere in the arguments: made by `per_rank`."""
 

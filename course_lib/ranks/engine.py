@@ -1,4 +1,4 @@
-"""What runs the calls of a `Ranks`, and the one place that chooses it.
+"""The engines, which run the calls of a `Ranks`, and the one place that chooses among them.
 
 `Processes` for ``on="cpu"`` and ``"gpu"``; `Simulated`, whose ranks are threads of this process on
 a fabric with a virtual clock; or `IsolatedSimulated`, the same with a process for each rank.
@@ -6,9 +6,9 @@ a fabric with a virtual clock; or `IsolatedSimulated`, the same with a process f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from course_lib.ranks.calls import Call
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.isolated import IsolatedSimulated
 from course_lib.ranks.placement import Placement, place
@@ -19,22 +19,15 @@ from course_lib.ranks.trace.trace import Trace
 
 
 class Engine(Protocol):
-    """What runs the calls of one `Ranks`."""
+    """Runs the calls of one `Ranks`."""
 
     placement: Placement
     """A device for every rank, and a sentence about them."""
     trace: Trace
-    """Of the last call, also of one that failed."""
+    """The trace of the last call, also of one that failed."""
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
-        """Run ``fn(*args, **kwargs)`` on every rank; arguments may be `PerRank`."""
+    def run(self, call: Call) -> list[Any]:
+        """Run the call on every rank; its arguments may be `PerRank`."""
 
     def start(self) -> None:
         """Start the processes of the ranks, if there are any, and do not wait for them."""

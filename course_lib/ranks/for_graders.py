@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from course_lib._later import later
 
 if TYPE_CHECKING:
-    from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+    from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
     from course_lib.ranks._torch.python_group import PythonGroup, watched_by
     from course_lib.ranks._torch.thread_worlds import current, here
     from course_lib.ranks.calls import (
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
     )
     from course_lib.ranks.placement import nccl_version, place, share
     from course_lib.ranks.processes.fork_client import (
+        WIDE,
         ForkServer,
         ForkServerError,
         end_soon,
         preload,
     )
-    from course_lib.ranks.processes.fork_server import serve
-    from course_lib.ranks.processes.huge_pages import collapse
-    from course_lib.ranks.processes.launch import WIDE
+    from course_lib.ranks.processes.fork_server import collapse, serve
     from course_lib.ranks.processes.worker import redirect_output
-    from course_lib.ranks.simulated.collectives import why_not
     from course_lib.ranks.simulated.fabric_diagnosis import explain_misuse
     from course_lib.ranks.simulated.handles import MAX_MISUSES, Misuse
     from course_lib.ranks.simulated.operation import Operation, check_tensors
@@ -78,17 +76,14 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "KINDS Collective reduction_of": "_torch.collective_table",
+        "KINDS Collective reduction_of why_not": "_torch.collective_table",
         "PythonGroup watched_by": "_torch.python_group",
         "current here": "_torch.thread_worlds",
         "Sources cell_labels cell_sources install_sources pack_call": "calls",
         "nccl_version place share": "placement",
-        "ForkServer ForkServerError end_soon preload": "processes.fork_client",
-        "serve": "processes.fork_server",
-        "collapse": "processes.huge_pages",
-        "WIDE": "processes.launch",
+        "WIDE ForkServer ForkServerError end_soon preload": "processes.fork_client",
+        "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",
-        "why_not": "simulated.collectives",
         "explain_misuse": "simulated.fabric_diagnosis",
         "MAX_MISUSES Misuse": "simulated.handles",
         "Operation check_tensors": "simulated.operation",

@@ -1,8 +1,9 @@
 """Simulated ranks as processes: the engine behind ``on="simulated", isolated=True``.
 
-Threads share what a process has once. Where that matters, each rank is a process of its own, and
-the fabric, in a thread of this one, is at the other end of a socket. A call costs some
-milliseconds more, and every message its way through the socket.
+Threads share most of what a process has once: the environment, the folder, imported modules. Where
+that matters, each rank is a process of its own. The fabric, in a thread of this one, is at the
+other end of a socket. A call costs some milliseconds more, and every message its way through the
+socket.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from course_lib.ranks.calls import cell_labels, per_rank
+from course_lib.ranks.calls import Call, CallOptions, cell_labels, per_rank
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError, RanksError
 from course_lib.ranks.placement import Placement, place
@@ -57,14 +58,7 @@ class IsolatedSimulated:
         self._network = network or Network(latency=20e-6, bandwidth=10e9)
         self._processes = Processes(place(world_size, "cpu"), metered=False)
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
+    def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "fabric")
@@ -74,7 +68,7 @@ class IsolatedSimulated:
 
             def serve() -> None:
                 try:
-                    server.serve(timeout or _DAY, alive=lambda: not ended.is_set())
+                    server.serve(call.options.timeout or _DAY, alive=lambda: not ended.is_set())
                 except RanksError as error:
                     found.append(error)
 
@@ -82,8 +76,11 @@ class IsolatedSimulated:
             serving.start()
             try:
                 mine = per_rank(enumerate(server.secrets))
-                job = _Job(path, self._world_size, cell_labels(), check_nan)
-                replies = self._processes.run(_on_rank, (job, mine, fn, *args), kwargs, timeout)
+                job = _Job(path, self._world_size, cell_labels(), call.options)
+                # The ranks look for NaN themselves: these processes have no meter.
+                unmetered = replace(call.options, check_nan=False)
+                inner = Call(_on_rank, (job, mine, call.fn, *call.args), call.kwargs, unmetered)
+                replies = self._processes.run(inner)
             except BaseException as error:
                 ended.set()
                 serving.join()
@@ -116,12 +113,12 @@ class IsolatedSimulated:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a rank must know to be one."""
+    """All that a process must know to be a rank."""
 
     path: str
     world_size: int
     labels: dict[str, str]
-    check_nan: bool
+    options: CallOptions
 
 
 def _on_rank(
@@ -135,7 +132,7 @@ def _on_rank(
         fabric_rank(job.path, rank, job.world_size, secret, job.labels) as client,
     ):
         assert client.context is not None
-        client.context.check_nan = job.check_nan
+        client.context.options = job.options
         value = fn(*args, **kwargs)
         client.context.handles.finish()
         return value, client.context.handles.found

@@ -1,9 +1,32 @@
-"""Memory that processes share without a name: nothing is left in the file system, ever."""
+"""Objects as bytes, and memory that processes share without a name.
+
+An object becomes what cloudpickle makes of it and, beside that, the bytes of its tensors and arrays
+as they lie in memory (pickle protocol 5, PEP 574). A large object is written once into a nameless
+file in memory, whatever the number of readers. Each reader maps the file: the system copies a page
+when a reader writes to it. Nothing is left in the file system, ever.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import pickle
+import struct
 import tempfile
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cloudpickle import cloudpickle as trackers
+
+from course_lib.ranks.explain.pickling import Pickler
+
+_INLINE = 1 << 13
+"""Bytes that surely fit into a socket's buffer, so that sending them never waits."""
+_ALIGN = 64
 
 
 def anonymous_file(name: str) -> int:
@@ -18,3 +41,180 @@ def path_of(fd: int) -> str | None:
     """Return a path under which this process can open the file of `fd` anew, if there is one."""
     path = f"/proc/self/fd/{fd}"  # opens the file itself, also when it has no name
     return path if os.path.exists(path) else None
+
+
+def map_file(fd: int, size: int, *, private: bool) -> Any:
+    """Return a file's bytes; if `private`, the other readers do not see what is written to them."""
+    access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
+    return mmap.mmap(fd, size, access=access)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Packed:
+    """An object as bytes: inline, or in a file in memory that is closed with `close`."""
+
+    size: int
+    parts: int
+    """The pickle and the buffers beside it."""
+    inline: bytes | bytearray = b""
+    fd: int = -1
+
+    _free: Callable[[], Any] | None = None
+
+    @classmethod
+    def in_file(cls, size: int, parts: int, fd: int) -> Packed:
+        """Return what lies in the file `fd`."""
+        packed = cls(size, parts, b"", fd)
+        packed._free = weakref.finalize(packed, os.close, fd)
+        return packed
+
+    def close(self) -> None:
+        """Free the file, if there is one; it is also freed with the object."""
+        if self._free is not None:
+            self._free()
+
+    def read(self) -> Any:
+        """Return the object, with memory of its own: another `read` gets another object."""
+        if self.fd < 0:
+            return unpack(bytearray(self.inline), self.size, self.parts)
+        try:
+            data = map_file(self.fd, self.size, private=True)
+        except OSError:  # no descriptor is left, perhaps, of a thousand ranks: then a copy at once
+            data = _read_all(self.fd, self.size)
+        return unpack(data, self.size, self.parts)
+
+    def read_last(self) -> Any:
+        """Return the object without a copy. Nobody may read this again."""
+        data = map_file(self.fd, self.size, private=False) if self.fd >= 0 else self.inline
+        return unpack(data, self.size, self.parts)
+
+
+class _Packer(Pickler):
+    known: Collection[str] = ()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            # A transposed tensor stays one, as one in `channels_last`; gaps are left out.
+            order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
+            data = obj.detach().to("cpu").permute(order).contiguous()
+            return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
+                             order, obj.requires_grad)  # fmt: skip
+        if self.known and isinstance(obj, type):
+            name = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(obj)
+            if name in self.known:
+                return _known_class, (name,)
+        return super().reducer_override(obj)
+
+
+def _known_class(name: str) -> type:
+    found: type = trackers._DYNAMIC_CLASS_TRACKER_BY_ID[name]
+    return found
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+        and tensor.numel() > 0
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    buffer = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    buffer._tensor = tensor  # type: ignore[attr-defined]  # keeps the memory alive
+    return buffer
+
+
+def _tensor(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int], requires_grad: bool
+) -> torch.Tensor:
+    data = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return data.permute(back).requires_grad_(requires_grad)
+
+
+class _Spool:
+    """Takes the pickle: in a buffer as long as it is small, then in a file in memory."""
+
+    def __init__(self, inline: int) -> None:
+        self._inline = inline
+        self.buffer: bytearray | None = bytearray()
+        self.fd = -1
+        self.size = 0
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data)
+        self.size += view.nbytes
+        if self.buffer is not None and self.size <= self._inline:
+            self.buffer += view
+            return
+        if self.buffer is not None:
+            self.fd, buffered, self.buffer = anonymous_file("call"), self.buffer, None
+            _write_all(self.fd, memoryview(buffered))
+        _write_all(self.fd, view.cast("B"))
+
+    def pad(self) -> None:
+        self.write(bytes(-self.size % _ALIGN))
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view[: 1 << 30]) :]
+
+
+def _read_all(fd: int, size: int) -> bytearray:
+    data, at = bytearray(size), 0
+    while at < size:
+        at += os.preadv(fd, [memoryview(data)[at : at + (1 << 30)]], at)
+    return data
+
+
+def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> Packed:
+    """Return `value` as bytes. Tensors arrive on the CPU, without the graph that made them.
+
+    Args:
+        value: anything that cloudpickle can pickle.
+        inline: the bytes up to which no file is used.
+        known: the notebook's classes that the reader has already, by the names that cloudpickle
+            gives them; they are not sent.
+
+    Raises whatever pickling raises.
+
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    spool = _Spool(inline)
+    try:
+        packer = _Packer(spool, protocol=5, buffer_callback=buffers.append)
+        packer.known = known
+        packer.dump(value)
+        sizes = [spool.size]
+        for buffer in buffers:
+            view = buffer.raw()
+            spool.pad()
+            spool.write(view)
+            sizes.append(len(view))
+        if buffers:
+            spool.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+    except BaseException:
+        if spool.fd >= 0:
+            os.close(spool.fd)
+        raise
+    if spool.buffer is None:
+        return Packed.in_file(spool.size, len(sizes), spool.fd)
+    return Packed(spool.size, len(sizes), spool.buffer)
+
+
+def unpack(data: Any, size: int, parts: int) -> Any:
+    """Return what `data` is, the bytes of a `Packed` of this size with so many parts."""
+    view = memoryview(data)[:size]
+    if parts == 1:
+        return pickle.loads(view)
+    sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :])
+    at, buffers = sizes[0], []
+    for length in sizes[1:]:
+        at += -at % _ALIGN
+        buffers.append(view[at : at + length])
+        at += length
+    return pickle.loads(view[: sizes[0]], buffers=buffers)

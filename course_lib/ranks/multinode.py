@@ -35,7 +35,7 @@ import torch.distributed as dist
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS, Board
 from course_lib.ranks.processes.board_views import RankPhase
-from course_lib.ranks.processes.recorder import Recorder
+from course_lib.ranks.processes.rank_recorder import RankRecorder
 from course_lib.ranks.processes.world import install
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
@@ -63,7 +63,7 @@ def load_function(target: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def join_from_environment(timeout: float) -> Recorder:
+def join_from_environment(timeout: float) -> RankRecorder:
     """Join the process group that ``torchrun`` describes, metered; return the recorder."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size > MAX_BOARD_RANKS:
@@ -75,7 +75,7 @@ def join_from_environment(timeout: float) -> Recorder:
         torch.cuda.set_device(local)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     board = Board.create(world_size)
-    recorder = Recorder(board, rank, [], locator({}), alone=True)
+    recorder = RankRecorder(board, rank, [], locator({}), alone=True)
     install(recorder, backend=backend)
     dist.init_process_group("metered", timeout=timedelta(seconds=timeout))
     board.set_state(rank, RankPhase.RUNNING)

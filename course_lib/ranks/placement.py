@@ -25,7 +25,7 @@ class Placement:
     why: str
     """One sentence for a person."""
     environment: dict[str, str] = field(default_factory=dict)
-    """What the ranks need set."""
+    """Environment variables that the ranks need."""
 
     @property
     def threads(self) -> int:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
+from course_lib.ranks.calls import Call, CallOptions
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.errors import RanksError
@@ -28,9 +29,14 @@ class Ranks:
 
     The functions use plain ``torch.distributed``; they may be defined in notebook cells. On the
     CPU and on GPUs every rank is its own process on this machine; it stays between calls, so a
-    call costs about a millisecond. After a failure the next call works: ranks on the CPU are told
-    to give the failed call up, and keep their variables; those that do not listen, or have died,
+    call costs about a millisecond. After a failure the next call works. Ranks on the CPU are told
+    to give the failed call up, and keep their variables. Those that do not listen, or have died,
     are replaced by fresh ones.
+
+    Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
+    time, output, arguments and classes of the notebook. All else that a process has once, such as
+    ``os.environ``, the working folder and the globals of imported modules, they share with one
+    another and with the notebook. Where that matters, ``isolated=True`` makes each a process.
 
     Args:
         world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
@@ -47,8 +53,7 @@ class Ranks:
             are.
         misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
             a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
-        isolated: whether simulated ranks are processes, which share nothing, and not threads,
-            which start faster and may be 1,024.
+        isolated: whether simulated ranks are processes, which share nothing; at most 64.
 
     Raises:
         ValueError: there is no such place, it cannot hold these ranks, or `timeout` is no time.
@@ -87,7 +92,7 @@ class Ranks:
         self.owner = uuid.uuid4().hex
         """Tells this object's variables on the ranks from those of others: see `variables`."""
         self.error: RanksError | None = None
-        """What the last `run` raised about the ranks; ``None`` if it went well."""
+        """The error about the ranks that the last `run` raised; ``None`` if it went well."""
         self._forget = weakref.finalize(self, forget_variables, self.owner)
 
     @property
@@ -134,8 +139,8 @@ class Ranks:
     ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 
-        An argument wrapped in `per_rank` gives each rank its own value. What the function prints
-        or displays appears with the rank in front. Tensors arrive on the CPU.
+        An argument wrapped in `per_rank` gives each rank its own value. The
+        function's prints and displays appear with the rank in front. Tensors arrive on the CPU.
 
         With ``check_nan=True`` a rank that puts NaN into a collective or a message fails there: the
         first one names the rank and the line.
@@ -159,7 +164,7 @@ class Ranks:
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
         self.error = None
         try:
-            return self._engine.run(fn, args, kwargs, self.timeout, check_nan)
+            return self._engine.run(Call(fn, args, kwargs, CallOptions(self.timeout, check_nan)))
         except RanksError as error:
             self.error = error
             raise

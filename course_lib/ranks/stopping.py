@@ -1,13 +1,17 @@
-"""Ending Python code from outside, but never an import: one in the middle would stay half done.
+"""Ending Python code from outside, but at no bad moment.
 
-What is half imported stays so for the rest of the process; PyTorch's own do not work again.
+A module that is half imported stays so for the rest of the process; PyTorch's own do not work
+again. So an import is never ended. And Ctrl-C waits until a short block is over.
 """
 
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _IMPORT = "<frozen importlib._bootstrap>"
@@ -33,3 +37,27 @@ def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> Non
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(error)
         )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Run a short block to its end; an interrupt that came in between is raised after it.
+
+    Without it, an interrupt between starting a process and noting it down would lose the process.
+    Only the main thread is ever interrupted, so elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is None:  # installed by compiled code: it cannot be put back
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[-1])

@@ -1,1 +1,1 @@
-"""What ranks need of PyTorch beyond its documentation, and the one table of collectives."""
+"""All that ranks need of PyTorch beyond its documentation, and the one table of collectives."""

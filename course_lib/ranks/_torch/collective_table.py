@@ -1,6 +1,9 @@
-"""What the operations of ``torch.distributed`` are: the one table that all who must know them read.
+"""The table of all operations of ``torch.distributed``, which all who must know them read.
 
-`KINDS` says what an operation is, whoever carries it out: gloo, NCCL, a fabric, a socket.
+`KINDS` says what an operation is, whoever carries it out: gloo, NCCL, a fabric, a socket. An entry
+has its schema (`Kind.needs`, `Kind.fits`), its words (`Kind.needs`, `signature_of`) and what it
+does to values (`Kind.effect`). Its cost is the entry of the same name in
+`costs.collective_time.COSTS`, for `trace`, on a lower floor, needs it too. A test compares the two.
 `COLLECTIVES` says how PyTorch asks a process group for one: the same kind under several names.
 """
 
@@ -17,6 +20,122 @@ from torch._C import _distributed_c10d as c10d
 
 Tensors = list[torch.Tensor]
 Sizes = Sequence[int]
+
+
+# These functions carry a collective out, on the tensors of all ranks. A sum runs in rank order, in
+# float32 for the 16-bit types, and is rounded once; every rank gets the same bits. gloo and
+# NCCL add in other orders: results differ from theirs by rounding.
+
+Effect = Callable[[Sequence[Tensors], Sequence[Tensors], int, str], None]
+"""``effect(inputs, outputs, root, op)``: reads every rank's inputs, writes every rank's outputs."""
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda total, part: torch.minimum(total, part, out=total),
+    "max": lambda total, part: torch.maximum(total, part, out=total),
+    "band": torch.Tensor.bitwise_and_,
+    "bor": torch.Tensor.bitwise_or_,
+    "bxor": torch.Tensor.bitwise_xor_,
+}
+
+
+def why_not(op: str, dtype: torch.dtype) -> str:
+    """Return why tensors of `dtype` cannot be reduced by `op`; empty if they can."""
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if op not in REDUCTIONS:
+        return f"ReduceOp.{op.upper()} is not simulated"
+    if op == "avg" and whole:
+        return f"ReduceOp.AVG needs a floating-point dtype, got {dtype}"
+    if op in ("band", "bor", "bxor") and not whole:
+        return f"ReduceOp.{op.upper()} needs integers, got {dtype}"
+    if op in ("min", "max") and dtype.is_complex:
+        return f"ReduceOp.{op.upper()} needs an order, and {dtype} has none"
+    return ""
+
+
+def reduce_tensors(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+    """Return the reduction of tensors of equal size, flat.
+
+    Raises:
+        ValueError: the operation, or the operation on this dtype, does not exist.
+
+    """
+    dtype = parts[0].dtype
+    if reason := why_not(op, dtype):
+        raise ValueError(reason)
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+    total = parts[0].reshape(-1).to(wide, copy=True)
+    for part in parts[1:]:
+        REDUCTIONS[op](total, part.reshape(-1).to(wide))
+    if op == "avg":
+        total /= len(parts)
+    return total.to(dtype)
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.detach().copy_(source.detach().reshape(target.shape))
+
+
+def _all_reduce(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    _reduce_to(range(len(inputs)), inputs, outputs, op)
+
+
+def _reduce(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    _reduce_to([root], inputs, outputs, op)
+
+
+def _reduce_to(
+    targets: Sequence[int], inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: str
+) -> None:
+    for i in range(len(inputs[0])):
+        total = reduce_tensors([tensors[i] for tensors in inputs], op)
+        for rank in targets:
+            _write(outputs[rank][i], total)
+
+
+def _reduce_scatter(
+    inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str
+) -> None:
+    ranks = range(len(inputs))
+    totals = [reduce_tensors([tensors[i] for tensors in inputs], op) for i in ranks]
+    for rank in ranks:
+        _write(outputs[rank][0], totals[rank])
+
+
+def _broadcast(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    for rank in range(len(inputs)):
+        for target, value in zip(outputs[rank], inputs[root], strict=True):
+            if rank != root:
+                _write(target, value)
+
+
+def _all_gather(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    for gets in outputs:
+        for target, puts in zip(gets, inputs, strict=True):
+            _write(target, puts[0])
+
+
+def _gather(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    for target, puts in zip(outputs[root], inputs, strict=True):
+        _write(target, puts[0])
+
+
+def _scatter(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    for gets, value in zip(outputs, inputs[root], strict=True):
+        _write(gets[0], value)
+
+
+def _all_to_all(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    sent = [[tensor.clone() for tensor in tensors] for tensors in inputs]
+    for rank, gets in enumerate(outputs):
+        for source, target in enumerate(gets):
+            _write(target, sent[source][rank])
+
+
+def _nothing(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, op: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -38,6 +157,8 @@ class Kind:
     uneven: bool = False
     """Whether ranks may differ in size."""
     sized_by_what_it_gets: bool = False
+    effect: Effect | None = None
+    """Carries a collective out; ``None``: it is a message."""
 
 
 def _same(puts: Sizes, gets: Sizes, k: int, here: bool) -> bool:
@@ -57,37 +178,43 @@ KINDS = {
             "recv", "one tensor", lambda puts, gets, k, here: len(gets) == 1 and not puts,
             sized_by_what_it_gets=True,
         ),
-        Kind("barrier", "no tensors", lambda puts, gets, k, here: not puts and not gets),
-        Kind("broadcast", _IN_PLACE, _same, to_one=True, in_place=True),
-        Kind("reduce", _IN_PLACE, _same, to_one=True, reduces=True, in_place=True),
-        Kind("all_reduce", _IN_PLACE, _same, reduces=True, in_place=True),
+        Kind(
+            "barrier", "no tensors", lambda puts, gets, k, here: not puts and not gets,
+            effect=_nothing,
+        ),
+        Kind("broadcast", _IN_PLACE, _same, to_one=True, in_place=True, effect=_broadcast),
+        Kind(
+            "reduce", _IN_PLACE, _same, to_one=True, reduces=True, in_place=True, effect=_reduce,
+        ),
+        Kind("all_reduce", _IN_PLACE, _same, reduces=True, in_place=True, effect=_all_reduce),
         Kind(
             "gather", "one tensor in and, at the root, {k} of its size out",
             lambda puts, gets, k, here: (
                 len(puts) == 1 and list(gets) == list(puts) * (k if here else 0)
             ),
-            to_one=True,
+            to_one=True, effect=_gather,
         ),
         Kind(
             "scatter", "one tensor out and, at the root, {k} of its size in",
             lambda puts, gets, k, here: (
                 len(gets) == 1 and list(puts) == list(gets) * (k if here else 0)
             ),
-            to_one=True, sized_by_what_it_gets=True,
+            to_one=True, sized_by_what_it_gets=True, effect=_scatter,
         ),
         Kind(
             "all_gather", "one tensor in and {k} of its size out",
             lambda puts, gets, k, here: len(puts) == 1 and list(gets) == list(puts) * k,
+            effect=_all_gather,
         ),
         Kind(
             "reduce_scatter", "one tensor out and {k} of its size in",
             lambda puts, gets, k, here: len(gets) == 1 and list(puts) == list(gets) * k,
-            reduces=True,
+            reduces=True, effect=_reduce_scatter,
         ),
         Kind(
             "all_to_all", "{k} tensors in and {k} out",
             lambda puts, gets, k, here: len(puts) == len(gets) == k,
-            uneven=True,
+            uneven=True, effect=_all_to_all,
         ),
     )
 }  # fmt: skip
@@ -107,7 +234,7 @@ class Collective:
     """``operations(arguments, k)``: what it consists of, mostly one; for each, the tensors that
     this rank puts in, and those that it gets."""
     result: Callable[[tuple[Any, ...]], Any] = lambda arguments: arguments[0]
-    """What the future holds in the end."""
+    """Returns the value of the future."""
     short: tuple[str, ...] = ("timeout",)
     """The options, by name, that PyTorch's shorter form takes one by one in their place."""
     short_if_tensor: int | None = None

@@ -1,4 +1,4 @@
-"""What PyTorch asks of a process group that is written in Python, answered once for all of ours.
+"""The base of our process groups: it answers once all that PyTorch asks of one in Python.
 
 Every collective, whatever it was called by, arrives at `_collective`; every message at `_message`.
 """
@@ -81,7 +81,7 @@ class PythonGroup(dist.ProcessGroup):
 
     @property
     def label(self) -> str:
-        """What people call the group; see `Event.group_name`."""
+        """The group's name for people; see `Event.group_name`."""
         return group_called(self._name, str(self.group_desc))
 
     @property

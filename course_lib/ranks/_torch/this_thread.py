@@ -1,4 +1,4 @@
-"""What PyTorch does on this thread: which modes watch its operators, and which ``backward()`` runs.
+"""PyTorch on this thread: the modes that watch its operators, and the ``backward()`` that runs.
 
 PyTorch has no documented way to put a mode below others, nor to ask where a ``backward()`` is.
 """

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from course_lib.ranks.calls import CallOptions
+
 BACKEND = "simulated"
 
 
 class RankContext(Protocol):
-    """What a thread must know to be a rank."""
+    """Everything that a thread must know to be a rank."""
 
     rank: int
     world_size: int
@@ -31,7 +33,7 @@ class RankContext(Protocol):
     store: Any
     works: Any
     handles: Any
-    check_nan: bool
+    options: CallOptions
 
     @property
     def locate(self) -> Callable[[], str]:
@@ -174,8 +176,8 @@ def _rendezvous(before: Any) -> Any:
 def _wait_for_future(before: Any) -> Any:
     """Return `before`, after which a rank lets others run until the future is done.
 
-    What PyTorch makes of our futures in C++ (``torch.futures.collect_all``, the reducer's) are
-    plain ones: they end when the rank's works do, and their own wait would let nobody else run.
+    PyTorch makes plain futures of ours in C++ (``torch.futures.collect_all``, the reducer). They
+    end when the rank's works do, and their own wait would let nobody else run.
     """
 
     def wait(self: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What things take: messages on a network, collectives, computation."""
+"""The time that things take: messages on a network, collectives, computation."""

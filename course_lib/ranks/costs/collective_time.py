@@ -1,4 +1,4 @@
-"""What a collective costs: the messages of its algorithm, sent over the links.
+"""The cost of a collective: the messages of its algorithm, sent over the links.
 
 An algorithm is a list of rounds, a round a list of messages. A rank enters a round when it has
 left the one before; a message starts when both its ends have entered. So the time of a collective
@@ -14,8 +14,9 @@ others. On an idle switch, with all K ranks ready at once and n bytes that divid
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
@@ -118,41 +119,87 @@ def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[lis
     return [[nbytes]] * k
 
 
+class _Asked(NamedTuple):
+    """One collective whose messages are asked for; see `start_collective`."""
+
+    network: Network
+    k: int
+    sizes: Sequence[Sequence[int]]
+    root: int
+    item: int
+
+
 def _rounds(
     kind: str, network: Network, k: int, sizes: Sequence[Sequence[int]], root: int, item: int
 ) -> Iterable[Round]:
-    n = sum(sizes[0])
-    if kind == "all_reduce":
-        if network.all_reduce == "ring":
-            pieces = split_bytes(n, k, item)
-            return [*ring(k, pieces, 0), *ring(k, pieces, 1)]
-        if network.all_reduce == "halving-doubling":
-            return halving_doubling(k, n, item)
-        if network.all_reduce == "central":
-            others = range(1, k)
-            return [[(r, 0, n) for r in others], [(0, r, n) for r in others]]
-        return [*tree_up(k, n, 0), *tree_down(k, n, 0)]
-    if kind == "broadcast":
-        n = sum(sizes[root])
-        if network.broadcast == "central":
-            return [[(root, r, n) for r in range(k) if r != root]]
-        return tree_down(k, n, root)
-    if kind == "reduce":
-        return tree_up(k, n, root)
-    if kind == "all_gather":
-        return ring(k, [sum(size) for size in sizes], 0)
-    if kind == "reduce_scatter":
-        return ring(k, list(sizes[0]) if len(sizes[0]) == k else split_bytes(n, k, item), -1)
-    if kind == "gather":
-        return [[(r, root, sum(sizes[r])) for r in range(k) if r != root]]
-    if kind == "scatter":
-        return [[(root, r, sizes[root][r]) for r in range(k) if r != root]]
-    if kind == "all_to_all":
-        # In step s everyone sends to its s-th neighbour, so that no incoming port is crowded.
-        return [[(r, (r + s) % k, sizes[r][(r + s) % k]) for r in range(k)] for s in range(1, k)]
-    if kind == "barrier":
-        return [[(r, (r + s) % k, 0) for r in range(k)] for s in _powers(k)]
-    raise NotImplementedError(f"what {kind} costs is not known")
+    if kind not in COSTS:
+        raise NotImplementedError(f"what {kind} costs is not known")
+    return COSTS[kind](_Asked(network, k, sizes, root, item))
+
+
+def _all_reduce(asked: _Asked) -> Iterable[Round]:
+    k, n, algorithm = asked.k, sum(asked.sizes[0]), asked.network.all_reduce
+    if algorithm == "ring":
+        pieces = split_bytes(n, k, asked.item)
+        return [*ring(k, pieces, 0), *ring(k, pieces, 1)]
+    if algorithm == "halving-doubling":
+        return halving_doubling(k, n, asked.item)
+    if algorithm == "central":
+        others = range(1, k)
+        return [[(r, 0, n) for r in others], [(0, r, n) for r in others]]
+    return [*tree_up(k, n, 0), *tree_down(k, n, 0)]
+
+
+def _broadcast(asked: _Asked) -> Iterable[Round]:
+    k, root = asked.k, asked.root
+    n = sum(asked.sizes[root])
+    if asked.network.broadcast == "central":
+        return [[(root, r, n) for r in range(k) if r != root]]
+    return tree_down(k, n, root)
+
+
+def _all_gather(asked: _Asked) -> Iterable[Round]:
+    return ring(asked.k, [sum(size) for size in asked.sizes], 0)
+
+
+def _reduce_scatter(asked: _Asked) -> Iterable[Round]:
+    k, first = asked.k, asked.sizes[0]
+    return ring(k, first if len(first) == k else split_bytes(sum(first), k, asked.item), -1)
+
+
+def _gather(asked: _Asked) -> Iterable[Round]:
+    k, root, sizes = asked.k, asked.root, asked.sizes
+    return [[(r, root, sum(sizes[r])) for r in range(k) if r != root]]
+
+
+def _scatter(asked: _Asked) -> Iterable[Round]:
+    k, root, sizes = asked.k, asked.root, asked.sizes
+    return [[(root, r, sizes[root][r]) for r in range(k) if r != root]]
+
+
+def _all_to_all(asked: _Asked) -> Iterable[Round]:
+    # In step s everyone sends to its s-th neighbour, so that no incoming port is crowded.
+    k, sizes = asked.k, asked.sizes
+    return [[(r, (r + s) % k, sizes[r][(r + s) % k]) for r in range(k)] for s in range(1, k)]
+
+
+def _barrier(asked: _Asked) -> Iterable[Round]:
+    k = asked.k
+    return [[(r, (r + s) % k, 0) for r in range(k)] for s in _powers(k)]
+
+
+COSTS: dict[str, Callable[[_Asked], Iterable[Round]]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce": lambda asked: tree_up(asked.k, sum(asked.sizes[0]), asked.root),
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+}
+"""The messages of every collective in `_torch.collective_table`, round by round."""
 
 
 def split_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:

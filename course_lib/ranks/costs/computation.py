@@ -1,4 +1,4 @@
-"""What computation costs a simulated rank: declared, counted or measured.
+"""The cost of computation on a simulated rank: declared, counted or measured.
 
 - declared: only what `compute` says.
 - counted: every operator costs its floating-point operations, and its memory traffic, on the

@@ -12,7 +12,7 @@ from course_lib.ranks.costs.transfer import Transfer
 
 
 class Part(Protocol):
-    """What one rank brings to a collective."""
+    """The part of one rank in a collective."""
 
     @property
     def rank(self) -> int:

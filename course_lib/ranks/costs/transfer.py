@@ -93,7 +93,7 @@ class RoundsTransfer(Transfer):
         self._made: list[dict[int, list[int]]] = []
         """Per round, member → the numbers of its messages that have not been sent."""
         self._messages: list[tuple[Message, int]] = []
-        """What has which number, and its round."""
+        """Number → message, and its round."""
         self._half: dict[int, float] = {}
         """Message that one of its ends has come to → when."""
         self._waiting: list[int] = []

@@ -1,4 +1,4 @@
-"""What is said when a function cannot take the arguments that ``run`` was given for it.
+"""Hints for a function that cannot take the arguments that ``run`` was given for it.
 
 ``mp.spawn`` gives a function its rank, and many a function was written for it; and options of
 `Ranks` are easily given to ``run``, which hands all it gets to the function.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 OPTIONS = ("on", "timeout", "network", "device", "computation", "metered", "misuse", "isolated")
-"""What `Ranks` may be given by name."""
+"""The options of `Ranks`, by name."""
 _MISSING = re.compile(r"missing \d+ required .*argument.*?: (.*)")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 _COUNT = re.compile(r"takes .*positional argument.* given")
@@ -36,7 +36,7 @@ def argument_hint(message: str) -> str:
         name = found[1]
         if name in OPTIONS:
             return f"{name!r} is an option of the ranks, Ranks(…, {name}=…), and not of run."
-        return "What run(f, …) is given after f is what f is called with."
+        return "run(f, …) calls f with everything that stands after f."
     if _COUNT.search(message):
-        return "What run(f, …) is given after f is what f is called with, and nothing else."
+        return "run(f, …) calls f with everything that stands after f, and nothing else."
     return ""

@@ -1,4 +1,4 @@
-"""What can go wrong on the ranks.
+"""The errors of ranks.
 
     RanksError
     ├── RankError        a rank raised an exception, or its process died
@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.frames import Frame
+from course_lib.ranks.explain.stack_frames import StackFrame
 from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
@@ -28,7 +28,7 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank was doing when something went wrong: one row of a report."""
+    """The state of one rank when something went wrong: one row of a report."""
 
     rank: int
     doing: str
@@ -58,7 +58,7 @@ class RanksError(RuntimeError):
         self.summary = summary
         self.states = tuple(states)
         self.detail = detail
-        self.frames: Mapping[int, Sequence[Frame]] = {}
+        self.frames: Mapping[int, Sequence[StackFrame]] = {}
         super().__init__(self._report())
 
     def _report(self) -> str:

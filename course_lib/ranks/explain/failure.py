@@ -18,9 +18,9 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
     format_states,
 )
-from course_lib.ranks.explain.frames import Frame, frames_of
 from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
 from course_lib.ranks.explain.pickling import dumps
+from course_lib.ranks.explain.stack_frames import StackFrame, frames_of
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
 _HEADING = 200
@@ -44,7 +44,7 @@ class Failure:
     """Whether it is a `CollectiveMismatch`, which the ranks together explain better."""
     pickled: bytes | None
     """The exception itself, where it can be sent."""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
     """The lines of the user's own that led to it, from the outside in, with their variables."""
 
     def original(self) -> BaseException | None:
@@ -88,7 +88,7 @@ def _without_libraries(
 ) -> list[str]:
     """Return the lines of a traceback, with the calls inside installed packages told in short.
 
-    Of those that the innermost line of the user's own led to, the last is shown.
+    The innermost line of the user's own may lead to several; the last of them is shown.
     """
     shown: list[str] = []
     inside: list[traceback.FrameSummary] = []

@@ -1,4 +1,4 @@
-"""Which line of the user's code runs: the one thing that makes a report useful.
+"""The line of the user's code that runs: the one thing that makes a report useful.
 
 The innermost line is mostly PyTorch's or ours. A cell of the notebook says more than any of them,
 and after that a file that is neither installed nor part of Python.

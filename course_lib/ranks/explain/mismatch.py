@@ -1,7 +1,7 @@
-"""What was entered and does not fit together, in words: for all kinds of ranks.
+"""Operations that do not fit together, in words: for all kinds of ranks.
 
 Ranks that disagree about a collective, a send and a receive that differ, and communication that is
-left over when ranks have ended. Who waits for whom is told by `waiting`.
+left over when ranks have ended. `waiting` tells who waits for whom.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who waits for whom, and what that means, in words: for all kinds of ranks.
+"""In words, for all kinds of ranks: who waits for whom, and when that is a deadlock.
 
 A blocked rank *waits for* the ranks that have yet to start what it needs:
 
@@ -6,8 +6,8 @@ A blocked rank *waits for* the ranks that have yet to start what it needs:
 - in a send: the peer, if it has not posted the receive;  in a recv: the peer, if it has not sent.
 
 It needs all of them. So a rank is stuck for good if one of those it waits for has ended the call,
-or is stuck itself. The largest set of ranks that are stuck in this sense is a *deadlock*: each of
-them needs another one of the set, or one that has ended, so none will ever move, whatever the
+or is stuck itself. The largest set of ranks that are stuck in this sense is a *deadlock*. Each of
+them needs another one of the set, or one that has ended. So none will ever move, whatever the
 ranks outside do. An empty set rules a deadlock out. (In a broadcast one receiver may be served
 before another has come; counting on that is the mistake that NCCL punishes with a hang.)
 
@@ -35,7 +35,7 @@ _TOLD = 8
 
 @dataclass(frozen=True)
 class Waiting:
-    """What one blocked rank waits in."""
+    """The operation that one blocked rank waits in."""
 
     rank: int
     kind: str
@@ -43,10 +43,10 @@ class Waiting:
     awaited: tuple[int, ...]
     """The ranks that have yet to start what it needs."""
     seq: int = 0
-    """Which of the collectives of its group this is, from 1."""
+    """The collective's number in its group, from 1."""
     tag: int = 0
     group: Hashable = None
-    """What tells the process group from others."""
+    """A value that tells the process group from others."""
     one_is_enough: bool = False
     """Whether it needs but one of those that it waits for: a message from any rank."""
 

@@ -1,4 +1,4 @@
-"""What a ``%%ranks`` cell does on a rank: run in a namespace that lasts."""
+"""A ``%%ranks`` cell on a rank: it runs in a namespace that lasts."""
 
 from __future__ import annotations
 

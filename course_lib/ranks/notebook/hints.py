@@ -1,4 +1,4 @@
-"""What only the notebook knows about an error of a ``%%ranks`` cell."""
+"""Hints that only the notebook can add to an error of a ``%%ranks`` cell."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[
     if isinstance(error, DeadlockError) and others:
         verb = one_or_many(chosen, "runs", "run")
         error.add_detail(
-            f"Only {names_inside(chosen)} {verb} this cell (%%ranks {spans(chosen)}). What needs "
-            "all ranks of a group needs them in this cell too."
+            f"Only {names_inside(chosen)} {verb} this cell (%%ranks {spans(chosen)}). A "
+            "collective needs all ranks of its group: run the cell on all of them."
         )
 
 

@@ -59,7 +59,7 @@ class RankShell:
             self._runner = asyncio.Runner()
         return self._runner.run(coroutine)
 
-    # What IPython's rewriting calls -------------------------------------------------------------
+    # Called by code that IPython has rewritten --------------------------------------------------
 
     def system(self, command: str) -> None:
         """Run a shell command; what it prints, the rank prints."""

@@ -1,1 +1,1 @@
-"""What ranks print and display, in the notebook."""
+"""The output of ranks in the notebook: text and displays."""

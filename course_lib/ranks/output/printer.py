@@ -1,4 +1,4 @@
-"""What the ranks print and display, on its way to the notebook.
+"""The output of the ranks, on its way to the notebook.
 
 Lines stream as they come. A line that several ranks print is shown once: the first one waits a
 tenth of a second for the others.

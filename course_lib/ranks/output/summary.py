@@ -1,4 +1,4 @@
-"""What a `Ranks` says about itself: a line, and a table in a notebook."""
+"""A `Ranks` described: in a line, and a table in a notebook."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from functools import partial
 
 from course_lib.ranks.memory import anonymous_file
 from course_lib.ranks.processes.board_views import (
-    Channel,
     GroupView,
     Message,
+    MessageChannel,
     RankPhase,
     RankView,
     Wait,
@@ -168,7 +168,7 @@ _WAITS = {int(wait): wait for wait in Wait}
 
 
 class Board(Pages):
-    """What every rank does, for all ranks and their parent.
+    """Shows what every rank does, to all ranks and their parent.
 
     ``Board.create(world_size)`` makes one without a name in the file system: it is gone when the
     last process that maps it is gone, however that process ends.
@@ -211,7 +211,7 @@ class Board(Pages):
         *,
         group: int = 0,
         seq: int = 0,
-        channel: Channel | None = None,
+        channel: MessageChannel | None = None,
         text: str = "",
         where: str = "",
     ) -> None:
@@ -227,7 +227,7 @@ class Board(Pages):
         """Say that `rank` runs its own code again."""
         self._change(rank, RankPhase.RUNNING, Wait.NOTHING)
 
-    def start_message(self, rank: int, channel: Channel, what: Message) -> int:
+    def start_message(self, rank: int, channel: MessageChannel, what: Message) -> int:
         """Count one more message that `rank` starts on `channel`; return its number, from 1."""
         word = self._channel(rank, channel.word(), create=True)
         seq = self._words[word + 1] + 1
@@ -282,17 +282,17 @@ class Board(Pages):
 
     # Anyone reads ----------------------------------------------------------------------------
 
-    def take_back_message(self, rank: int, channel: Channel) -> None:
+    def take_back_message(self, rank: int, channel: MessageChannel) -> None:
         """Count one message less: the last that `rank` started on `channel` was refused."""
         if word := self._channel(rank, channel.word()):
             self._words[word + 1] -= 1
 
-    def count(self, rank: int, channel: Channel) -> int:
+    def count(self, rank: int, channel: MessageChannel) -> int:
         """Return how many messages `rank` has started on `channel`."""
         word = self._channel(rank, channel.word())
         return self._words[word + 1] if word else 0
 
-    def message(self, rank: int, channel: Channel, seq: int) -> Message | None:
+    def message(self, rank: int, channel: MessageChannel, seq: int) -> Message | None:
         """Return what message `seq` of `rank` on `channel` is, if it shows it."""
         word = self._channel(rank, channel.word())
         if not word or not 0 <= self._words[word + 1] - seq < RING:
@@ -350,7 +350,7 @@ class Board(Pages):
             word = base // 8 + HEAD + slot * CHANNEL_WORDS
             if self._words[word] == 0:
                 break
-            channel = Channel.of(self._words[word])
+            channel = MessageChannel.of(self._words[word])
             if channel.peer < self.world_size:
                 channels[channel] = self._words[word + 1]
                 latest[channel] = word
@@ -365,7 +365,7 @@ class Board(Pages):
                 entered=entered,
                 read_latest=partial(self._latest, at, entered),
             )
-        message = Channel.of(head[CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
+        message = MessageChannel.of(head[CHANNEL]) if wait in (Wait.SEND, Wait.RECV) else None
         if message is not None and message.peer >= self.world_size:
             message = None
         return RankView(

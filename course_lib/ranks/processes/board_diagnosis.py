@@ -1,7 +1,7 @@
 """From what stands on the board to what is wrong; `explain.waiting` finds the words.
 
-Of a rank that has ended a call, everything on the board is final. An operation that needs such a
-rank is *unfinished*: also when nobody waits for it yet, it can never complete.
+When a rank has ended a call, everything that it has on the board is final. An operation that needs
+such a rank is *unfinished*: also when nobody waits for it yet, it can never complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from course_lib.ranks.explain.errors import (
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
-from course_lib.ranks.processes.board_views import Channel, RankPhase, RankView, Wait
+from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, RankView, Wait
 
 NEW_GROUPS = (1 << 33) - 1
 """Key of a group that is none: its collectives are the calls of ``dist.new_group``, for which
@@ -50,7 +50,7 @@ def _possible_senders(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, .
     members = rank.groups[rank.channel.group].members if rank.channel.group in rank.groups else ()
     senders = tuple(member for member in members if member != rank.rank)
     for sender in senders:
-        to_it = Channel(True, rank.rank, rank.channel.tag, rank.channel.group)
+        to_it = MessageChannel(True, rank.rank, rank.channel.tag, rank.channel.group)
         if ranks[sender].count(to_it) > rank.count(to_it.other_end(sender)):
             return ()
     return senders
@@ -61,7 +61,7 @@ def _entered(rank: RankView, group: int) -> int:
     return rank.groups[group].entered if group in rank.groups else -1
 
 
-def _missing(rank: RankView, channel: Channel, count: int, ranks: Sequence[RankView]) -> int:
+def _missing(rank: RankView, channel: MessageChannel, count: int, ranks: Sequence[RankView]) -> int:
     """Return how many of `count` messages of `rank` on a channel the peer has yet to start."""
     return max(0, count - ranks[channel.peer].count(channel.other_end(rank.rank)))
 

@@ -1,4 +1,4 @@
-"""What the board shows, as plain values: one `RankView` per rank, at one moment."""
+"""The board as plain values: one `RankView` per rank, at one moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 
 class RankPhase(IntEnum):
-    """What a rank is doing."""
+    """The state of a rank."""
 
     STARTING = 0
     IDLE = 1
@@ -20,7 +20,7 @@ class RankPhase(IntEnum):
 
 
 class Wait(IntEnum):
-    """What a blocked rank waits in."""
+    """The operation that a blocked rank waits in."""
 
     NOTHING = 0
     COLLECTIVE = 1
@@ -46,7 +46,7 @@ class GroupView:
 
 
 @dataclass(frozen=True)
-class Channel:
+class MessageChannel:
     """Messages that match one another: one direction, peer, tag and process group."""
 
     sends: bool
@@ -63,25 +63,25 @@ class Channel:
         return self.sends << 63 | self.peer << 57 | self.tag << 33 | self.group
 
     @classmethod
-    def of(cls, word: int) -> Channel:
+    def of(cls, word: int) -> MessageChannel:
         """Return the channel that a word stands for."""
         return cls(
             bool(word >> 63), word >> 57 & 63, word >> 33 & cls.MAX_TAG, word & ((1 << 33) - 1)
         )
 
     @classmethod
-    def any_source(cls, rank: int, tag: int, group: int) -> Channel:
+    def any_source(cls, rank: int, tag: int, group: int) -> MessageChannel:
         """Return the channel on which `rank` waits for whoever sends: nobody sends to itself."""
         return cls(False, rank, tag, group)
 
-    def other_end(self, rank: int) -> Channel:
+    def other_end(self, rank: int) -> MessageChannel:
         """Return how the peer names this channel of `rank`."""
-        return Channel(not self.sends, rank, self.tag, self.group)
+        return MessageChannel(not self.sends, rank, self.tag, self.group)
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a send and its receive must agree on."""
+    """The properties that a send and its receive must share."""
 
     numel: int
     dtype: str
@@ -118,21 +118,21 @@ class RankView:
     group: int
     """Key of the process group that it waits in."""
     seq: int
-    """Which collective, or which message of the channel, it waits for, from 1; 0: the group itself
-    is being made."""
-    channel: Channel | None
+    """The number, from 1, of the collective or of the channel's message that it waits for; 0: the
+    group itself is being made."""
+    channel: MessageChannel | None
     since: float
     """When the state began, in seconds of the machine's monotonic clock."""
     pending: int
     """Operations that were launched and are not over."""
     text: str
     where: str
-    channels: Mapping[Channel, int]
+    channels: Mapping[MessageChannel, int]
     """Messages started so far, by channel."""
     groups: Mapping[int, GroupView]
     saw_mismatch: bool = False
-    read_messages: Callable[[Channel], dict[int, Message]] = lambda channel: {}
-    """Of a channel: number of a message → what it is, for the latest ones."""
+    read_messages: Callable[[MessageChannel], dict[int, Message]] = lambda channel: {}
+    """Returns the latest messages of a channel, by number."""
 
     @property
     def from_anyone(self) -> bool:
@@ -151,6 +151,6 @@ class RankView:
             return self.text.partition(" (")[0]
         return self.state.name.lower()
 
-    def count(self, channel: Channel) -> int:
+    def count(self, channel: MessageChannel) -> int:
         """Return how many messages this rank has started on `channel`."""
         return self.channels.get(channel, 0)

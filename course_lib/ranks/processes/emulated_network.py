@@ -35,7 +35,7 @@ from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.streams import Running, Streams
-from course_lib.ranks.processes.recorder import MeteredOperation
+from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _AHEAD = 2e-3
 """Seconds by which messages are sent before their moment, so that ranks hear of an end in time."""
@@ -43,7 +43,7 @@ _AHEAD = 2e-3
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank is ready for."""
+    """An operation that one rank is ready for."""
 
     rank: int
     id: int
@@ -52,7 +52,7 @@ class Offer:
     group: int
     seq: int
     members: tuple[int, ...]
-    """Of a message: sender and receiver."""
+    """The group; for a message, sender and receiver."""
     tag: int
     posted: float
     """Since when it is ready, in seconds of the machine's monotonic clock."""
@@ -106,7 +106,7 @@ class EmulatedNetwork:
         for rank, connection in enumerate(self._connections):
             left.register(connection, selectors.EVENT_READ, rank)
         while left.get_map():
-            # Whatever was told by now is taken before anything is sent.
+            # Take all that was told by now, and only then send.
             now = self._clock()
             for ready, _ in left.select(self._patience(now)):
                 connection = self._connections[ready.data]
@@ -253,7 +253,7 @@ class Transfer:
     def woke(self, waited_since: float, now: float) -> None:
         """Take note that the rank goes on, later than the network would let it.
 
-        The machine woke it late. What it starts next counts as started earlier by so much; else
+        The machine woke it late. Its next operation counts as started earlier by so much; else
         the delays would add up along a chain of messages. A rank that came to wait when the
         transfer was over was not woken at all: it is as late as it was before.
         """

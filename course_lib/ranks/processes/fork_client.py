@@ -1,24 +1,54 @@
-"""The parent's side of the fork server: start it, fork ranks from it, end them."""
+"""The parent's side of the fork server: start it, fork ranks from it, end them.
+
+In a notebook it starts as soon as `course_lib.ranks` is imported. It loads PyTorch while the
+notebook does, is ready when the first ranks are made, and ends with the kernel. Elsewhere, in
+scripts and tests, nothing is started before it is needed.
+"""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from course_lib.ranks.processes.interrupts import uninterrupted
-from course_lib.ranks.processes.launch import launch
+from course_lib.ranks.sockets import JsonLines
+from course_lib.ranks.stopping import uninterrupted
 
 _MAX_LINE = 1 << 16
+
+NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
+"""Modules that a rank needs in any case."""
+
+SOON = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "torch.nn.parallel.distributed",
+    "torch.optim.adamw",
+    "torch.distributed.device_mesh",
+)
+"""Modules that a rank would otherwise import in its first training step, for seconds. They stand in
+an order in which each takes its part of that time."""
+
+WIDE = (*NARROW, *SOON)
+
+LATER = (
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "IPython.core.interactiveshell",
+)
+"""Modules that few ranks need: not worth waiting for at the first start."""
 
 
 class ForkServerError(RuntimeError):
@@ -26,7 +56,7 @@ class ForkServerError(RuntimeError):
 
 
 class Process(Protocol):
-    """What `ForkServer` needs of the process it talks to; `subprocess.Popen` is one."""
+    """The process that `ForkServer` talks to; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
         """Return the exit status, ``None`` while it runs."""
@@ -60,7 +90,7 @@ class ForkServer:
         wait: bool = True,
     ) -> None:
         self._lock = threading.RLock()
-        self._buffer = b""
+        self._came: deque[dict[str, Any]] = deque()
         self._alive: set[int] = set()
         self._exits: dict[int, int] = {}
         self._loaded: set[str] = set()
@@ -68,10 +98,11 @@ class ForkServer:
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
         self.socket = ours
+        self._lines = JsonLines(ours, _MAX_LINE)
         self._news = select.poll()
         self._news.register(ours, select.POLLIN)
         with theirs:
-            self.process = (start or launch)(theirs.fileno())
+            self.process = (start or _launch)(theirs.fileno())
         atexit.register(self.close)
         self._ready_until: float | None = time.monotonic() + start_timeout
         if wait:
@@ -98,7 +129,7 @@ class ForkServer:
             if new := [name for name in names if name not in self._loaded]:
                 self._loaded.update(new)
                 with suppress(OSError):  # it has ended: the next `fork` says so
-                    self.socket.sendall(json.dumps({"load": new}).encode() + b"\n")
+                    self._lines.send({"load": new})
 
     def fork(
         self, function: str, config: dict[str, Any], fds: Sequence[int], early: bool = False
@@ -112,7 +143,7 @@ class ForkServer:
         # An interrupt between the request and its answer would lose the child's pid.
         with self._lock, uninterrupted():
             try:
-                socket.send_fds(self.socket, [json.dumps(request).encode() + b"\n"], list(fds))
+                self._lines.send(request, fds)
             except OSError as error:
                 raise ForkServerError("the fork server has ended") from error
             pid = int(self._wait_line("pid", time.monotonic() + 30)["pid"])
@@ -124,7 +155,7 @@ class ForkServer:
         """Send a signal to those of these children that live."""
         request = {"signal": number, "pids": list(pids)}
         with self._lock, suppress(OSError):
-            self.socket.sendall(json.dumps(request).encode() + b"\n")
+            self._lines.send(request)
 
     def kill(self, pids: Sequence[int]) -> None:
         """End these children with SIGKILL and wait until they are gone."""
@@ -167,7 +198,7 @@ class ForkServer:
             request = {"ping": self._pings, "of": list(pids)}
             deadline = time.monotonic() + timeout
             try:
-                self.socket.sendall(json.dumps(request).encode() + b"\n")
+                self._lines.send(request)
                 while (answer := self._wait_line("pong", deadline))["pong"] != self._pings:
                     pass  # of an earlier ping, for whose answer nobody waits any longer
                 return [int(pid) for pid in answer["running"]]
@@ -179,7 +210,7 @@ class ForkServer:
         if self._owner != os.getpid():
             return False
         # Before every call, so quickly: a server that has ended can be read from, too.
-        if self._news.poll(0) or self._buffer:
+        if self._news.poll(0) or self._came:
             with self._lock, suppress(OSError, ForkServerError):
                 while True:  # until nothing more has come
                     self._read(0.0)
@@ -210,7 +241,7 @@ class ForkServer:
                 return line
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        while b"\n" not in self._buffer:
+        while not self._came:
             # A deadline in the past means "what is there already".
             if self.socket.fileno() < 0:
                 raise ForkServerError("the fork server was closed")
@@ -218,20 +249,19 @@ class ForkServer:
             if not select.select([self.socket], [], [], patience)[0]:
                 raise ForkServerError("the fork server does not answer")
             try:
-                chunk = self.socket.recv(65536)
+                there = self._lines.read()
+                self._came.extend(message for message, _ in self._lines.take())
             except ConnectionError:  # it ended before it had read all that was asked
-                chunk = b""
-            if not chunk:
+                there = False
+            except ValueError:
+                raise ForkServerError("the fork server answered nonsense") from None
+            if not there:
                 raise ForkServerError(
                     f"the fork server ended with status {self.process.wait(10)}; its own words, "
                     "if it had any, stand above or in the terminal that started this kernel"
                 )
-            self._buffer += chunk
-            if len(self._buffer) > _MAX_LINE:
-                raise ForkServerError("the fork server answered nonsense")
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        message = self._came.popleft()
         try:
-            message: dict[str, Any] = dict(json.loads(line))
             if "exit" in message and message["exit"] in self._alive:
                 self._alive.discard(message["exit"])
                 self._exits[message["exit"]] = int(message["status"])
@@ -276,3 +306,49 @@ def end_soon(pids: Iterable[int]) -> None:
     """Have ranks of this process end, and do not wait for it, as closing them then does."""
     if _server is not None and _server.alive():
         _server.signal(list(pids), signal.SIGKILL)
+
+
+def _launch(fd: int) -> subprocess.Popen[bytes]:
+    """Start the fork server, which inherits the socket `fd`."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "course_lib.ranks.processes.fork_server",
+            str(fd),
+            *NARROW,
+            "--",
+            *SOON,
+            "--",
+            *LATER,
+        ],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        env=_environment(),
+        start_new_session=True,  # an interrupt at the terminal is ours to handle
+    )
+
+
+def _environment() -> dict[str, str]:
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    return {
+        **os.environ,
+        # One thread after the imports, or the fork would lose the others.
+        "OPENBLAS_NUM_THREADS": "1",
+        # Ranks of one machine need no host name that resolves.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+        "PYTHONUNBUFFERED": "1",
+        # Nobody reads PyTorch's flight recorder here, which keeps the stack of every operation.
+        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "0"),
+        "MPLBACKEND": "agg",
+    }
+
+
+def start_in_notebook() -> None:
+    """Start the fork server, if this is the kernel of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
+    if getattr(shell, "kernel", None) is not None:
+        with suppress(OSError, ForkServerError):  # then the first call says why
+            start_server()

@@ -22,11 +22,9 @@ early; and those to load later, whenever nothing is asked for a second.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import importlib
-import json
 import os
 import select
 import selectors
@@ -38,10 +36,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from course_lib.ranks.processes.huge_pages import collapse
+from course_lib.ranks.sockets import JsonLines
 
-MAX_FDS = 64
-MAX_LINE = 1 << 20
+_MAX_LINE = 1 << 20
+_MADV_COLLAPSE = 25
+_HUGE = 2 << 20
 _MOMENT = 0.05
 """Seconds without a request after which what is needed soon is loaded."""
 _IDLE = 1.0
@@ -78,7 +77,7 @@ def serve(
     needed, waiting = list(soon), list(later)
     pause = _MOMENT
     children: set[int] = set()
-    requests = _Requests(control)
+    lines = JsonLines(control, _MAX_LINE, takes_fds=True)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -109,10 +108,10 @@ def serve(
             os.setpgid(pid, pid)
         for fd in fds:
             os.close(fd)
-        _send(control, {"pid": pid})
+        lines.send({"pid": pid})
 
     try:
-        _send(control, {"ready": os.getpid()})
+        lines.send({"ready": os.getpid()})
         while True:
             rests = not waiting and (bool(children) or not gathers)
             limit = pause if needed else None if rests else _IDLE
@@ -130,14 +129,14 @@ def serve(
                     os.read(wake_read, 4096)
                 for pid, status in _reap():
                     children.discard(pid)
-                    _send(control, {"exit": pid, "status": status})
+                    lines.send({"exit": pid, "status": status})
             if control in ready:
-                if not requests.read():
+                if not lines.read():
                     return
-                for request, fds in requests.take():
+                for request, fds in lines.take():
                     if "ping" in request:
                         running = [pid for pid in request["of"] if _is_running(pid)]
-                        _send(control, {"pong": request["ping"], "running": running})
+                        lines.send({"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
                         with suppress(Exception):  # the rank that needs it will say what is wrong
                             _load(name)
@@ -146,39 +145,11 @@ def serve(
                         _signal(pid, request["signal"])
                     if "fork" in request:
                         fork(request, fds)
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, ValueError):
         return
     finally:
         for pid in children:
             _signal(pid, signal.SIGKILL)
-
-
-class _Requests:
-    """Lines of JSON and the descriptors that come with them."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._data = b""
-        self._fds = array.array("i")
-
-    def read(self) -> bool:
-        """Read what has come; return whether the parent is still there."""
-        chunk, ancillary, _, _ = self._control.recvmsg(65536, socket.CMSG_SPACE(MAX_FDS * 4))
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.frombytes(payload[: len(payload) // 4 * 4])
-        self._data += chunk
-        return bool(chunk) and len(self._data) <= MAX_LINE
-
-    def take(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Return the requests that are complete, in order."""
-        *lines, self._data = self._data.split(b"\n")
-        taken = []
-        for request in map(json.loads, lines):
-            count = request.get("fds", 0)
-            taken.append((request, list(self._fds[:count])))
-            del self._fds[:count]
-        return taken
 
 
 def _is_running(pid: int) -> bool:
@@ -230,8 +201,28 @@ def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn
         os._exit(status)
 
 
-def _send(control: socket.socket, message: dict[str, Any]) -> None:
-    control.sendall(json.dumps(message).encode() + b"\n")
+def collapse() -> None:
+    """Have Linux gather this process's own memory in pages of 2 MB (6.1 or newer; else a no-op).
+
+    A fork copies the table of its parent's pages, and its end takes that down again. With PyTorch
+    loaded these are 60,000 entries of 4 kB each, most of what a fork costs. Gathering them takes
+    half a second, once.
+
+    A page that is written afterwards is copied as one of 4 kB, as ever: forks share as much.
+    """
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps.read().splitlines():
+            place, access, _, _, inode, *name = line.split()
+            if access != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):
+                continue  # of a file, or a stack
+            begin, end = (int(address, 16) for address in place.split("-"))
+            begin, end = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
+            if begin < end:
+                madvise(begin, end - begin, _MADV_COLLAPSE)  # what cannot be gathered stays
 
 
 def main() -> None:

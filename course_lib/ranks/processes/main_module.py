@@ -1,7 +1,7 @@
-"""What the notebook is for its ranks: its ``__main__``, and the modules that it edits.
+"""The notebook's modules on a rank: its ``__main__``, and those that it edits.
 
 A class of a cell is a class of the module ``__main__``, which a rank does not have: it got the
-class by value. Whatever pickles on the rank (``torch.save``, ``Pool.map``, a queue) looks for it
+class by value. Code that pickles on the rank (``torch.save``, ``Pool.map``, a queue) looks for it
 there by name. So a rank's ``__main__`` finds what the running code itself sees under that name.
 """
 

@@ -7,7 +7,7 @@ Because it stands where PyTorch looks for a process group, it sees everything: c
 
 Two rules make hangs findable:
 
-- What a rank enters is compared with what the other ranks entered *before* gloo sees it. gloo
+- An operation is compared with those that the other ranks entered *before* gloo sees it. gloo
   would crash on different sizes, and take one dtype for another without a word.
 - A send is complete when its receive is posted, for every size, as with NCCL. gloo does the same
   today; that the board's counters are asked too keeps it so, and makes polling work: gloo never
@@ -33,12 +33,12 @@ from course_lib.ranks._torch.collective_table import (
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
 from course_lib.ranks.explain.errors import CollectiveMismatch
 from course_lib.ranks.processes.board import SIGNATURE
-from course_lib.ranks.processes.board_views import Channel, Message, Wait
+from course_lib.ranks.processes.board_views import Message, MessageChannel, Wait
 from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.gloo import launch
 from course_lib.ranks.processes.gpu_group import GpuGroup
 from course_lib.ranks.processes.metered_work import AnySourceWork, MeteredWork
-from course_lib.ranks.processes.recorder import MeteredOperation, Recorder
+from course_lib.ranks.processes.rank_recorder import MeteredOperation, RankRecorder
 from course_lib.ranks.trace.event import group_called
 
 NAMES_PER_CALL = 1 << 20
@@ -63,7 +63,7 @@ class MeteredProcessGroup(PythonGroup):
         self,
         members: tuple[int, ...],
         name: str,
-        recorder: Recorder,
+        recorder: RankRecorder,
         link: EmulatedLink | None,
         connect: Callable[[], Any],
     ) -> None:
@@ -79,7 +79,7 @@ class MeteredProcessGroup(PythonGroup):
 
     @property
     def label(self) -> str:
-        """What people call the group: by its number within the call."""
+        """The group's name for people: its number within the call."""
         name = self._name
         number = str(int(name) % NAMES_PER_CALL) if name.isdecimal() else name
         return group_called(number, str(self.group_desc))
@@ -113,7 +113,7 @@ class MeteredProcessGroup(PythonGroup):
             for tensor in (gets if kind.sized_by_what_it_gets else puts)
         ]
         root = self._members[options.rootRank] if kind.to_one else None
-        if me.check_nan:
+        if me.options.check_nan:
             refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
         reduction = reduction_of(options.reduceOp) if kind.reduces else ""
         signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
@@ -170,12 +170,12 @@ class MeteredProcessGroup(PythonGroup):
 
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         me, sends = self._recorder, kind == "send"
-        if not 0 <= tag <= Channel.MAX_TAG:
-            raise ValueError(f"tag must be 0 to {Channel.MAX_TAG}, got {tag}")
+        if not 0 <= tag <= MessageChannel.MAX_TAG:
+            raise ValueError(f"tag must be 0 to {MessageChannel.MAX_TAG}, got {tag}")
         self._place()
         if peer is None:
             return self._from_anyone(tensors, tag)
-        if me.check_nan:
+        if me.options.check_nan:
             refuse_nan(kind, tensors, sends)
         operation, channel = self._announce(kind, tensors, peer, tag)
         launch = self._inner.send if sends else self._inner.recv
@@ -201,9 +201,9 @@ class MeteredProcessGroup(PythonGroup):
 
     def _announce(
         self, kind: str, tensors: Any, peer: int, tag: int
-    ) -> tuple[MeteredOperation, Channel]:
+    ) -> tuple[MeteredOperation, MessageChannel]:
         me = self._recorder
-        channel = Channel(kind == "send", peer, tag, self.key)
+        channel = MessageChannel(kind == "send", peer, tag, self.key)
         what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
         seq = me.board.start_message(me.rank, channel, what)
         self._compare_message(seq, channel, what)
@@ -211,7 +211,7 @@ class MeteredProcessGroup(PythonGroup):
         return self._operation(kind, tensors, peer, channel, seq), channel
 
     def _both_started(
-        self, operation: MeteredOperation, channel: Channel
+        self, operation: MeteredOperation, channel: MessageChannel
     ) -> Callable[[], bool] | None:
         me = self._recorder
         if me.alone:
@@ -233,7 +233,7 @@ class MeteredProcessGroup(PythonGroup):
         self._place()
         started = []
         for kind, tensor, index, tag in messages:
-            if me.check_nan:
+            if me.options.check_nan:
                 refuse_nan(kind, [tensor], kind == "send")
             started.append(self._announce(kind, [tensor], self._members[index], tag))
         nccl = self._inner.nccl
@@ -251,7 +251,7 @@ class MeteredProcessGroup(PythonGroup):
         ]
 
     def _operation(
-        self, kind: str, tensors: Any, peer: int | None, channel: Channel, seq: int
+        self, kind: str, tensors: Any, peer: int | None, channel: MessageChannel, seq: int
     ) -> MeteredOperation:
         me, wait = self._recorder, Wait.SEND if kind == "send" else Wait.RECV
         return MeteredOperation(
@@ -259,7 +259,7 @@ class MeteredProcessGroup(PythonGroup):
             wait, self.key, seq, channel, group_name=self.label,
         )  # fmt: skip
 
-    def _compare_message(self, seq: int, channel: Channel, mine: Message) -> None:
+    def _compare_message(self, seq: int, channel: MessageChannel, mine: Message) -> None:
         me = self._recorder
         other_end = channel.other_end(me.rank)
         theirs = None if me.alone else me.board.message(channel.peer, other_end, seq)
@@ -283,12 +283,12 @@ class MeteredProcessGroup(PythonGroup):
 
         def find() -> int | None:
             for peer in others:
-                sent = me.board.count(peer, Channel(True, me.rank, tag, self.key))
-                if sent > me.board.count(me.rank, Channel(False, peer, tag, self.key)):
+                sent = me.board.count(peer, MessageChannel(True, me.rank, tag, self.key))
+                if sent > me.board.count(me.rank, MessageChannel(False, peer, tag, self.key)):
                     return peer
             return None
 
-        waiting = Channel.any_source(me.rank, tag, self.key)
+        waiting = MessageChannel.any_source(me.rank, tag, self.key)
         operation = self._operation("recv", tensors, None, waiting, 0)
         return AnySourceWork(
             operation, find, lambda peer: self._message("recv", tensors, peer, tag)
@@ -296,7 +296,7 @@ class MeteredProcessGroup(PythonGroup):
 
 
 def compare_entries(
-    recorder: Recorder, members: Sequence[int], key: int, seq: int, signature: str, what: str
+    recorder: RankRecorder, members: Sequence[int], key: int, seq: int, signature: str, what: str
 ) -> None:
     """Compare what this rank enters with what the others have.
 

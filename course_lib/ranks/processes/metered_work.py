@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.processes.emulated_network import Transfer
-from course_lib.ranks.processes.recorder import MeteredOperation
+from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _ending = threading.Lock()
 _SLICE = timedelta(seconds=0.2)
-"""Of a wait in compiled code: after it, Python may see a signal."""
+"""A wait in compiled code lasts so long: after it, Python may see a signal."""
 _PAUSE = 1e-5, 2e-4
 """Seconds between two looks whether the other side has come: the least and the most."""
 

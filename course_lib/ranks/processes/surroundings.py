@@ -1,4 +1,4 @@
-"""What surrounds a call in the notebook: the text of its cells, the folder, modules, environment.
+"""The surroundings of a call in the notebook: the text of its cells, folder, modules, environment.
 
 Ranks adopt it with the first call after a change. It is looked at before every call, so looking
 must cost little: what is as it was is compared, not copied.
@@ -22,7 +22,7 @@ _NOT_SENT = (
 )
 
 News = tuple[Sources, str, list[str], dict[str, str]]
-"""Of the sources, the new ones; the folder, the module path, the environment."""
+"""The new sources, the folder, the module path, the environment."""
 
 
 class Surroundings:
@@ -40,7 +40,7 @@ class Surroundings:
     def news(self) -> News | None:
         """Return the surroundings if they have changed since the last time, else ``None``.
 
-        Of the sources, only the new ones.
+        They have only the sources that are new.
         """
         try:
             folder = os.getcwd()

@@ -19,10 +19,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from course_lib.ranks.calls import pack_call
+from course_lib.ranks.calls import Call, CallOptions, pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankState, format_states
-from course_lib.ranks.memory import anonymous_file, path_of
+from course_lib.ranks.memory import Packed, anonymous_file, pack, path_of
 from course_lib.ranks.output.printer import Printer, RankOutput
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.board import Board
@@ -30,11 +30,11 @@ from course_lib.ranks.processes.board_diagnosis import out_of_step, some_raised
 from course_lib.ranks.processes.board_views import RankPhase
 from course_lib.ranks.processes.emulated_network import EmulatedNetwork
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
-from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member
-from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe, Packed, pack
+from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe
 from course_lib.ranks.processes.surroundings import Surroundings
-from course_lib.ranks.processes.watch import Watch
+from course_lib.ranks.processes.watch import TeamWatch
+from course_lib.ranks.stopping import uninterrupted
 from course_lib.ranks.trace.trace import Trace
 
 
@@ -54,7 +54,7 @@ class Processes:
 
     @property
     def trace(self) -> Trace:
-        """Of the last call; made when somebody looks."""
+        """The trace of the last call; made when somebody looks."""
         if not isinstance(self._trace, Trace):
             self._trace = self._trace()
         return self._trace
@@ -67,25 +67,18 @@ class Processes:
         """See `Ranks.start`."""
         self._ready_team()
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
+    def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        if check_nan and not self._metered:
+        if call.options.check_nan and not self._metered:
             raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
-        common, each = pack_call(fn, args, kwargs, self.world_size, pack)
+        common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size, pack)
         self._trace = partial(Trace, [], self.world_size)
         try:
             team = self._ready_team()
             news = self._surroundings.news()
             if news is not None:
                 team.labels.update(news[0].labels)
-            return team.call(news, common, each, timeout, check_nan)
+            return team.call(news, common, each, call.options)
         except KeyboardInterrupt:
             self._say_interrupted()
             raise
@@ -150,7 +143,7 @@ class Team:
         self.members: list[Member] = []
         self.reusable = False
         self.interrupted: list[RankState] = []
-        """What the ranks did when the last call was ended from here."""
+        """The states of the ranks when the last call was ended from here."""
         self.labels: dict[str, str] = {}
         self._started = False
         self._calls = self._generation = 0
@@ -162,7 +155,9 @@ class Team:
             # Where a file without a name cannot be opened by path, it needs a folder.
             folder = None if path_of(store) else tempfile.mkdtemp(prefix="ranks-")
             self._printer = Printer(self.world_size)
-            self.watch = Watch(self._server, self.board, self.members, self._printer, self.labels)
+            self.watch = TeamWatch(
+                self._server, self.board, self.members, self._printer, self.labels
+            )
             self._end = weakref.finalize(
                 self, _end_team, self._server, self.board, folder, self.members, os.getpid()
             )
@@ -206,7 +201,7 @@ class Team:
         }
         try:
             function = "course_lib.ranks.processes.worker:serve_calls"
-            # What ranks in a hurry import by themselves, each on its core, takes no longer.
+            # Ranks with a core each import no slower by themselves: they need not wait.
             early = self.placement.core_each
             pid = self._server.fork(function, config, list(fds.values()), early)
         except BaseException:
@@ -237,8 +232,7 @@ class Team:
         surroundings: tuple[Any, ...] | None,
         common: Packed,
         each: Sequence[Packed],
-        timeout: float | None,
-        check_nan: bool = False,
+        options: CallOptions,
     ) -> list[Any]:
         """Run one call on all ranks; return the results.
 
@@ -246,8 +240,7 @@ class Team:
             surroundings: the notebook's sources, folder, module path and environment, if changed.
             common: what all ranks share of the call.
             each: what each rank alone gets of it, in rank order; empty if there is nothing.
-            timeout: limit in seconds; None for none.
-            check_nan: whether ranks refuse to send NaN.
+            options: its time limit, and what the ranks watch for.
 
         Raises:
             RanksError: the call went wrong.
@@ -265,8 +258,8 @@ class Team:
         self._calls += 1
         try:
             with uninterrupted():  # a rank without its call could not end it
-                self._send(surroundings, common, each, check_nan)
-            self.watch.collect("call", timeout)
+                self._send(surroundings, common, each, options)
+            self.watch.collect("call", options.timeout)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 self.interrupted = self.watch.states()
@@ -295,9 +288,9 @@ class Team:
         surroundings: tuple[Any, ...] | None,
         common: Packed,
         each: Sequence[Packed],
-        check_nan: bool,
+        options: CallOptions,
     ) -> None:
-        head = pack(CallHead(self._calls, self._generation, check_nan))
+        head = pack(CallHead(self._calls, self._generation, options))
         news, nothing = pack(surroundings), pack([])
         for member in self.members:
             own = each[member.rank] if each else nothing
@@ -307,8 +300,8 @@ class Team:
     def _give_up(self) -> bool:
         """End the call on the ranks that are still in it; return whether all are ready for more.
 
-        Their processes, and what they have in memory, then stay. What they have left in their
-        connections does not: before the next call every group connects anew.
+        Their processes and their memory then stay. Their connections do not, for something may be
+        left in them: before the next call every group connects anew.
         """
         if not self._keeps or self._generation >= _MAX_GIVEN_UP:
             return False

@@ -27,9 +27,9 @@ from course_lib.ranks.processes.board_diagnosis import (
 )
 from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.fork_client import ForkServer
-from course_lib.ranks.processes.interrupts import uninterrupted
 from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, read_dump
 from course_lib.ranks.processes.object_pipe import DISPLAY, FAILURE, Answer
+from course_lib.ranks.stopping import uninterrupted
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
@@ -42,7 +42,7 @@ _GRACE = 1.0
 """Seconds that ranks which still compute get, once another has failed."""
 
 
-class Watch:
+class TeamWatch:
     """Watches the ranks of a team from call to call.
 
     Args:
@@ -68,7 +68,7 @@ class Watch:
         self._printer = printer
         self._labels = labels
         self._poll = select.poll()
-        """Of the outputs always, of the pipes as long as an answer is awaited."""
+        """Has the outputs always, and a pipe as long as its answer is awaited."""
         self._by_fd: dict[int, Member] = {}
 
     def collect(self, what: str, timeout: float | None) -> None:
@@ -170,7 +170,7 @@ class Watch:
             for s in board_states(views)
         ]
 
-    # What the ranks send -----------------------------------------------------------------------
+    # Answers of the ranks -----------------------------------------------------------------------
 
     def _read(self) -> set[int]:
         """Take what has come within a moment; return the ranks whose answer was there."""
@@ -201,7 +201,7 @@ class Watch:
                 member.failure = member.answer.value()
             return True
 
-    # What has gone wrong -----------------------------------------------------------------------
+    # Failures -----------------------------------------------------------------------
 
     def _after_failure(self, views: Sequence[RankView], seconds: float) -> None:
         """Raise, once one rank has failed, as soon as nothing more is to be learnt."""

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.lines import locator
-from course_lib.ranks.memory import path_of
+from course_lib.ranks.memory import pack, path_of
 from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import RankPhase
@@ -45,9 +45,8 @@ from course_lib.ranks.processes.object_pipe import (
     AnswerHead,
     ObjectPipe,
     Read,
-    pack,
 )
-from course_lib.ranks.processes.recorder import Recorder
+from course_lib.ranks.processes.rank_recorder import RankRecorder
 from course_lib.ranks.processes.surroundings import enter
 from course_lib.ranks.processes.world import World, joined_world
 from course_lib.ranks.stopping import in_import
@@ -58,7 +57,7 @@ os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no
 _NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
 
 
-def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recorder:
+def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankRecorder:
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
     `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path; it may
@@ -72,7 +71,7 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> Recor
     if config["device"].startswith("cuda"):
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    recorder = Recorder(board, rank, [], locator(labels))
+    recorder = RankRecorder(board, rank, [], locator(labels))
     link = EmulatedLink(Connection(config["link"])) if "link" in config else None
     backend = config.get("backend", "gloo")
     if not config.get("bare"):
@@ -120,7 +119,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
         head = head_of()
         if (news := news_of()) is not None:
             labels.update(enter(*news))
-        recorder.begin(head.check_nan)
+        recorder.begin(head.options)
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
         _run_call(pipe, recorder, labels, head.call, parts)
@@ -128,7 +127,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
 
 def _run_call(
     pipe: ObjectPipe,
-    recorder: Recorder,
+    recorder: RankRecorder,
     labels: dict[str, str],
     call: int,
     parts: list[Read],
@@ -187,7 +186,7 @@ def _begin(call: int) -> None:
         _current = call
 
 
-def _listen_for_giving_up(recorder: Recorder) -> None:
+def _listen_for_giving_up(recorder: RankRecorder) -> None:
     """Prepare this rank to give up calls: in its main thread, once."""
     heard, tell = os.pipe()
     os.set_blocking(tell, False)

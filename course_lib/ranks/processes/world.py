@@ -54,16 +54,18 @@ from course_lib.ranks.processes.metered_group import (
     MeteredProcessGroup,
     compare_entries,
 )
-from course_lib.ranks.processes.recorder import Recorder
+from course_lib.ranks.processes.rank_recorder import RankRecorder
 
 _FEW_GROUPS = 8
 """So many groups are not worth a look which of them can still be reached."""
 
-_installed: tuple[Recorder, EmulatedLink | None, str] | None = None
+_installed: tuple[RankRecorder, EmulatedLink | None, str] | None = None
 _world: World | None = None
 
 
-def install(recorder: Recorder, link: EmulatedLink | None = None, backend: str = "gloo") -> None:
+def install(
+    recorder: RankRecorder, link: EmulatedLink | None = None, backend: str = "gloo"
+) -> None:
     """Make the backend ``metered`` known to torch.distributed in this process.
 
     Args:
@@ -154,7 +156,7 @@ class World:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: RankRecorder,
         link: EmulatedLink | None,
         path: str,
         timeout: timedelta,
@@ -332,7 +334,7 @@ class World:
             if (still := found()) is not None:
                 put_back(still, kept)
 
-    # What PyTorch offers for gloo alone -----------------------------------------------------------
+    # Functions that PyTorch offers for gloo alone ------------------------------------------------
 
     def _monitored_barrier(
         self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False

@@ -1,8 +1,8 @@
 """One thread per rank, and one baton: only the rank that holds it runs.
 
 A rank hands the baton on where it blocks, to the rank with the smallest clock. So a run is the
-same every time, a rank's random numbers can be its own (PyTorch has one generator for all threads:
-its state changes hands with the baton), and the CPU time of the running rank is its own too.
+same every time, and the CPU time of the running rank is its own. A rank's random numbers can be its
+own, too: PyTorch has one generator for all threads, whose state changes hands with the baton.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class Baton:
 
     """
 
-    def __init__(
-        self, fabric: Fabric, states: Sequence[PersonalState], measured: bool = False
-    ) -> None:
+    def __init__(self, fabric: Fabric, measured: bool = False) -> None:
         self.fabric = fabric
         self.error: RanksError | None = None
         self.stopping = False
@@ -42,9 +40,8 @@ class Baton:
         self._turn = [threading.Lock() for _ in range(fabric.world_size)]
         for lock in self._turn:
             lock.acquire()
-        self._state = states
-        self._taken: PersonalState | None = None
-        """What the rank that ran last has taken with it; ``None`` if nobody has looked."""
+        self.states: Sequence[PersonalState] = ()
+        """Per rank; set before `start`."""
         self._began = 0.0
         self._abandoned = False
 
@@ -91,10 +88,6 @@ class Baton:
     def finish(self, rank: int, raised: bool) -> None:
         """End the rank's part and hand the baton on for good."""
         self.fabric.finish(rank, raised)
-        if self.stopping:  # perhaps by `Stopped`, which may come at any step
-            self._taken = None
-        else:
-            self._take(rank)
         self._hand_on()
 
     def _check(self) -> None:
@@ -105,14 +98,10 @@ class Baton:
         following = self._choose()
         if following == rank and not self.stopping:
             return
-        self._take(rank)
+        self.states[rank].take()
         if following is not None:
             self._give_turn(following)
         self._await_turn(rank)
-
-    def _take(self, rank: int) -> None:
-        self._state[rank].take()
-        self._taken = self._state[rank]
 
     def _hand_on(self) -> None:
         following = self._choose()
@@ -140,7 +129,7 @@ class Baton:
         self._turn[rank].acquire()
         if self._abandoned:
             raise Stopped
-        self._state[rank].give(self._taken)
+        self.states[rank].give()
         self.skip_time()
         self._check()
 

@@ -1,8 +1,6 @@
 """Collectives: who has entered, whether they agree, and what happens when the last one is there.
 
-What one does to the tensors are plain functions on the tensors of all ranks. The sum runs in rank
-order, in float32 for the 16-bit types, and is rounded once; every rank gets the same bits. gloo and
-NCCL add in other orders: results differ from theirs by rounding.
+`_torch.collective_table` says what each does to the tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from course_lib.ranks._torch.collective_table import KINDS, Tensors
 from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
@@ -102,56 +101,13 @@ def _check_splits(parts: list[Operation]) -> None:
                 )
 
 
-Tensors = Sequence[torch.Tensor]
-
-REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.Tensor.add_,
-    "avg": torch.Tensor.add_,
-    "product": torch.Tensor.mul_,
-    "min": lambda total, part: torch.minimum(total, part, out=total),
-    "max": lambda total, part: torch.maximum(total, part, out=total),
-    "band": torch.Tensor.bitwise_and_,
-    "bor": torch.Tensor.bitwise_or_,
-    "bxor": torch.Tensor.bitwise_xor_,
-}
-
-
-def why_not(op: str, dtype: torch.dtype) -> str:
-    """Return why tensors of `dtype` cannot be reduced by `op`; empty if they can."""
-    whole = not (dtype.is_floating_point or dtype.is_complex)
-    if op not in REDUCTIONS:
-        return f"ReduceOp.{op.upper()} is not simulated"
-    if op == "avg" and whole:
-        return f"ReduceOp.AVG needs a floating-point dtype, got {dtype}"
-    if op in ("band", "bor", "bxor") and not whole:
-        return f"ReduceOp.{op.upper()} needs integers, got {dtype}"
-    if op in ("min", "max") and dtype.is_complex:
-        return f"ReduceOp.{op.upper()} needs an order, and {dtype} has none"
-    return ""
-
-
-def reduce_tensors(parts: Tensors, op: str) -> torch.Tensor:
-    """Return the reduction of tensors of equal size, flat.
-
-    Raises:
-        ValueError: the operation, or the operation on this dtype, does not exist.
-
-    """
-    dtype = parts[0].dtype
-    if reason := why_not(op, dtype):
-        raise ValueError(reason)
-    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
-    total = parts[0].reshape(-1).to(wide, copy=True)
-    for part in parts[1:]:
-        REDUCTIONS[op](total, part.reshape(-1).to(wide))
-    if op == "avg":
-        total /= len(parts)
-    return total.to(dtype)
-
-
 @torch.no_grad()
 def apply_collective(
-    kind: str, op: str, root: int, inputs: Sequence[Tensors], outputs: Sequence[Tensors]
+    kind: str,
+    op: str,
+    root: int,
+    inputs: Sequence[Tensors],
+    outputs: Sequence[Tensors],
 ) -> None:
     """Carry out a collective: read every rank's `inputs`, write every rank's `outputs`.
 
@@ -167,39 +123,6 @@ def apply_collective(
     """
     if any(t.is_meta for side in (inputs, outputs) for tensors in side for t in tensors):
         return
-    ranks = range(len(inputs))
-    if kind in ("all_reduce", "reduce"):
-        for i in range(len(inputs[0])):
-            total = reduce_tensors([tensors[i] for tensors in inputs], op)
-            for rank in ranks if kind == "all_reduce" else [root]:
-                _write(outputs[rank][i], total)
-    elif kind == "reduce_scatter":
-        totals = [reduce_tensors([tensors[i] for tensors in inputs], op) for i in ranks]
-        for rank in ranks:
-            _write(outputs[rank][0], totals[rank])
-    elif kind == "broadcast":
-        for rank in ranks:
-            for target, value in zip(outputs[rank], inputs[root], strict=True):
-                if rank != root:
-                    _write(target, value)
-    elif kind == "all_gather":
-        for rank in ranks:
-            for source in ranks:
-                _write(outputs[rank][source], inputs[source][0])
-    elif kind == "gather":
-        for rank in ranks:
-            _write(outputs[root][rank], inputs[rank][0])
-    elif kind == "scatter":
-        for rank in ranks:
-            _write(outputs[rank][0], inputs[root][rank])
-    elif kind == "all_to_all":
-        sent = [[tensor.clone() for tensor in tensors] for tensors in inputs]
-        for rank in ranks:
-            for source in ranks:
-                _write(outputs[rank][source], sent[source][rank])
-    elif kind != "barrier":
-        raise NotImplementedError(f"{kind} is not simulated")
-
-
-def _write(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.detach().copy_(source.detach().reshape(target.shape))
+    effect = KINDS[kind].effect
+    assert effect is not None, kind
+    effect(inputs, outputs, root, op)

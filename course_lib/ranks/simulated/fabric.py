@@ -88,7 +88,7 @@ class Fabric:
         """One per finished operation, in the order of their ends."""
         return sorted(self._events, key=lambda event: (event.end, event.rank))
 
-    # What a rank does -----------------------------------------------------------------------
+    # Called by ranks -----------------------------------------------------------------------
 
     def post(self, operation: Operation) -> None:
         """Enter an operation at its rank's clock. It happens later, when its time has come."""
@@ -113,10 +113,10 @@ class Fabric:
     def _push(
         self, time: float, turn: int, rank: int, what: Operation | Running[Operation]
     ) -> None:
-        """Queue what happens at `time`. Of what ranks post at once, everyone's first comes first.
+        """Queue what happens at `time`. If ranks post several at once, all first ones come first.
 
-        Were it rank by rank, rank 0's third message would be sent before the first of rank 1, and
-        an exchange in which no two first messages meet at a port would take twice as long.
+        Were it rank by rank, rank 0's third message would be sent before the first of rank 1. An
+        exchange in which no two first messages meet at a port would then take twice as long.
         """
         self._posted += 1
         heapq.heappush(self._heap, (time, turn, rank, self._posted, what))
@@ -162,8 +162,8 @@ class Fabric:
     def is_done(self, operation: Operation) -> bool:
         """Return whether the operation is over at its rank's clock; asking takes a moment.
 
-        A loop that asks without end must see time pass, or nothing it waits for would happen: the
-        first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
+        A loop that asks without end must see time pass, or nothing it waits for would happen. So
+        the first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
         """
         rank = operation.rank
         self._note_waited(operation)
@@ -193,7 +193,7 @@ class Fabric:
             horizon: the earliest clock of the ranks that run right now.
 
         """
-        # What a rank's modes see is what the rank does, and not what the fabric does for others.
+        # A rank's modes see what the rank does, and not what the fabric does for others.
         with unseen():
             return self._next_rank(horizon)
 

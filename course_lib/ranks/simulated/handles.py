@@ -1,4 +1,4 @@
-"""What a rank does to its handles: which it never waits for, which buffers it touches too early.
+"""Misuse of handles: a rank never waits for one, or touches a buffer too early.
 
 From the launch of an operation to its ``wait()``, its buffers belong to the network: what it
 receives may not be read or written, what it sends may not be written. Real networks punish a
@@ -29,7 +29,7 @@ _LOOK_ONLY_AT_SHAPES = {"empty_like", "zeros_like", "ones_like", "full_like", "r
                         "randn_like", "new_empty", "new_zeros", "new_ones", "new_full",
                         "sym_size", "sym_numel", "set_", "resize_"}  # fmt: skip
 MAX_MISUSES = 100
-"""Of one rank, that are kept."""
+"""The number of misuses of one rank that are kept."""
 
 
 class Misuse(NamedTuple):

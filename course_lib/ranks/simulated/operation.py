@@ -29,18 +29,18 @@ class Operation:
     members: tuple[int, ...]
     """The group's ranks, as ranks of the whole."""
     inputs: list[torch.Tensor]
-    """What this rank puts in."""
+    """The tensors that this rank puts in."""
     outputs: list[torch.Tensor]
-    """What it gets: written when the operation happens."""
+    """The tensors that it gets: written when the operation happens."""
     peer: int | None = None
     """The other rank, or the root, as a rank of the whole; ``None`` in a recv: any rank."""
     op: str = ""
-    """Of a reduction: ``"sum"``; of a new group, its ranks; of the store, the keys; else empty."""
+    """For a reduction ``"sum"``, for a new group its ranks, for the store the keys; else empty."""
     tag: int = 0
     where: str = ""
     """The line of the user's code."""
     group_name: str = ""
-    """What people call the group; see `Event.group_name`."""
+    """The group's name for people; see `Event.group_name`."""
     made: str = ""
     """Name of the group that a `NEW_GROUP` makes."""
     seq: int = 0

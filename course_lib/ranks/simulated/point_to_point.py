@@ -17,7 +17,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.simulated.operation import Mismatch, Operation
 
 Envelope = tuple[str, int, int, int]
-"""What a send and its receive must agree on: group, sender, receiver, tag. In MPI's words."""
+"""Group, sender, receiver and tag, which a send and its receive must share. MPI's word."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What simulated ranks print: each thread has its own stream, which passes on whole lines."""
+"""The output of simulated ranks: each thread has its own stream, which passes on whole lines."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of
+from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
 from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known
+from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.words import names_inside
-from course_lib.ranks.simulated.collectives import why_not
 from course_lib.ranks.simulated.handles import Handles
 from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation, check_tensors
 from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
@@ -34,7 +34,7 @@ _GONE = (
 
 @dataclass(eq=False)
 class SimulatedRank:
-    """What belongs to one rank during one call."""
+    """Everything that belongs to one rank during one call."""
 
     rank: int
     world_size: int
@@ -45,11 +45,11 @@ class SimulatedRank:
     store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
     """The default store."""
     generation: object = None
-    """What tells this world from those before it."""
+    """A value that tells this world from those before it."""
     works: WorkQueue = field(default_factory=WorkQueue)
     """Its operations that are not over."""
-    check_nan: bool = False
-    """Whether what it sends may not be NaN."""
+    options: CallOptions = field(default_factory=CallOptions)
+    """Of the call."""
     watched: bool = True
     """Whether anybody wants to know what it does wrong with its handles."""
 
@@ -182,7 +182,7 @@ class SimulatedProcessGroup(PythonGroup):
             group_name=self.label,
         )
         check_tensors(operation)
-        if context.check_nan:
+        if context.options.check_nan:
             with context.handles.ours():
                 refuse_nan(kind, operation.inputs, kind != "broadcast" or peer == context.rank)
         context.endpoint.post(operation)

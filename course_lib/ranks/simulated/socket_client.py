@@ -17,6 +17,7 @@ from course_lib.ranks.simulated import socket_frames
 from course_lib.ranks.simulated.operation import NEW_GROUP, Operation
 from course_lib.ranks.simulated.simulated_group import SimulatedRank
 from course_lib.ranks.simulated.socket_frames import FrameError, Type, post
+from course_lib.ranks.sockets import receive_exactly
 
 
 class FabricStopped(BaseException):
@@ -155,16 +156,10 @@ class FabricClient:
         return kind, self._exactly(length)
 
     def _exactly(self, size: int) -> bytearray:
-        data, filled = bytearray(size), 0
-        while filled < size:
-            try:
-                count = self._channel.recv_into(memoryview(data)[filled:])
-            except OSError:
-                count = 0
-            if not count:
-                raise FabricStopped("the fabric hung up")
-            filled += count
-        return data
+        try:
+            return receive_exactly(self._channel, size)
+        except (EOFError, OSError):
+            raise FabricStopped("the fabric hung up") from None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""What ranks in other processes and a fabric say to each other: frames of a fixed header and bytes.
+"""Frames between a fabric and ranks in other processes: a fixed header, then bytes.
 
 A frame is 16 bytes of header (magic, type, zero, length of the body) and a body of fixed fields
-followed by raw tensor bytes. Nothing is unpickled. Whoever reads checks every number before use;
+followed by raw tensor bytes. Nothing is unpickled. The reader checks every number before use;
 `FrameError` says what was wrong.
 
     rank → fabric   HELLO, GROUP, POST, WAIT, TEST, COMPUTE, FINISH
@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from course_lib.ranks._torch.collective_table import KINDS
-from course_lib.ranks.simulated.collectives import REDUCTIONS, why_not
+from course_lib.ranks._torch.collective_table import KINDS, REDUCTIONS, why_not
 from course_lib.ranks.simulated.operation import Operation, check_tensors
 from course_lib.ranks.trace.event import group_called
 
@@ -159,7 +158,7 @@ def read_done(body: bytes | bytearray) -> tuple[int, float, int, memoryview]:
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
     """Return a tensor's elements as raw bytes."""
-    # Of one element the stride may be anything, and counts as contiguous all the same.
+    # A tensor of one element counts as contiguous, whatever its stride is.
     flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
@@ -181,7 +180,7 @@ class OverBoundError(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of one run: but for `frame` and `text`, of all its ranks together, each with an equal share.
+    """Limits of one run. All but `frame` and `text` are for all ranks together, in equal shares.
 
     Attributes:
         frame: bytes of a frame.

@@ -26,8 +26,8 @@ from course_lib.ranks.simulated.socket_session import CHUNK, Connection, Session
 class FabricServer:
     """Serves one run of `world_size` ranks.
 
-    `serve` does it all. Who has other things to wait for as well selects on `fileno` instead, and
-    takes a `turn` whenever it is readable.
+    `serve` does it all. A caller that waits for other things, too, selects on `fileno`
+    instead, and takes a `turn` whenever it is readable.
 
     Args:
         path: of the socket, which must not exist yet and to which only this user can connect; or

@@ -1,4 +1,4 @@
-"""What the ranks at the other ends of a socket ask of the fabric, and what happens then.
+"""The requests of ranks at the other ends of sockets, and what the fabric does with them.
 
 `server` reads and writes their bytes; here their frames become operations, and answers.
 """
@@ -125,7 +125,7 @@ class Session:
         """Whether every rank has ended."""
         return all(phase in _ENDED for phase in self.fabric.phase)
 
-    # What a rank asks -------------------------------------------------------------------------
+    # Requests of a rank -------------------------------------------------------------------------
 
     def handle(self, connection: Connection, kind: Type, body: bytearray) -> None:
         """Do what a frame asks for.

@@ -13,7 +13,7 @@ from course_lib.ranks.simulated.operation import STORE, Operation
 
 
 class StoreEndpoint(Protocol):
-    """What the store asks of a rank's side of the fabric."""
+    """A rank's side of the fabric, as far as the store needs it."""
 
     def in_turn(self) -> None:
         """Return when everything before the rank's clock has happened."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,13 +23,21 @@ from course_lib.ranks._torch.thread_worlds import (
     leave_world,
     thread_worlds,
 )
-from course_lib.ranks.calls import cell_sources, join_call, pack_call, pack_result
+from course_lib.ranks.calls import (
+    Call,
+    CallOptions,
+    cell_sources,
+    join_call,
+    pack_call,
+    pack_result,
+)
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names
+from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_of_thread_to
 from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.placement import Placement
@@ -39,10 +48,8 @@ from course_lib.ranks.simulated.fabric_diagnosis import (
     fabric_states,
     report_misuse,
 )
-from course_lib.ranks.simulated.parcel import Parcel, pack, pack_to_share, unpack
-from course_lib.ranks.simulated.personal import Classes, Worlds, state_kept
+from course_lib.ranks.simulated.personal import Classes, PersonalState, Worlds, state_kept
 from course_lib.ranks.simulated.rank_streams import RankStreams
-from course_lib.ranks.simulated.shared import changes_told
 from course_lib.ranks.simulated.simulated_group import SimulatedRank
 from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.stopping import is_importing, raise_in_thread
@@ -65,10 +72,9 @@ class Run:
         network: Network,
         device: Device,
         computation: str,
-        call: tuple[Parcel, Sequence[Parcel]],
+        call: tuple[Packed, Sequence[Packed]],
         worlds: Worlds,
-        *,
-        check_nan: bool = False,
+        options: CallOptions,
         misuse: str = "warn",
     ) -> None:
         self.world_size = world_size
@@ -76,11 +82,10 @@ class Run:
         self.computation = computation
         self.call = call
         self.fabric = Fabric(world_size, network, worlds.made)
-        self.states = worlds.states()
-        self.baton = Baton(self.fabric, self.states, measured=computation == "measured")
+        self.baton = Baton(self.fabric, measured=computation == "measured")
         self.known = frozenset(Classes.of_process().by_name)
         self.worlds = worlds
-        self.check_nan = check_nan
+        self.options = options
         self.misuse = misuse
         self.stopped: list[int] = []
         self.results: list[Any] = [None] * world_size
@@ -99,24 +104,22 @@ class Run:
 
     # The thread that called -------------------------------------------------------------------
 
-    def go(self, timeout: float | None) -> None:
+    def go(self) -> None:
         """Run to the end, print what the ranks print, raise what went wrong."""
         # Not to sys.stdout, whatever it is then: a rank may have redirected it.
         printer = Printer(self.world_size, sys.stdout)
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
-            stack.enter_context(changes_told())
             stack.enter_context(state_kept())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
             stack.enter_context(virtual_time())
-            for state in self.states:
-                state.surroundings.print_here()
+            self.baton.states = [PersonalState(classes) for classes in self.worlds.classes]
             for thread in self.threads:
                 thread.start()
             self.baton.start()
             try:
-                self._listen(printer, timeout)
+                self._listen(printer, self.options.timeout)
                 streams.finish()
             except BaseException as error:
                 states = self._states()
@@ -226,7 +229,7 @@ class Run:
             self.locate,
             store=self.worlds.store,
             generation=self.worlds.store,
-            check_nan=self.check_nan,
+            options=self.options,
             watched=self.misuse != "ignore",
         )
 
@@ -237,7 +240,7 @@ class Run:
             self._join(rank)
             with ExitStack() as stack:
                 common, each = self.call
-                call = join_call(lambda: unpack(common), unpack(each[rank]) if each else [])
+                call = join_call(common.read, each[rank].read() if each else [])
                 self.worlds.classes[rank].publish()
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
@@ -245,7 +248,7 @@ class Run:
                 value = call()
                 self.ranks[rank].handles.finish()
                 self.baton.count_time(self._spender(rank))
-                self.results[rank] = pack_result(value, lambda value: pack(value, self.known))
+                self.results[rank] = pack_result(value, self._pack)
         except Stopped:
             self.stopped.append(rank)
         except BaseException as error:
@@ -265,17 +268,21 @@ class Run:
         if type(error) not in self.worlds.classes[rank].by_class:
             return lambda: error
         try:
-            parcel = pack(error, self.known)
+            packed = self._pack(error)
         except Exception:
             return lambda: error
 
         def unpacked() -> BaseException:
             try:
-                return unpack(parcel).with_traceback(error.__traceback__)  # type: ignore[no-any-return]
+                return packed.read_last().with_traceback(error.__traceback__)  # type: ignore[no-any-return]
             except Exception:  # it says itself how it travels, and is wrong
                 return error
 
         return unpacked
+
+    def _pack(self, value: Any) -> Packed:
+        """Return what goes back to the notebook."""
+        return pack(value, inline=sys.maxsize, known=self.known)
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
@@ -306,6 +313,8 @@ class Run:
 Computation = Literal["declared", "counted", "measured"]
 Misuse = Literal["ignore", "warn", "error"]
 MAX_RANKS = 1024
+_LARGE = 1 << 20
+"""Bytes from which on the ranks map an argument, and copy only what they write to."""
 _one_at_a_time = threading.Lock()
 
 
@@ -351,16 +360,10 @@ class Simulated:
         self._worlds = Worlds(world_size)
         self._computation = computation or ("declared" if device is None else "counted")
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        timeout: float | None,
-        check_nan: bool = False,
-    ) -> list[Any]:
-        """Run one call; see `Ranks.run`. `timeout` is in seconds of this computer."""
-        call = pack_call(fn, args, kwargs, self._world_size, pack_to_share)
+    def run(self, call: Call) -> list[Any]:
+        """Run one call; see `Ranks.run`."""
+        send = partial(pack, inline=_LARGE)
+        packed = pack_call(call.fn, call.args, call.kwargs, self._world_size, send)
         self.trace = Trace([], self._world_size)
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
@@ -370,21 +373,21 @@ class Simulated:
                 self._network,
                 self._device,
                 self._computation,
-                call,
+                packed,
                 self._worlds,
-                check_nan=check_nan,
-                misuse=self._misuse,
+                call.options,
+                self._misuse,
             )
             try:
-                run.go(timeout)
+                run.go()
             except BaseException:
-                # Who made which group may differ between the ranks now.
+                # The ranks may have made different groups by now.
                 self._worlds = Worlds(self._world_size)
                 raise
             finally:
                 self.trace = Trace(run.fabric.events, self._world_size, network=self._network)
                 run.fabric.forget()
-            results = [unpack(result) for result in run.results]
+            results = [result.read_last() for result in run.results]
             run.forget()
             return results
         finally:

@@ -1,1 +1,1 @@
-"""What happened: one event per operation, counted, listed, drawn."""
+"""The trace of a call: one event per operation, counted, listed, drawn."""

@@ -31,7 +31,7 @@ _RESOLUTION = 1 / 2000
 
 
 class Bar(NamedTuple):
-    """What one rank did: a bar in a strip of its row."""
+    """One thing that a rank did: a bar in a strip of its row."""
 
     rank: int
     strip: int

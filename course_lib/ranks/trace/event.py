@@ -25,7 +25,7 @@ class Event(NamedTuple):
     bytes: int
     """Size of the tensor that this rank put in (for a receive and a scatter: that it got)."""
     dtype: str
-    """Of that tensor, for example ``float32``; empty where there is none."""
+    """The tensor's dtype, for example ``float32``; empty where there is none."""
     seq: int
     """Number of the collective in its group, or of the message among those like it; from 1."""
     start: float
@@ -33,7 +33,7 @@ class Event(NamedTuple):
     where: str
     """The line of the user's code, for example ``Cell In[3], line 7``."""
     group_name: str = ""
-    """What people call the process group: the ``group_desc`` it was made with (a device mesh gives
+    """The process group's name for people: the ``group_desc`` it was made with (a device mesh gives
     ``mesh_tp``), else ``group 2``, the second that was made; empty for the group of all ranks."""
     waited: bool = True
     """Whether the rank waited for it, or asked whether it is over; else nothing says when its

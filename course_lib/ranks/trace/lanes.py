@@ -1,4 +1,4 @@
-"""Which events of a rank lie beside one another, because they overlap in time."""
+"""Lanes for the events of a rank: those that overlap in time lie beside one another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
     """
     free: dict[int, list[float]] = {}
     placed = []
-    # What begins together lies in the same order on every rank, shortest first.
+    # Events that begin together lie in the same order on every rank, shortest first.
     for event in sorted(events, key=lambda e: (e.start, e.end)):
         if event.kind == "compute":
             placed.append((event, 0))

@@ -21,7 +21,7 @@ _GROUPS_TOLD = 4
 
 
 class Timeline(NamedTuple):
-    """What is drawn as one panel."""
+    """The events of one panel."""
 
     events: Sequence[Event]
     world_size: int

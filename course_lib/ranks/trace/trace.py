@@ -1,4 +1,4 @@
-"""What the ranks communicated in one call: counters, a table, a figure, a file for a viewer."""
+"""The communication of one call: counters, a table, a figure, a file for a viewer."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Trace:
 
     @property
     def timeline(self) -> Timeline:
-        """What `draw_timelines` draws of it: several traces one above the other."""
+        """The input of `draw_timelines`, which draws several traces one above the other."""
         return Timeline(self.events, self.world_size)
 
     def plot(self, *, title: str = "") -> DescribedFigure:

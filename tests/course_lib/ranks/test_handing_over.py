@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from course_lib.ranks import RankError, Ranks, per_rank
-from course_lib.ranks.processes.object_pipe import pack
+from course_lib.ranks.memory import pack
 
 # As the classes and functions of a notebook, those of this file travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -214,8 +214,7 @@ values = st.recursive(
 def described(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
     """Return all that one can see of a value, in plain ones; long bytes by their digest.
 
-    Two things are left out. Tensors may share memory: on simulated ranks they still do when they
-    arrive, elsewhere they do not, as cloudpickle has it. And gaps in their memory may be gone.
+    Left out is that gaps in the memory of tensors may be gone.
     """
     seen = {} if seen is None else seen
     kind = f"{type(value).__module__}.{type(value).__qualname__}"

@@ -28,8 +28,8 @@ def raises_inside() -> None:
         (spawned, (), {}, "in the function, dist.get_rank() is it"),
         (spawned, (1,), {}, "dist.get_world_size() is how many there are"),
         (plain, (), {"timeout": 5}, "'timeout' is an option of the ranks, Ranks(…, timeout=…)"),
-        (plain, (), {"seed": 5}, "What run(f, …) is given after f is what f is called with."),
-        (plain, (1,), {}, "called with, and nothing else"),
+        (plain, (), {"seed": 5}, "run(f, …) calls f with everything that stands after f."),
+        (plain, (1,), {}, "stands after f, and nothing else"),
     ],
 )
 def test_hints(

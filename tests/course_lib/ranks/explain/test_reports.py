@@ -8,8 +8,8 @@ import torch
 
 from course_lib.ranks import DeadlockError, RankState
 from course_lib.ranks.explain.failure import Failure, describe, rank_error
-from course_lib.ranks.explain.frames import frames_of, shortened
 from course_lib.ranks.explain.mismatch import unfinished
+from course_lib.ranks.explain.stack_frames import frames_of, shortened
 from course_lib.ranks.explain.waiting import Unmatched, Waiting, deadlock
 from course_lib.ranks.explain.words import in_short, names
 

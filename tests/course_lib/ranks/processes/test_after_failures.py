@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks import DeadlockError, RankError, Ranks, RanksError, RankTimeout
+from course_lib.ranks.processes import object_pipe
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 
 
@@ -198,21 +199,23 @@ def test_what_a_rank_has_started_ends_with_it(end: str) -> None:
     assert wait_until_gone([pid for pids in [first, *others] for pid in pids]) == []
 
 
-@pytest.mark.parametrize("where", ["_take", "send"])
+@pytest.mark.parametrize(
+    ("holder", "where"), [(object_pipe, "receive_exactly"), (ObjectPipe, "send")]
+)
 def test_an_interrupt_in_the_middle_of_a_message_waits_for_its_end(
-    ranks: Ranks, where: str, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, holder: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it would be taken for the next one, or a rank would wait for its call."""
     ranks.run(dist.get_rank)
     before = ranks.processes()
-    once, interrupted = iter([True]), getattr(ObjectPipe, where)
+    once, interrupted = iter([True]), getattr(holder, where)
 
-    def interrupt(pipe: ObjectPipe, *args: Any) -> Any:
+    def interrupt(*args: Any) -> Any:
         if next(once, False):
             signal.raise_signal(signal.SIGINT)
-        return interrupted(pipe, *args)
+        return interrupted(*args)
 
-    monkeypatch.setattr(ObjectPipe, where, interrupt)
+    monkeypatch.setattr(holder, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         ranks.run(lambda: "x" * 5000)
     assert ranks.run(dist.get_rank) == [0, 1, 2]

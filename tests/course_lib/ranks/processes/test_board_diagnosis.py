@@ -16,7 +16,7 @@ from course_lib.ranks.processes.board_diagnosis import (
     find_unfinished,
     stuck_ranks,
 )
-from course_lib.ranks.processes.board_views import Channel, Message, RankPhase, Wait
+from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
 
 WORLD = 17
 """Key of a group."""
@@ -42,7 +42,7 @@ def wait_in_collective(board: Board, rank: int, signature: str = "barrier") -> N
 
 
 def wait_in_message(board: Board, rank: int, peer: int, sends: bool, tag: int = 0) -> None:
-    channel = Channel(sends, peer, tag, WORLD)
+    channel = MessageChannel(sends, peer, tag, WORLD)
     seq = board.start_message(rank, channel, ONE)
     board.block(rank, Wait.SEND if sends else Wait.RECV, seq=seq, channel=channel)
 
@@ -127,10 +127,12 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     wait_in_message(board, 1, 0, sends=False)
     assert watch.look(board.views()) is None
     time.sleep(0.06)
-    board.start_message(1, Channel(True, 0, 0, WORLD), ONE)  # rank 1 did send, from another thread
+    board.start_message(
+        1, MessageChannel(True, 0, 0, WORLD), ONE
+    )  # rank 1 did send, from another thread
     assert watch.look(board.views()) is None
-    board.start_message(0, Channel(False, 1, 0, WORLD), ONE)
-    board.block(0, Wait.RECV, seq=2, channel=Channel(False, 1, 0, WORLD))
+    board.start_message(0, MessageChannel(False, 1, 0, WORLD), ONE)
+    board.block(0, Wait.RECV, seq=2, channel=MessageChannel(False, 1, 0, WORLD))
     assert watch.look(board.views()) is None
     time.sleep(0.06)
     assert watch.look(board.views()) is not None
@@ -180,19 +182,19 @@ def test_tables_that_are_full_say_so(board: Board) -> None:
             board.open_group(0, key, (0,))
     with pytest.raises(RuntimeError, match="different tags and peers"):
         for tag in range(MAX_CHANNELS + 1):
-            board.start_message(0, Channel(True, 1, tag, WORLD), ONE)
+            board.start_message(0, MessageChannel(True, 1, tag, WORLD), ONE)
 
 
 @given(
     st.booleans(),
     st.integers(0, 63),
-    st.integers(0, Channel.MAX_TAG),
+    st.integers(0, MessageChannel.MAX_TAG),
     st.integers(1, 2**32),
 )
 def test_a_channel_is_one_word(sends: bool, peer: int, tag: int, group: int) -> None:
-    channel = Channel(sends, peer, tag, group)
+    channel = MessageChannel(sends, peer, tag, group)
     assert 0 < channel.word() < 2**64
-    assert Channel.of(channel.word()) == channel
+    assert MessageChannel.of(channel.word()) == channel
 
 
 @given(st.binary(min_size=1, max_size=2000), st.integers(0, 10_000))
@@ -216,22 +218,22 @@ def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> N
 
 
 def test_a_receive_from_anyone_waits_for_one_of_the_others(board: Board) -> None:
-    anyone = Channel.any_source(0, 3, WORLD)
+    anyone = MessageChannel.any_source(0, 3, WORLD)
     board.block(0, Wait.RECV, channel=anyone)
     board.set_state(1, RankPhase.FINISHED)
     assert stuck_ranks(board.views()) == {}  # rank 2 may yet send
     wait_in_message(board, 2, 0, sends=False)
     assert set(stuck_ranks(board.views())) == {0, 2}
-    board.start_message(2, Channel(True, 0, 3, WORLD), ONE)  # it did, from another thread
+    board.start_message(2, MessageChannel(True, 0, 3, WORLD), ONE)  # it did, from another thread
     assert stuck_ranks(board.views()) == {}
 
 
 def test_a_send_and_its_receive_are_compared(board: Board) -> None:
-    board.start_message(0, Channel(True, 2, 0, WORLD), ONE)
-    board.start_message(2, Channel(False, 0, 0, WORLD), ONE)
+    board.start_message(0, MessageChannel(True, 2, 0, WORLD), ONE)
+    board.start_message(2, MessageChannel(False, 0, 0, WORLD), ONE)
     assert find_mismatch(board.views()) is None
-    board.start_message(0, Channel(True, 2, 0, WORLD), Message(4, "float32"))
-    board.start_message(2, Channel(False, 0, 0, WORLD), Message(4, "int32"))
+    board.start_message(0, MessageChannel(True, 2, 0, WORLD), Message(4, "float32"))
+    board.start_message(2, MessageChannel(False, 0, 0, WORLD), Message(4, "int32"))
     assert "Rank 0 sends 4 elements of float32" in str(find_mismatch(board.views()))
 
 
@@ -243,7 +245,7 @@ def test_a_message_is_one_word(numel: int, dtype: str) -> None:
 def test_a_cleared_board_has_room_again(board: Board) -> None:
     for call in range(3):
         for tag in range(MAX_CHANNELS):
-            assert board.start_message(0, Channel(True, 1, 7 * call + tag, WORLD), ONE) == 1
+            assert board.start_message(0, MessageChannel(True, 1, 7 * call + tag, WORLD), ONE) == 1
         for key in range(MAX_GROUPS - 1):
             board.open_group(0, 100 * call + 100 + key, (0, 1))
         board.clear()
@@ -254,10 +256,10 @@ def test_a_cleared_board_has_room_again(board: Board) -> None:
 
 
 def test_counting_in_two_threads_loses_nothing() -> None:
-    from course_lib.ranks.processes.recorder import Recorder
+    from course_lib.ranks.processes.rank_recorder import RankRecorder
 
     board = running(1)
-    recorder = Recorder(board, 0, [], lambda: "")
+    recorder = RankRecorder(board, 0, [], lambda: "")
 
     def count(changes: Sequence[int]) -> None:
         for change in changes:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from course_lib.ranks import RankError, Ranks
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.processes import fork_client, launch, watch
+from course_lib.ranks.processes import fork_client, watch
 from tests.helpers import ROOT
 
 FIRST, NEEDED, SLOW = "first_helper", "needed_helper", "slow_helper"
@@ -25,9 +25,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in (FIRST, NEEDED):
         (tmp_path / f"{name}.py").write_text("import os\nLOADED_BY = os.getpid()\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(launch, "NARROW", (*launch.NARROW, FIRST))
-    monkeypatch.setattr(launch, "SOON", (NEEDED,))
-    monkeypatch.setattr(launch, "LATER", ())
+    monkeypatch.setattr(fork_client, "NARROW", (*fork_client.NARROW, FIRST))
+    monkeypatch.setattr(fork_client, "SOON", (NEEDED,))
+    monkeypatch.setattr(fork_client, "LATER", ())
     monkeypatch.setattr(fork_client, "_server", None)
     yield tmp_path
     fork_client.shared_server().close()

@@ -21,14 +21,14 @@ from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.costs.collective_time import collective_time
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.processes.board import Board
-from course_lib.ranks.processes.board_views import Channel, Wait
+from course_lib.ranks.processes.board_views import MessageChannel, Wait
 from course_lib.ranks.processes.emulated_network import (
     MAX_LAG,
     EmulatedLink,
     EmulatedNetwork,
     Transfer,
 )
-from course_lib.ranks.processes.recorder import MeteredOperation, Recorder
+from course_lib.ranks.processes.rank_recorder import MeteredOperation, RankRecorder
 from tests.helpers.collective_cases import launch
 from tests.helpers.every_operation import assert_same, everything
 
@@ -53,7 +53,7 @@ class Links:
         pipes = [Pipe() for _ in range(k)]
         self.network = EmulatedNetwork(SLOW, [ours for ours, _ in pipes], self._clock)
         self.links = [EmulatedLink(theirs) for _, theirs in pipes]
-        self.recorders = [Recorder(self.board, rank, [], lambda: "") for rank in range(k)]
+        self.recorders = [RankRecorder(self.board, rank, [], lambda: "") for rank in range(k)]
         self.count = 0
 
     def _clock(self) -> float:
@@ -61,7 +61,7 @@ class Links:
 
     def _carry(
         self, rank: int, moment: float, sizes: Sequence[int], kind: str, peer: int | None,
-        channel: Channel | None = None, members: tuple[int, ...] = (), group: int = GROUP,
+        channel: MessageChannel | None = None, members: tuple[int, ...] = (), group: int = GROUP,
     ) -> Transfer:  # fmt: skip
         operation = MeteredOperation(
             self.recorders[rank], kind, members or self.members, peer, sum(sizes), "float32", "",
@@ -90,7 +90,7 @@ class Links:
     def message(self, rank: int, kind: str, peer: int, nbytes: int, moment: float) -> Transfer:
         """Let one side start a message: the only one between the two."""
         self.count = 1
-        channel = Channel(kind == "send", peer, 0, self.GROUP)
+        channel = MessageChannel(kind == "send", peer, 0, self.GROUP)
         return self._carry(rank, moment, [nbytes], kind, peer, channel)
 
     def end(self, transfer: Transfer) -> float:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from course_lib.ranks.processes import huge_pages
+from course_lib.ranks.processes import fork_server
 
 PROGRAM = """
 import os, runpy
@@ -22,7 +22,7 @@ collapse()  # again: nothing is left to do
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def test_memory_is_gathered_and_unchanged() -> None:
-    program = PROGRAM.format(path=huge_pages.__file__)
+    program = PROGRAM.format(path=fork_server.__file__)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from course_lib.ranks import Ranks, per_rank
-from course_lib.ranks.processes import fork_client, launch
+from course_lib.ranks.processes import fork_client
 from course_lib.ranks.processes.main_module import OwnModules
 from tests.helpers import ROOT
 
@@ -121,7 +121,7 @@ def test_ranks_start_with_preloaded_modules_and_see_them_change(
     write(file, "ANSWER = 1", 0)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     for name, value in (("SOON", ()), ("LATER", ()), ("_server", None)):
-        monkeypatch.setattr(fork_client if name == "_server" else launch, name, value)
+        monkeypatch.setattr(fork_client, name, value)
     monkeypatch.setattr(fork_client, "_preloaded", {})
     try:
         with Ranks(1, on="cpu", timeout=30) as ranks:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.ranks.processes.object_pipe import ObjectPipe, pack
+from course_lib.ranks.memory import pack
+from course_lib.ranks.processes.object_pipe import ObjectPipe
 
 LIMIT = 1 << 13  # where messages begin to travel in files
 

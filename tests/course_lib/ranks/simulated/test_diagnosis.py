@@ -124,9 +124,7 @@ def test_the_process_is_as_it_was() -> None:
     def disturb(fail: bool) -> Any:
         torch.manual_seed(dist.get_rank())
         random.seed(dist.get_rank())
-        torch.set_default_dtype(torch.float64)
         dist.barrier()
-        assert torch.get_default_dtype() is torch.float64
         if fail and dist.get_rank() == 1:
             raise ValueError
         return torch.rand(1)
@@ -137,20 +135,15 @@ def test_the_process_is_as_it_was() -> None:
     for fail in (False, True):
         torch.manual_seed(5)
         random.seed(5)
-        state = sys.stdout, sys.excepthook, torch.get_num_threads(), torch.get_default_dtype()
+        state = sys.stdout, sys.excepthook, torch.get_num_threads()
         try:
             values = Ranks(2, on="simulated").run(disturb, fail)
             for seed, value in enumerate(values):
                 generator = torch.Generator().manual_seed(seed)
-                assert torch.equal(value, torch.rand(1, generator=generator, dtype=torch.float64))
+                assert torch.equal(value, torch.rand(1, generator=generator))
         except RankError:
             assert fail
-        assert state == (
-            sys.stdout,
-            sys.excepthook,
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-        )
+        assert state == (sys.stdout, sys.excepthook, torch.get_num_threads())
         assert torch.equal(torch.rand(2), expected[0])
         assert random.random() == expected[1]
         assert not dist.is_initialized()

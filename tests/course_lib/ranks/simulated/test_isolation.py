@@ -1,4 +1,4 @@
-"""Simulated ranks are threads, and share with one another and the notebook as little as can be."""
+"""Simulated ranks are threads: what each has for itself, and what they share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
+import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +24,6 @@ import torch.distributed as dist
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError
 from course_lib.ranks.ranks import Ranks
-from course_lib.ranks.simulated.shared import SharedStateWarning
 
 # Cells run in __main__, where classes are pickled by value; this is a notebook without IPython.
 NOTEBOOK = """
@@ -100,24 +100,30 @@ else:
 """)
 
 
-def test_arguments_and_results_are_copies() -> None:
-    given = torch.arange(200_000.0)
-    views = [given[:5], given[3:]]
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_arguments_and_results_are_copies(size: int) -> None:
+    given = torch.arange(float(size))
+    model = torch.nn.Linear(2, 2)
 
-    def fn(whole: torch.Tensor, views: list[torch.Tensor], kept: Any) -> Any:
-        whole += 1 + dist.get_rank()
+    def fn(x: torch.Tensor, model: torch.nn.Module) -> Any:
+        rank = dist.get_rank()
+        x += 1 + rank
+        torch.nn.init.constant_(model.weight, rank)
         dist.barrier()
-        assert whole[0] == views[0][0] == 1 + dist.get_rank()
-        assert views[1].untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-        sys.modules["result_of_rank"] = kept if dist.get_rank() else whole  # type: ignore[assignment]
-        return whole, views[1]
+        assert x[0] == 1 + rank and model.weight[0, 0] == rank
+        vars(sys.modules["kept_by_isolation"])[str(rank)] = x
+        return x, model
 
-    for rank, (whole, view) in enumerate(Ranks(3, on="simulated").run(fn, given, views, None)):
-        assert torch.equal(whole, torch.arange(200_000.0) + 1 + rank)
-        whole.zero_()
-        assert view[0] == 0
-    sys.modules.pop("result_of_rank")
-    assert torch.equal(given, torch.arange(200_000.0))
+    kept = sys.modules["kept_by_isolation"] = types.ModuleType("kept_by_isolation")
+    weight = model.weight.clone()
+    for rank, (x, its) in enumerate(Ranks(3, on="simulated").run(fn, given, model)):
+        assert torch.equal(x, torch.arange(float(size)) + 1 + rank)
+        assert torch.equal(its.weight, torch.full((2, 2), float(rank)))
+        x.zero_()
+        assert vars(kept)[str(rank)][0] == 1 + rank
+    del sys.modules["kept_by_isolation"]
+    assert torch.equal(given, torch.arange(float(size)))
+    assert torch.equal(model.weight, weight)
 
 
 def test_a_result_that_cannot_travel_is_refused_as_on_other_ranks() -> None:
@@ -125,67 +131,66 @@ def test_a_result_that_cannot_travel_is_refused_as_on_other_ranks() -> None:
         Ranks(2, on="simulated").run(threading.Lock)
 
 
-def test_surroundings_are_the_rank_s_own(tmp_path: Path) -> None:
-    def fn(folder: Path) -> Any:
-        rank = dist.get_rank()
-        assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank)
-        assert os.environ["WORLD_SIZE"] == "3"
-        assert "ONLY_RANK_1" not in os.environ
-        place = folder / str(rank)
-        place.mkdir()
-        os.chdir(place)
-        os.environ["WHO"] = str(rank)
-        if rank == 1:
-            os.environ["ONLY_RANK_1"] = "x"
-            del os.environ["HOME"]
-        torch.set_printoptions(precision=rank + 1)
+def test_output_is_the_rank_s_own_also_where_it_is_redirected() -> None:
+    def fn() -> str:
         text = io.StringIO()
-        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(text):
-            warnings.simplefilter("error" if rank == 0 else "always")
+        with contextlib.redirect_stdout(text):
             dist.barrier()
-            print("rank", rank)
-            if rank == 0:
-                with pytest.raises(UserWarning):
-                    warnings.warn("here", stacklevel=1)
-            else:
-                warnings.warn("here", stacklevel=1)
+            print("rank", dist.get_rank())
             dist.barrier()
-            assert len(caught) == (rank != 0)
         dist.barrier()
-        assert text.getvalue() == f"rank {rank}\n"
-        shown = f"{torch.tensor(1 / 3):}", repr(torch.tensor([1 / 3]))
-        return Path.cwd() == place, os.environ["WHO"], "HOME" in os.environ, shown[1]
+        return text.getvalue()
 
-    def state() -> Any:
-        printed = repr(torch.ones(1))
-        return Path.cwd(), dict(os.environ), list(warnings.filters), sys.stdout, printed
-
-    before = state()
-    found = Ranks(3, on="simulated").run(fn, tmp_path)
-    assert state() == before
-    assert [each[:3] for each in found] == [
-        (True, "0", True),
-        (True, "1", False),
-        (True, "2", True),
-    ]
-    assert [each[3] for each in found] == ["tensor([0.3])", "tensor([0.33])", "tensor([0.333])"]
+    before = sys.stdout
+    assert Ranks(3, on="simulated").run(fn) == [f"rank {rank}\n" for rank in range(3)]
+    assert sys.stdout is before
 
 
-def test_a_rank_that_has_ended_leaves_nothing_to_the_next(tmp_path: Path) -> None:
-    """Ranks that never wait run one after the other, each to its end."""
+def test_random_numbers_are_the_rank_s_own_and_the_notebook_keeps_its_own() -> None:
+    """Ranks that never wait run one after the other, each to its end; the others take turns."""
+
+    def fn(waits: bool) -> list[float]:
+        drawn = []
+        for _ in range(3):
+            drawn += [random.random(), float(torch.rand(1)), float(np.random.rand())]
+            if waits:
+                dist.barrier()
+        return drawn
+
+    random.seed(1), torch.manual_seed(1), np.random.seed(1)
+    expected = random.random(), float(torch.rand(1)), float(np.random.rand())
+    random.seed(1), torch.manual_seed(1), np.random.seed(1)
+    ranks = Ranks(3, on="simulated")
+    found = ranks.run(fn, False) + ranks.run(fn, True)
+    assert found == [found[0]] * 6 and len(set(found[0])) == 9
+    assert expected == (random.random(), float(torch.rand(1)), float(np.random.rand()))
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_what_a_process_has_once_is_shared_unless_ranks_are_processes(
+    isolated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The paragraph of `README.md` is true: of the environment, the folder, a module's globals."""
+    monkeypatch.setenv("SET_BY_A_RANK", "nobody")
+    monkeypatch.chdir(Path.cwd())  # put back at the end
+    monkeypatch.setattr(torch, "set_by_a_rank", "nobody", raising=False)
 
     def fn(folder: Path) -> Any:
-        numbers = random.random(), float(torch.rand(1))
-        found = Path.cwd(), os.environ.get("WHO"), torch.get_default_dtype(), *numbers
-        os.chdir(folder)
-        os.environ["WHO"] = "somebody"
-        torch.set_default_dtype(torch.float64)
-        return found
+        mine = str(dist.get_rank())
+        (folder / mine).mkdir()
+        os.environ["SET_BY_A_RANK"] = torch.set_by_a_rank = mine  # type: ignore[attr-defined]
+        os.chdir(folder / mine)
+        dist.barrier()  # every rank has set its own by now
+        return os.environ["SET_BY_A_RANK"], torch.set_by_a_rank, Path.cwd().name  # type: ignore[attr-defined]
 
-    before = Path.cwd()
-    found = Ranks(3, on="simulated").run(fn, tmp_path)
-    assert found == [(before, None, torch.float32, *found[0][3:])] * 3
-    assert Path.cwd() == before and "WHO" not in os.environ
+    with Ranks(3, on="simulated", isolated=isolated) as ranks:
+        found = ranks.run(fn, tmp_path)
+    if isolated:
+        assert found == [(str(rank),) * 3 for rank in range(3)]
+        assert os.environ["SET_BY_A_RANK"] == torch.set_by_a_rank == "nobody"  # type: ignore[attr-defined]
+    else:
+        (shared,) = set(found)
+        assert shared[0] == os.environ["SET_BY_A_RANK"]
 
 
 def test_sleep_and_clocks_are_virtual() -> None:
@@ -250,33 +255,3 @@ def test_an_interrupt_during_an_import_lets_it_finish(tmp_path: Path) -> None:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("slow_to_import", None)
         assert pickle.loads(pickle.dumps(1)) == 1
-
-
-def test_what_a_call_changes_for_all_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Item 10: warn where it can be detected."""
-    (tmp_path / "shared_helper.py").write_text("COUNT = 0\nclass Config:\n    steps = 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import shared_helper  # type: ignore[import-not-found]
-
-    def changes() -> int:
-        shared_helper.COUNT += 1
-        shared_helper.Config.steps += 1
-        sys.setrecursionlimit(sys.getrecursionlimit() + 1)
-        return int(shared_helper.COUNT)
-
-    limit = sys.getrecursionlimit()
-    ranks = Ranks(3, on="simulated")
-    try:
-        ranks.run(lambda: shared_helper.COUNT)  # who only reads is told nothing
-        with pytest.warns(SharedStateWarning) as told:
-            assert ranks.run(changes) == [1, 2, 3]
-        (warning,) = told
-        for name in ("shared_helper.COUNT", "shared_helper.Config.steps", "getrecursionlimit()"):
-            assert name in str(warning.message)
-        assert "isolated=True" in str(warning.message)
-        ranks.run(changes)  # not again: a warning would fail this test
-    finally:
-        sys.setrecursionlimit(limit)
-        sys.modules.pop("shared_helper")

@@ -24,7 +24,7 @@ _ELEMENTS = 10
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """One line of the user's code that was running, as text."""
 
     file: str
@@ -44,7 +44,7 @@ class Frame:
         )
 
 
-def frames_of(error: BaseException, labels: Mapping[str, str]) -> tuple[Frame, ...]:
+def frames_of(error: BaseException, labels: Mapping[str, str]) -> tuple[StackFrame, ...]:
     """Return the lines of the user's own that led to an exception, from the outside in.
 
     `labels`: file name → how a person calls it, for example ``Cell In[3]``.
@@ -64,9 +64,9 @@ def _is_own(name: str, labels: Mapping[str, str]) -> bool:
     return name in labels or not is_installed(name)
 
 
-def _frame(frame: FrameType, line: int, labels: Mapping[str, str]) -> Frame:
+def _frame(frame: FrameType, line: int, labels: Mapping[str, str]) -> StackFrame:
     name = frame.f_code.co_filename
-    return Frame(
+    return StackFrame(
         labels.get(name, name),
         line,
         frame.f_code.co_qualname,

@@ -1,4 +1,4 @@
-"""What a rank notes down about its communication: one `Event` per operation."""
+"""A rank's notes about its communication: one `Event` per operation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.waiting import waits_in
 from course_lib.ranks.processes.board import Board
-from course_lib.ranks.processes.board_views import Channel, RankPhase, Wait
+from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, Wait
 from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
 """Events that one rank keeps of one call; the rest are counted."""
+_NONE = CallOptions()
 _SETTLE = 0.5
 _LOOK = 2e-4
 """Seconds between two looks whether works on streams are over; their ends are as exact as that."""
@@ -25,8 +27,8 @@ _ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
 
 
 @dataclass
-class Recorder:
-    """What the process groups of one rank share: the board, and the log of the current call."""
+class RankRecorder:
+    """Shared by the process groups of one rank: the board, and the log of the current call."""
 
     board: Board
     rank: int
@@ -37,8 +39,8 @@ class Recorder:
     """When the rank's own thread stood still, waiting for communication."""
     alone: bool = False
     """Whether nobody else writes on the board: the other ranks are on other machines."""
-    check_nan: bool = False
-    """Whether this call refuses NaN in what the rank puts into communication."""
+    options: CallOptions = _NONE
+    """Of the current call."""
     dropped: int = 0
     open_messages: set[Any] = field(default_factory=set)
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
@@ -96,10 +98,10 @@ class Recorder:
                     work.poll()
             time.sleep(_LOOK)
 
-    def begin(self, check_nan: bool = False) -> None:
+    def begin(self, options: CallOptions = _NONE) -> None:
         """Begin the log of a new call, on a board that may have been cleared."""
         self.calls += 1
-        self.check_nan = check_nan
+        self.options = options
         self.board.forget_places()
         self.events.clear()
         self.blocked.clear()
@@ -164,7 +166,7 @@ class Recorder:
 class MeteredOperation:
     """One operation from its launch until it is over: shown on the board, then in the log."""
 
-    recorder: Recorder
+    recorder: RankRecorder
     kind: str
     members: tuple[int, ...]
     peer: int | None
@@ -174,12 +176,12 @@ class MeteredOperation:
     wait: Wait
     group: int
     seq: int
-    channel: Channel | None = None
+    channel: MessageChannel | None = None
     start: float = field(default_factory=time.monotonic)
     begun_in: int = field(init=False)
-    """Value of `Recorder.given_up` when it was launched."""
+    """Value of `RankRecorder.given_up` when it was launched."""
     group_name: str = ""
-    """What people call the group; see `Event.group_name`."""
+    """The group's name for people; see `Event.group_name`."""
     sent: int | None = None
     """Bytes for other ranks, where they are known; see `Event.sent`."""
     _waited: bool = False
@@ -244,7 +246,7 @@ class MeteredOperation:
         if self._noted is not None:
             at, event = self._noted
             events = self.recorder.events
-            # Of an earlier call, the log is gone.
+            # The log of an earlier call is gone.
             if 0 <= at < len(events) and events[at] is event:
                 events[at] = event._replace(waited=True)
                 self._noted = at, events[at]
