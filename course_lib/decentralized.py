@@ -47,7 +47,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.collectives import Group, library_all_reduce, place_in, start_recv, start_send
+from course_lib.collectives import Group, library_all_reduce, place_in
 
 Mixing = Tensor | Callable[[int], Tensor]
 """A matrix, shape (K, K), or what returns that of a step."""
@@ -199,15 +199,20 @@ class Gossip:
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
         mine = torch.cat([param.reshape(-1) for param in self.params])
-        incoming, works = {}, []
+        incoming: dict[int, Tensor] = {}
+        messages = []
         # Each begins with its right neighbour, so that not all speak to the same rank at once.
         for hop in range(1, self.world_size):
             to, source = (self.rank + hop) % self.world_size, (self.rank - hop) % self.world_size
             if matrix[to, self.rank]:
-                works.append(start_send(mine, to, self.group))
+                messages.append(dist.P2POp(dist.isend, mine, group=self.group, group_peer=to))
             if matrix[self.rank, source]:
                 incoming[source] = torch.empty_like(mine)
-                works.append(start_recv(incoming[source], source, self.group))
+                messages.append(
+                    dist.P2POp(dist.irecv, incoming[source], group=self.group, group_peer=source)
+                )
+        # As one batch: NCCL would hold the rest up behind the first that has to wait.
+        works = dist.batch_isend_irecv(messages) if messages else []
         self._flight = mine, incoming, works, matrix[self.rank]
 
     @torch.no_grad()

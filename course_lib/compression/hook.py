@@ -65,7 +65,9 @@ def compression_hook(
         _matrix_by_matrix(state, bucket.gradients(), key)
     else:
         compressed_all_reduce(gradients, state.compressor, state.group, key)
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    # Made for its device, a future also lets the streams of those who use it wait.
+    device = [gradients.device] if gradients.is_cuda else None
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=device)
     future.set_result(gradients.div_(dist.get_world_size(state.group)))
     return future
 

@@ -14,6 +14,10 @@ Sends are started and not waited for, so ranks cannot wait for one another's sen
 sent tensor is kept until the schedule shows that the other rank has it: when that rank answers, or
 the step is over. Receives begin one step before they are needed, while the rank computes: a message
 that takes no longer than a step costs no time.
+
+NCCL runs all messages between two ranks of a group in the order in which they were posted, in both
+directions. There a receive that begins early would hold up the sends posted after it, and two ranks
+would wait for each other. So each direction has a group of its own: see `Directions`.
 """
 
 from collections.abc import Iterator
@@ -36,6 +40,32 @@ class Message(NamedTuple):
     forward: bool
     micro_batch: int
     stage: int
+
+
+class Directions(NamedTuple):
+    """Two groups of the same ranks, one for each direction of messages between two of them."""
+
+    down: Group
+    """For messages to a later rank."""
+    up: Group
+    """For messages to an earlier rank."""
+
+    def between(self, sender: int, receiver: int) -> Group:
+        """Return the group for messages from one rank to another."""
+        return self.down if sender < receiver else self.up
+
+
+def directions(group: Group) -> Directions:
+    """Return `group` and another one of its ranks; every rank of `group` must call."""
+    members = dist.get_process_group_ranks(group)
+    if len(members) == 1:
+        return Directions(group, group)
+    first = dist.group.WORLD if group is None else group
+    assert first is not None, "get_process_group_ranks has refused a world that is not there"
+    # By the same name, so that a trace counts both as one.
+    name = first.group_desc
+    up = dist.new_group(members, use_local_synchronization=True, group_desc=name)
+    return Directions(group, up)
 
 
 def outgoing(schedule: Schedule, work: Work) -> Message | None:
@@ -69,9 +99,9 @@ class Mailbox:
         rank: int,
         shapes: dict[int, tuple[torch.Size, torch.dtype]],
         device: torch.device,
-        group: Group,
+        groups: Directions,
     ) -> None:
-        self._schedule, self._rank, self._group, self._device = schedule, rank, group, device
+        self._schedule, self._rank, self._groups, self._device = schedule, rank, groups, device
         self._shapes = shapes
         self._learning = len(shapes) == 0
         self._here: dict[Message, Tensor] = {}
@@ -105,12 +135,13 @@ class Mailbox:
         if to == self._rank:
             self._here[message] = tensor
             return
+        group = self._groups.between(self._rank, to)
         tensor = tensor.contiguous()
         if message.forward and message.stage not in self._shapes:
             self._shapes[message.stage] = tensor.shape, tensor.dtype
             header = _header(tensor).to(self._device)
-            self._headers.append((start_send(header, to, self._group), header))
-        self._sent[message] = start_send(tensor, to, self._group), tensor
+            self._headers.append((start_send(header, to, group), header))
+        self._sent[message] = start_send(tensor, to, group), tensor
 
     def expect(self, message: Message | None) -> None:
         """Begin to receive, ahead of need; not while shapes are learned, which takes waiting."""
@@ -131,16 +162,17 @@ class Mailbox:
     def _begin(self, message: Message) -> None:
         """Begin to receive everything that its sender sends up to `message`."""
         source = self._sender(message)
+        group = self._groups.between(source, self._rank)
         while source != self._rank and message not in self._receiving:
             following, got = next(self._orders[source])
             boundary = following.stage if following.forward else following.stage + 1
             if boundary not in self._shapes:
                 header = torch.empty(_MAX_DIMS + 2, dtype=torch.int64, device=self._device)
-                start_recv(header, source, self._group).wait()
+                start_recv(header, source, group).wait()
                 self._shapes[boundary] = _read(header)
             shape, dtype = self._shapes[boundary]
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
-            self._receiving[following] = start_recv(tensor, source, self._group), tensor, got
+            self._receiving[following] = start_recv(tensor, source, group), tensor, got
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""

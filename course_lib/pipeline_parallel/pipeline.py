@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.collectives import Group, place_in
-from course_lib.pipeline_parallel.messages import Mailbox, incoming, outgoing
+from course_lib.pipeline_parallel.messages import Mailbox, directions, incoming, outgoing
 from course_lib.pipeline_parallel.schedule import Schedule, Work
 from course_lib.pipeline_parallel.stage import Stage
 from course_lib.pipeline_parallel.tied import find_tied, tied_gradients
@@ -69,6 +69,7 @@ class Pipeline(nn.Module):
             )
         check_schedule(schedule)
         self.schedule, self.loss_fn, self.group, self.rank = schedule, loss_fn, group, rank
+        self._directions = directions(group)
         mine = range(rank, schedule.stages, world_size)
         self.stages = nn.ModuleDict({str(stage): stages[stage] for stage in mine})
         self._rematerialize = rematerialize
@@ -101,7 +102,7 @@ class Pipeline(nn.Module):
             int(name): Stage(module, rematerialize=self._rematerialize, in_halves=halves)
             for name, module in self.stages.items()
         }
-        mailbox = Mailbox(self.schedule, self.rank, self._shapes, device, self.group)
+        mailbox = Mailbox(self.schedule, self.rank, self._shapes, device, self._directions)
         works = [self.schedule.work(self.rank, s) for s in self.schedule.steps[self.rank]]
         with tied_gradients(self._tied, self.rank, self.group):
             for work, following in zip(works, [*works[1:], None], strict=True):

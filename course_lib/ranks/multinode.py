@@ -69,12 +69,14 @@ def join_from_environment(timeout: float) -> RankRecorder:
     if world_size > MAX_BOARD_RANKS:
         raise SystemExit(f"at most {MAX_BOARD_RANKS} ranks are traced, got {world_size}")
     local = int(os.environ.get("LOCAL_RANK", "0"))
+    backend = "gloo"
     if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        backend = "nccl"
         torch.cuda.set_device(local)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     board = Board.create(world_size)
     recorder = RankRecorder(board, rank, [], locator({}), alone=True)
-    install(recorder)
+    install(recorder, backend=backend)
     dist.init_process_group("metered", timeout=timedelta(seconds=timeout))
     board.set_state(rank, RankPhase.RUNNING)
     return recorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass, field
 
@@ -9,6 +10,9 @@ import torch
 
 _SHARING_NCCL = (2, 30)
 """NCCL refuses two ranks on one GPU before this release."""
+_BLOCKS_PER_GPU = 16
+"""Thread blocks of NCCL's kernels on a shared GPU, of all ranks together. The kernels of all ranks
+must run at the same time, or those that do wait for ever for those that do not."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,27 @@ def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
     shared = f"{world_size} ranks share {gpus} GPU{'s' * (gpus > 1)}"
     if nccl >= _SHARING_NCCL:
         why = f"{shared}; NCCL {told} allows it"
-        return Placement(devices, "nccl", why, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+        blocks = max(1, _BLOCKS_PER_GPU // -(-world_size // gpus))
+        shares = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(blocks)}
+        return Placement(devices, "nccl", why, shares)
     why = f"{shared}; NCCL {told or 'is absent,'} does not allow it, so gloo through the CPU"
+    why += "; with metered=False, send and recv of a GPU's tensors fail"
     return Placement(devices, "gloo", why)
 
 
 def nccl_version() -> tuple[int, ...]:
-    """Return the version of NCCL that PyTorch has; empty if it has none."""
+    """Return the version of NCCL that will run; empty if there is none.
+
+    PyTorch knows the one that it was built with. Another may be installed.
+    """
     try:
+        library = ctypes.CDLL("libnccl.so.2")
+        number = ctypes.c_int()
+        library.ncclGetVersion(ctypes.byref(number))
+        return (number.value // 10000, number.value // 100 % 100, number.value % 100)
+    except (OSError, AttributeError):
+        pass
+    try:  # linked into PyTorch itself
         return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return ()

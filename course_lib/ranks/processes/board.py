@@ -306,6 +306,11 @@ class Board(Pages):
             return None
         return self._entry(8 * word, seq)
 
+    def collectives_entered(self, rank: int, key: int) -> int:
+        """Return how many collectives of a group `rank` has entered."""
+        word = self._find_group(rank, key)
+        return 0 if word is None else self._words[word + 2]
+
     def given_up(self, rank: int) -> int:
         """Return the number of the latest call that `rank` shall end; 0 if there was none."""
         return self._words[rank * self._stride // 8 + GIVEN_UP]

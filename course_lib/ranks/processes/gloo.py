@@ -37,15 +37,12 @@ def _device() -> Any:
         return None
 
 
-def connect(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
-    """Return gloo's process group of these members, or NCCL's if this process uses a GPU.
+def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
+    """Return gloo's process group of these members.
 
     `lazy`: whether gloo connects when first used, where it can.
     """
     gloo: Any = dist.ProcessGroupGloo
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        nccl: Any = dist.ProcessGroupNCCL
-        return nccl(store, rank, size, timeout)
     device = _device() if lazy else None
     if device is None:
         return gloo(store, rank, size, timeout)
@@ -151,7 +148,7 @@ def _all_to_all(
     """Exchange tensors of different sizes: as one tensor, cut where gloo is told."""
     sends = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
     sizes = [tensor.numel() for tensor in outputs]
-    came = torch.empty(sum(sizes), dtype=sends.dtype)
+    came = torch.empty(sum(sizes), dtype=sends.dtype, device=sends.device)
 
     def deal() -> None:
         for output, piece in zip(outputs, torch.split(came, sizes), strict=True):

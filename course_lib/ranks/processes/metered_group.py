@@ -36,6 +36,7 @@ from course_lib.ranks.processes.board import SIGNATURE
 from course_lib.ranks.processes.board_views import Message, MessageChannel, Wait
 from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.gloo import launch
+from course_lib.ranks.processes.gpu_group import GpuGroup
 from course_lib.ranks.processes.metered_work import AnySourceWork, MeteredWork
 from course_lib.ranks.processes.rank_recorder import MeteredOperation, RankRecorder
 from course_lib.ranks.trace.event import group_called
@@ -128,8 +129,11 @@ class MeteredProcessGroup(PythonGroup):
         )  # fmt: skip
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
         operation.block()
+        carrier = self._inner
+        if isinstance(carrier, GpuGroup):
+            carrier = carrier.for_collective(tensors)
         try:
-            inner = launch(self._inner, collective, arguments, options)
+            inner = launch(carrier, collective, arguments, options)
         except Exception:
             me.add_pending(-1)  # refused, so not under way
             raise
@@ -139,12 +143,20 @@ class MeteredProcessGroup(PythonGroup):
         if self._link is not None:
             sizes = [tensor.numel() * tensor.element_size() for tensor in _puts(operations)]
             emulated = self._link.carry(operation, sizes, inner)
-        sliced = isinstance(self._inner, dist.ProcessGroupGloo)
-        work = MeteredWork(inner, operation, emulated=emulated, sliced=sliced)
-        if getattr(options, "asyncOp", False):
+        sliced = isinstance(carrier, dist.ProcessGroupGloo)
+        arrived = None if sliced or me.alone else lambda: self._all_entered(seq)
+        work = MeteredWork(
+            inner, operation, arrived, emulated=emulated, sliced=sliced, streams=not sliced
+        )
+        if sliced and getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
             work.watch()
         return work
+
+    def _all_entered(self, seq: int) -> bool:
+        board, me = self._recorder.board, self._recorder.rank
+        others = (member for member in self._members if member != me)
+        return all(board.collectives_entered(other, self.key) >= seq for other in others)
 
     def _one_by_one(self, method: str, outputs: Any, inputs: Any, options: Any) -> dist.Work:
         works: list[dist.Work] = []
@@ -165,13 +177,7 @@ class MeteredProcessGroup(PythonGroup):
             return self._from_anyone(tensors, tag)
         if me.options.check_nan:
             refuse_nan(kind, tensors, sends)
-        channel = MessageChannel(sends, peer, tag, self.key)
-        other_end = channel.other_end(me.rank)
-        what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
-        seq = me.board.start_message(me.rank, channel, what)
-        self._compare_message(seq, channel, what)
-        me.add_pending(1)
-        operation = self._operation(kind, tensors, peer, channel, seq)
+        operation, channel = self._announce(kind, tensors, peer, tag)
         launch = self._inner.send if sends else self._inner.recv
         connects = peer not in self._met
         if connects:
@@ -190,11 +196,59 @@ class MeteredProcessGroup(PythonGroup):
         if self._link is not None:
             emulated = self._link.carry(operation, [operation.bytes], None)
         return MeteredWork(
-            inner,
-            operation,
-            arrived=None if me.alone else lambda: me.board.count(peer, other_end) >= seq,
-            emulated=emulated,
+            inner, operation, arrived=self._both_started(operation, channel), emulated=emulated
         )
+
+    def _announce(
+        self, kind: str, tensors: Any, peer: int, tag: int
+    ) -> tuple[MeteredOperation, MessageChannel]:
+        me = self._recorder
+        channel = MessageChannel(kind == "send", peer, tag, self.key)
+        what = Message(sum(tensor.numel() for tensor in tensors), _dtype(tensors))
+        seq = me.board.start_message(me.rank, channel, what)
+        self._compare_message(seq, channel, what)
+        me.add_pending(1)
+        return self._operation(kind, tensors, peer, channel, seq), channel
+
+    def _both_started(
+        self, operation: MeteredOperation, channel: MessageChannel
+    ) -> Callable[[], bool] | None:
+        me = self._recorder
+        if me.alone:
+            return None
+        other_end = channel.other_end(me.rank)
+        return lambda: me.board.count(channel.peer, other_end) >= operation.seq
+
+    def launches_batches(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether messages of these tensors can be launched as one."""
+        inner = self._inner
+        return isinstance(inner, GpuGroup) and inner.for_batch(tensors) is not inner.gloo
+
+    def batch(self, messages: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[dist.Work]:
+        """Launch messages as one, so that none of them waits for another.
+
+        `messages`: for each its kind, tensor, the other rank's place in the group, and the tag.
+        """
+        me = self._recorder
+        self._place()
+        started = []
+        for kind, tensor, index, tag in messages:
+            if me.options.check_nan:
+                refuse_nan(kind, [tensor], kind == "send")
+            started.append(self._announce(kind, [tensor], self._members[index], tag))
+        nccl = self._inner.nccl
+        started[0][0].block()  # the first batch of a group connects all its ranks
+        try:
+            nccl._start_coalescing(messages[0][1].device)
+            for kind, tensor, index, tag in messages:
+                (nccl.send if kind == "send" else nccl.recv)([tensor], index, tag)
+            inner = nccl._end_coalescing(messages[0][1].device)
+        finally:
+            started[0][0].unblock()
+        return [
+            MeteredWork(inner, operation, self._both_started(operation, channel), streams=True)
+            for operation, channel in started
+        ]
 
     def _operation(
         self, kind: str, tensors: Any, peer: int | None, channel: MessageChannel, seq: int

@@ -38,6 +38,10 @@ class MeteredWork(dist.Work):
             before that. ``None`` for a collective.
         emulated: its way through an emulated network; else ``None``.
         sliced: whether `inner` can be waited for a little at a time.
+        streams: whether `inner` is NCCL's, for which a stream waits and not the host. Then the
+            host is held only until all others have launched it too, so that a rank which never
+            does is found here, and not where the host next reads a number from the GPU. A thread
+            of the recorder notes the end.
 
     """
 
@@ -48,8 +52,10 @@ class MeteredWork(dist.Work):
         arrived: Callable[[], bool] | None = None,
         emulated: Transfer | None = None,
         sliced: bool = False,
+        streams: bool = False,
     ) -> None:
         super().__init__()
+        self.streams = streams
         self._inner = inner
         self._operation = operation
         self._arrived = arrived
@@ -63,6 +69,8 @@ class MeteredWork(dist.Work):
         recorder, message = operation.recorder, operation.channel is not None
         self._open = recorder.open_messages if message else recorder.open_collectives
         self._open.add(self)
+        if streams:
+            recorder.watch_streams()
 
     @property
     def group(self) -> int:
@@ -93,7 +101,8 @@ class MeteredWork(dist.Work):
                 self._operation.unblock()
         if self._emulated is not None:
             self._emulated.woke(waited_since, time.monotonic())
-        self._end()
+        if not self.streams:
+            self._end()
         return True
 
     def _wait_others(self) -> None:
@@ -121,6 +130,10 @@ class MeteredWork(dist.Work):
     def get_future(self) -> Any:
         # DDP's reducer waits for the future, in C++, and never calls wait().
         self._note_waited()
+        if self.streams:
+            # It orders the streams of those who wait for it. One of ours, made by hand, would be
+            # complete at once and order nothing: DDP would use gradients that are not yet reduced.
+            return self._inner.get_future()
         return self.watch()
 
     def watch(self) -> Any:
@@ -167,7 +180,7 @@ class MeteredWork(dist.Work):
             return True
         if self._emulated is not None and not self._emulated.is_over():
             return False
-        if self._arrived is None:
+        if self.streams or self._arrived is None:
             done = bool(self._inner.is_completed())
         elif done := self._arrived():
             self._inner.wait()  # gloo never calls a message complete before somebody waits for it

@@ -19,6 +19,8 @@ MAX_EVENTS = 200_000
 """Events that one rank keeps of one call; the rest are counted."""
 _NONE = CallOptions()
 _SETTLE = 0.5
+_LOOK = 2e-4
+"""Seconds between two looks whether works on streams are over; their ends are as exact as that."""
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 1 << 22
 _ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
@@ -51,6 +53,8 @@ class RankRecorder:
     _kept: deque[tuple[Any, int]] = field(default_factory=deque)
     _kept_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _launched: threading.Event = field(default_factory=threading.Event)
+    _watching: threading.Thread | None = None
 
     def note(self, event: Event) -> int:
         """Add an event to the log of this call; return its place there, or -1 if there is none."""
@@ -76,6 +80,23 @@ class RankRecorder:
             self._kept_bytes += nbytes
             while len(self._kept) > _MAX_KEPT or self._kept_bytes > _MAX_KEPT_BYTES:
                 self._kept_bytes -= self._kept.popleft()[1]
+
+    def watch_streams(self) -> None:
+        """Note the ends of works on streams, from a thread: the host that launched them runs on."""
+        if self._watching is None:
+            self._watching = threading.Thread(target=self._watch_streams, daemon=True)
+            self._watching.start()
+        self._launched.set()
+
+    def _watch_streams(self) -> None:
+        while self._launched.wait():
+            self._launched.clear()
+            works = [*self.open_collectives, *self.open_messages]
+            for work in works:
+                if work.streams:
+                    self._launched.set()
+                    work.poll()
+            time.sleep(_LOOK)
 
     def begin(self, options: CallOptions = _NONE) -> None:
         """Begin the log of a new call, on a board that may have been cleared."""

@@ -166,7 +166,8 @@ class Team:
                 "threads": placement.threads,
                 "environment": placement.environment | _as_torchrun(self.world_size),
                 "store": os.path.join(folder or "", "store"),
-                "backend": "metered" if metered else placement.backend,
+                "backend": placement.backend,
+                "bare": not metered,
             }
             links: list[Connection] = []
             try:

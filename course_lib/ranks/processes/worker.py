@@ -61,7 +61,7 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
     `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path; it may
-    have ``backend`` (default ``metered``; else ``gloo`` or ``nccl``, bare) and ``link``, the
+    have ``backend`` (``gloo`` or ``nccl``), ``bare`` (whether it is not metered) and ``link``, the
     descriptor of a connection to an `EmulatedNetwork`. `labels` may grow later: file name → how a
     person calls it.
     """
@@ -73,9 +73,9 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
         torch.cuda.init()  # type: ignore[no-untyped-call]
     recorder = RankRecorder(board, rank, [], locator(labels))
     link = EmulatedLink(Connection(config["link"])) if "link" in config else None
-    backend = config.get("backend", "metered")
-    if backend == "metered":
-        World(recorder, link, config["store"], _NO_LIMIT)
+    backend = config.get("backend", "gloo")
+    if not config.get("bare"):
+        World(recorder, link, config["store"], _NO_LIMIT, backend)
         return recorder
     dist.init_process_group(
         backend,

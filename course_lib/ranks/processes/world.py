@@ -17,6 +17,7 @@ All of it needs what PyTorch does not document: that is in `_torch.process_world
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
@@ -47,7 +48,7 @@ from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes.board import SIGNATURE
 from course_lib.ranks.processes.board_diagnosis import NEW_GROUPS
 from course_lib.ranks.processes.emulated_network import EmulatedLink
-from course_lib.ranks.processes.gloo import connect
+from course_lib.ranks.processes.gpu_group import connect
 from course_lib.ranks.processes.metered_group import (
     NAMES_PER_CALL,
     MeteredProcessGroup,
@@ -58,18 +59,27 @@ from course_lib.ranks.processes.rank_recorder import RankRecorder
 _FEW_GROUPS = 8
 """So many groups are not worth a look which of them can still be reached."""
 
-_installed: tuple[RankRecorder, EmulatedLink | None] | None = None
+_installed: tuple[RankRecorder, EmulatedLink | None, str] | None = None
 _world: World | None = None
 
 
-def install(recorder: RankRecorder, link: EmulatedLink | None = None) -> None:
+def install(
+    recorder: RankRecorder, link: EmulatedLink | None = None, backend: str = "gloo"
+) -> None:
     """Make the backend ``metered`` known to torch.distributed in this process.
 
-    `link`: this rank's end of an emulated network, if there is one.
+    Args:
+        recorder: of this rank.
+        link: this rank's end of an emulated network, if there is one.
+        backend: ``"gloo"`` or ``"nccl"``: what the metered groups talk through.
+
     """
     global _installed
-    _installed = recorder, link
+    _installed = recorder, link, backend
     if "metered" not in dist.Backend.backend_list:
+        together = functools.partial(_start_batch, c10d.batch_isend_irecv)
+        for module in (dist, c10d):
+            vars(module)["batch_isend_irecv"] = together
         dist.Backend.register_backend(
             "metered", _create, extended_api=True, devices=["cpu", "cuda"]
         )
@@ -83,18 +93,36 @@ def joined_world() -> World | None:
 def _create(options: Any, _: Any) -> MeteredProcessGroup:
     if _installed is None:
         raise RuntimeError("the backend 'metered' exists only on ranks that Ranks(...) started")
-    recorder, link = _installed
+    recorder, link, backend = _installed
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name, store, timeout = options.group_id, options.store, options.timeout
     if _world is not None:
         return _world.create(members, name, timeout)
     rank = members.index(recorder.rank)
     group = MeteredProcessGroup(
-        members, name, recorder, link, lambda: connect(store, rank, len(members), timeout)
+        members, name, recorder, link, lambda: connect(backend, store, rank, len(members), timeout)
     )
     with _without_greeting():
         group.connect()
     return group
+
+
+def _start_batch(
+    one_by_one: Callable[[Any], list[dist.Work]], p2p_op_list: list[Any]
+) -> list[dist.Work]:
+    """Stand in for ``dist.batch_isend_irecv``, which launches no group of ours as one."""
+    groups = {dist.group.WORLD if each.group is None else each.group for each in p2p_op_list}
+    group = groups.pop() if len(groups) == 1 else None
+    if not isinstance(group, MeteredProcessGroup) or not group.launches_batches(
+        [each.tensor for each in p2p_op_list]
+    ):
+        return one_by_one(p2p_op_list)
+    return group.batch(
+        [
+            ("send" if each.op is dist.isend else "recv", each.tensor, each.group_peer, each.tag)
+            for each in p2p_op_list
+        ]
+    )
 
 
 @contextmanager
@@ -122,11 +150,17 @@ class World:
         link: its end of an emulated network, if there is one.
         path: of the file through which the ranks find one another.
         timeout: of waits in gloo.
+        backend: ``"gloo"`` or ``"nccl"``: what its groups talk through.
 
     """
 
     def __init__(
-        self, recorder: RankRecorder, link: EmulatedLink | None, path: str, timeout: timedelta
+        self,
+        recorder: RankRecorder,
+        link: EmulatedLink | None,
+        path: str,
+        timeout: timedelta,
+        backend: str = "gloo",
     ) -> None:
         global _world
         _world = self
@@ -134,6 +168,7 @@ class World:
         self._link = link
         self._size = recorder.board.world_size
         self._timeout = timeout
+        self.backend = backend
         self._store = dist.FileStore(path, self._size)  # type: ignore[attr-defined]
         self._generation = 0
         self._call = 0
@@ -145,7 +180,7 @@ class World:
         self._new_groups = -1, -1
         self._local: Counter[str] = Counter()
         self._local_name = ""
-        install(recorder, link)
+        install(recorder, link, backend)
         self._init = c10d.init_process_group
         self._stand_in("init_process_group", self._join_again)
         self._stand_in("monitored_barrier", self._monitored_barrier)
@@ -232,7 +267,7 @@ class World:
         def inner() -> Any:
             prefix = f"{made_in}, generation {self._generation}"
             apart = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
-            return connect(apart, rank, len(members), timeout, lazy=name != "0")
+            return connect(self.backend, apart, rank, len(members), timeout, lazy=name != "0")
 
         group = MeteredProcessGroup(members, name, self.recorder, self._link, inner)
         with _without_greeting():

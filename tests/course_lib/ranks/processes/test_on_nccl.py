@@ -1,0 +1,314 @@
+"""What is right with gloo and was wrong with NCCL, on NCCL's semantics (see the helper)."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from course_lib.compression import OneBit, compressed_all_reduce
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import Ranks, RanksError
+from course_lib.ranks.placement import share
+from course_lib.ranks.processes import gloo, gpu_group
+from course_lib.ranks.processes.gpu_group import GpuGroup
+from tests.course_lib.pipeline_parallel.test_pipeline import pipeline_of
+from tests.helpers.ddp_scenarios import mlp, own_shards
+from tests.helpers.emulated_nccl import bare_group, emulate
+from tests.helpers.pipelines import SCHEDULES, batch
+
+DELAY = 0.05
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def nccl_ranks(request):
+    with Ranks(request.param, on="cpu", timeout=120) as ranks:
+        ranks.run(emulate, delay=0.005)
+        yield ranks
+
+
+# The emulation itself --------------------------------------------------------------------------
+
+
+def old_and_new(mode):
+    group = bare_group(mode, DELAY)
+    x = torch.full((3,), 1.0 + dist.get_rank())
+    work = dist.all_reduce(x, group=group, async_op=True)
+    future = work.get_future()
+    at_once = x.tolist(), future.done(), future.value()[0].tolist(), work.is_completed()
+    work.wait()
+    after = x.tolist()
+    work.synchronize()
+    return at_once, after, x.tolist()
+
+
+@pytest.mark.parametrize("mode", ["data", "host"])
+def test_a_wait_orders_the_stream_and_a_future_is_complete_at_once(ranks_of, mode):
+    for rank, (at_once, after, end) in enumerate(ranks_of("cpu", 2).run(old_and_new, mode)):
+        mine = [1.0 + rank] * 3
+        assert at_once == (mine, True, mine, False)
+        assert after == ([3.0] * 3 if mode == "data" else mine)
+        assert end == [3.0] * 3
+
+
+def receive_early():
+    group, rank = bare_group(), dist.get_rank()
+    x, y = torch.ones(2), torch.empty(2)
+    receive = dist.irecv(y, group=group, group_src=1 - rank)
+    send = dist.isend(x, group=group, group_dst=1 - rank)
+    receive.wait()
+    send.wait()
+
+
+def ring_of_messages(metered):
+    group = None if metered else bare_group()
+    rank, k = dist.get_rank(), dist.get_world_size()
+    x, y = torch.full((2,), float(rank)), torch.empty(2)
+    send = dist.isend(x, group=group, group_dst=(rank + 1) % k)
+    dist.recv(y, group=group, group_src=(rank - 1) % k)
+    send.wait()
+    return y.tolist()
+
+
+@pytest.mark.parametrize("program", [receive_early, lambda: ring_of_messages(False)])
+def test_single_messages_hang_by_themselves_as_with_nccl(program):
+    k = 2 if program is receive_early else 3
+    with Ranks(k, on="cpu", timeout=4) as ranks, pytest.raises(RanksError):
+        ranks.run(program)
+
+
+# Metered ----------------------------------------------------------------------------------------
+
+
+def test_single_messages_of_metered_ranks_do_not(nccl_ranks):
+    k = nccl_ranks.world_size
+    got = nccl_ranks.run(ring_of_messages, True)
+    assert got == [[float((rank - 1) % k)] * 2 for rank in range(k)]
+
+
+def by_tag():
+    if dist.get_rank() == 0:
+        for work in [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (1, 2)]:
+            work.wait()
+    if dist.get_rank() != 1:
+        return None
+    came = {}
+    works = []
+    for tag in (2, 1):
+        came[tag] = torch.empty(2)
+        works.append(dist.irecv(came[tag], 0, tag=tag))
+    for work in works:
+        work.wait()
+    return {tag: tensor.tolist() for tag, tensor in came.items()}
+
+
+def test_tags_are_kept_apart(nccl_ranks):
+    assert nccl_ranks.run(by_tag)[1] == {1: [1.0] * 2, 2: [2.0] * 2}
+
+
+HOOKS = {
+    "none": lambda net: None,
+    "all_reduce": lambda net: net.register_comm_hook(None, default_hooks.allreduce_hook),
+    "fp16": lambda net: net.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    "powerSGD": lambda net: net.register_comm_hook(
+        powerSGD_hook.PowerSGDState(None, 1, 2, min_compression_rate=0.1),
+        powerSGD_hook.powerSGD_hook,
+    ),
+}
+
+
+def gradients_of(ddp, hook):
+    net = ddp(mlp(), bucket_cap_mb=0.0004)
+    HOOKS[hook](net)
+    x, y = own_shards(steps=1)[0]
+    mse_loss(net(x), y).backward()
+    return [param.grad.clone() for param in net.parameters()]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("ddp", [TorchDDP, DistributedDataParallel], ids=["PyTorch's", "ours"])
+def test_ddp_trains_on_reduced_gradients(nccl_ranks, ranks_of, ddp, hook):
+    got = nccl_ranks.run(gradients_of, ddp, hook)
+    right = ranks_of("cpu", nccl_ranks.world_size).run(gradients_of, ddp, hook)
+    for each in got:
+        for mine, expected in zip(each, right[0], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-9)
+
+
+def sum_compressed():
+    rank = dist.get_rank()
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(rank))
+    compressed_all_reduce(x, OneBit())
+    return x
+
+
+def test_a_compressed_all_reduce_goes_by_batches(nccl_ranks, ranks_of):
+    right = ranks_of("simulated", nccl_ranks.world_size).run(sum_compressed)
+    for mine, expected in zip(nccl_ranks.run(sum_compressed), right, strict=True):
+        assert torch.equal(mine, expected)
+
+
+def steps_of_a_pipeline(name, micro_batches):
+    pipeline = pipeline_of(name, dist.get_world_size(), micro_batches)
+    for step in range(2):
+        pipeline.step(*batch(step))
+    return {each: param.grad for each, param in pipeline.named_parameters()}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_pipeline_gives_the_gradients_of_simulated_ranks(nccl_ranks, ranks_of, name):
+    k = nccl_ranks.world_size
+    m = 4 if k == 4 else 6
+    right = ranks_of("simulated", k).run(steps_of_a_pipeline, name, m)
+    for mine, expected in zip(nccl_ranks.run(steps_of_a_pipeline, name, m), right, strict=True):
+        assert mine.keys() == expected.keys()
+        for each, gradient in expected.items():
+            torch.testing.assert_close(mine[each], gradient, rtol=1e-10, atol=1e-12)
+
+
+def bare_pipeline(name, micro_batches):
+    """A step by NCCL alone, nothing metered: each of the pipeline's groups is bare."""
+    group = bare_group()
+    before, dist.new_group = dist.new_group, lambda *_, **__: bare_group()
+    try:
+        pipeline = pipeline_of(name, dist.get_world_size(), micro_batches, group=group)
+    finally:
+        dist.new_group = before
+    pipeline.step(*batch(0))
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+def test_a_pipeline_does_not_hang_by_nccl_alone(ranks_of, name, k):
+    ranks_of("cpu", k).run(bare_pipeline, name, 6)
+
+
+def objects():
+    rank, k = dist.get_rank(), dist.get_world_size()
+    everyone = [None] * k
+    dist.all_gather_object(everyone, {"rank": rank})
+    sent = [("from", k - 1)] if rank == k - 1 else [None]
+    dist.broadcast_object_list(sent, src=k - 1)
+    pair = dist.new_group([0, k - 1])
+    if rank in (0, k - 1):
+        dist.barrier(pair)  # first in its group
+    return everyone, sent
+
+
+def test_objects_and_barriers(nccl_ranks):
+    k = nccl_ranks.world_size
+    expected = [{"rank": rank} for rank in range(k)], [("from", k - 1)]
+    assert nccl_ranks.run(objects) == [expected] * k
+
+
+# The trace and the diagnosis ----------------------------------------------------------------------
+
+
+def launch_and_go_on():
+    x = torch.ones(4)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    launched = time.monotonic()
+    time.sleep(3 * DELAY)
+    return launched
+
+
+def test_the_trace_has_the_end_of_the_operation_not_of_the_launch():
+    with Ranks(2, on="cpu", timeout=60) as ranks:
+        ranks.run(emulate, mode="host", delay=DELAY)
+        ranks.run(launch_and_go_on)
+        operations = [each for each in ranks.trace.operations if each.kind == "all_reduce"]
+    assert len(operations) == 2
+    for each in operations:
+        assert each.end - each.start >= DELAY
+
+
+def skipped_by_rank_1():
+    if dist.get_rank() != 1:
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        group = dist.group.WORLD
+        group._inner.nccl.spin()  # as x.item() would on a GPU
+
+
+def test_a_rank_that_spins_behind_a_skipped_collective_is_said_to_wait_for_it():
+    with Ranks(3, on="cpu", timeout=60) as ranks:
+        ranks.run(emulate, mode="host")
+        with pytest.raises(RanksError) as caught:
+            ranks.run(skipped_by_rank_1)
+    said = str(caught.value)
+    assert "all_reduce" in said and "rank 1" in said
+    assert "sleeping or looping" not in said
+
+
+# Units: what no emulation on a CPU can show -------------------------------------------------------
+
+
+class OnGpu(SimpleNamespace):
+    """As much of a GPU's tensor as is asked for here."""
+
+    is_cuda = True
+
+    def cpu(self):
+        return self.on_host
+
+
+class Remembering:
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, arguments))
+
+
+def test_tensors_of_the_cpu_and_barriers_go_by_gloo():
+    group = GpuGroup("gloo", "nccl")
+    assert group.for_collective([torch.ones(1)]) == "gloo"
+    assert group.for_collective([]) == "gloo"
+    assert group.for_collective([OnGpu()]) == "nccl"
+    assert group.for_batch([OnGpu(), torch.ones(1)]) == "gloo"
+    assert GpuGroup("gloo").for_collective([OnGpu()]) == "gloo"
+
+
+def test_a_single_message_leaves_from_the_host():
+    inner, host = Remembering(), torch.ones(2)
+    GpuGroup(inner, "nccl").send([OnGpu(on_host=host)], 1, 7)
+    assert inner.calls == [("send", ([host], 1, 7))]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_placement_and_not_the_process_chooses_the_backend(monkeypatch, backend):
+    """Ranks that share a GPU have CUDA initialised, and NCCL may refuse them."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(gpu_group, "connect_gloo", lambda *_: "gloo")
+    monkeypatch.setattr(
+        dist, "ProcessGroupNCCL", lambda *_: made.append(_) or "nccl", raising=False
+    )
+    group = gpu_group.connect(backend, dist.HashStore(), 0, 1, None)
+    assert isinstance(group, GpuGroup)
+    assert group.nccl == ("nccl" if backend == "nccl" else None)
+    assert len(made) == (backend == "nccl")
+
+
+def test_an_uneven_all_to_all_receives_where_its_tensors_lie(monkeypatch):
+    class Inner:
+        def alltoall_base(self, came, sends, *_):
+            assert came.device == sends.device == torch.device("meta")
+
+        def size(self):
+            return 2
+
+    monkeypatch.setattr(gloo, "ComposedWork", lambda *_: "work")
+    pieces = [torch.ones(1, device="meta"), torch.ones(3, device="meta")]
+    assert gloo._all_to_all(Inner(), list(pieces), list(pieces)) == "work"
+
+
+def test_ranks_that_share_a_gpu_leave_room_for_each_other():
+    placement = share(4, 1, (2, 30, 7))
+    assert placement.backend == "nccl"
+    assert int(placement.environment["NCCL_MAX_CTAS"]) <= 8
