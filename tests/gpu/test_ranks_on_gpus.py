@@ -1,6 +1,7 @@
 """Ranks on GPUs: one each where there are enough, else several on one. Run by ``make gpu``.
 
-``python benchmarks/gpu.py --emulated`` runs them on CPU ranks, so that no line of them is untried.
+``python benchmarks/gpu.py --emulated`` runs them on CPU ranks with NCCL's semantics, so that no line
+of them is untried.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from course_lib.collectives import (
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RankTimeout
+from tests.helpers.emulated_nccl import emulate
 from tests.helpers.faulty_programs import all_send_first, one_raises, one_skips, other_shape
 
 pytestmark = pytest.mark.gpu
 
 EMULATED = os.environ.get("SGD_TO_DDP_EMULATED") == "1"
 ON, DEVICE = ("cpu", "cpu") if EMULATED else ("gpu", "cuda")
-K = (2,) if EMULATED else (1, 2, 4)
+K = (2, 4) if EMULATED else (1, 2, 4)
 
 
 @pytest.fixture(scope="module", params=K, ids=lambda k: f"K={k}")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with Ranks(request.param, on=ON, timeout=60) as ranks:
+        if EMULATED:
+            ranks.run(emulate)
         yield ranks
 
 

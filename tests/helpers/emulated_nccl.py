@@ -273,6 +273,8 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
     ``Ranks(3, on="cpu").run(emulate)`` is the way; it holds for all later calls.
     """
     emulation = Emulation(mode, delay)
+    if getattr(world, "emulation", None) == emulation:
+        return  # these ranks do already
 
     def connect(
         backend: str, store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False
@@ -281,7 +283,7 @@ def emulate(mode: str = "data", delay: float = 0.0) -> None:
         below = gloo.connect_gloo(apart, rank, size, timeout, lazy)
         return EmulatedGpuGroup(below, EmulatedNccl(apart, rank, size, timeout, emulation))
 
-    vars(world)["connect"] = connect
+    vars(world).update(connect=connect, emulation=emulation)
     here = world.joined_world()
     assert here is not None
     for group in list(here._groups):

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from course_lib.ranks import DeadlockError, MismatchError, Ranks, RankTimeout
 from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
+from tests.helpers.emulated_nccl import emulate
 from tests.helpers.student_bugs import BUGS, Bug
+from tests.helpers.tiers import tier
 
 PAGE = ROOT / "docs" / "student_bugs.md"
 KINDS: tuple[Literal["cpu", "simulated"], ...] = ("cpu", "simulated")
@@ -23,16 +25,18 @@ NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]
 
 
 @functools.cache
-def four(on: Literal["cpu", "simulated"], timeout: float) -> Ranks:
+def four(on: Literal["cpu", "simulated", "nccl"], timeout: float) -> Ranks:
     """Return four ranks that the bugs of this file share: each must leave them in order."""
-    return Ranks(4, on=on, timeout=timeout)
+    return Ranks(4, on="cpu" if on == "nccl" else on, timeout=timeout)
 
 
 @functools.cache
-def outcome(index: int, on: Literal["cpu", "simulated"]) -> Exception | None:
+def outcome(index: int, on: Literal["cpu", "simulated", "nccl"]) -> Exception | None:
     """Return what a bug ends in."""
     bug = BUGS[index]
     limit = 1 if bug.error is RankTimeout else 5 if bug.differs else 60
+    if on == "nccl":
+        four(on, limit).run(emulate)  # ranks that were started anew do not yet
     try:
         four(on, limit).run(bug.fn)
     except Exception as error:
@@ -59,6 +63,15 @@ def test_the_cause_is_named(index: int, on: Literal["cpu", "simulated"]) -> None
     for word in bug.words:
         assert word.lower() in report
     assert four(on, 60).run(dist.get_rank) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "index", [pytest.param(i, id=NAMES[i], marks=tier(i % 6 == 0)) for i in range(len(BUGS))]
+)
+def test_the_cause_is_named_with_nccl_too(index: int) -> None:
+    bug = BUGS[index]
+    if not bug.differs:
+        assert tells(bug, outcome(index, "nccl")), outcome(index, "nccl")
 
 
 def test_there_are_forty() -> None:

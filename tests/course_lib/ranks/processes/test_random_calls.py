@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RanksError, per_rank
 from course_lib.ranks.processes.fork_client import shared_server
+from tests.helpers.emulated_nccl import emulate
 
 # Fresh ranks would otherwise import this file, and hypothesis with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -183,9 +184,11 @@ def boards_before() -> int:
     return boards()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=pytest.mark.large)])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with Ranks(K, on="cpu", timeout=None) as ranks:
+        if request.param == "nccl":
+            ranks.run(emulate)
         yield ranks
 
 
