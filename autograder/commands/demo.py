@@ -24,7 +24,7 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.course import find_sources, handed_out, load_config
-from autograder.examination.node import gpu_mounts
+from autograder.examination.gpus import gpu_access
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.canary import solved
 from autograder.passes.examine import Exam
@@ -101,7 +101,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     """
     source = find_sources(root) / ASSIGNMENT
     if on == "gpu":
-        gpu_mounts()
+        gpu_access()
     Exam.of(source).place(replace(Settings.of(load_config(root)), on=on))
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)

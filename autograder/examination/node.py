@@ -12,17 +12,13 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from autograder.examination._channel import Channel, wait_at_most
 from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.case import GRACE, failure_told
-from autograder.sandbox.mounts import Mount
+from autograder.examination.gpus import alone_on
 from autograder.sandbox.place import SandboxedPlace
-from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.on_ranks.frames import Frame
 from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.ranks.explain.errors import RankError, RanksError, RankState
@@ -61,6 +57,7 @@ class NodeRanks:
         with contextlib.ExitStack() as theirs:
             pairs = [socket.socketpair() for _ in range(world_size)]
             ends = [theirs.enter_context(end).fileno() for _, end in pairs]
+            self._kept.enter_context(alone_on(chosen.devices))
             self._channels = [Channel(ours) for ours, _ in pairs]
             for channel in self._channels:
                 self._kept.callback(channel.close)
@@ -200,28 +197,3 @@ class _Ended(RankError):
     def __init__(self, rank: int, status: int | None, states: Sequence[RankState]) -> None:
         super().__init__(f"Rank {rank} ended.", states, rank=rank)
         self.status = status
-
-
-class GpusUnavailable(SandboxUnavailable):
-    """GPU ranks were asked for, but there is no GPU."""
-
-    def __init__(self) -> None:
-        self.reason = (
-            "GPU ranks were asked for, but PyTorch sees no GPU here. Ask for CPU ranks, or for no "
-            "real ranks at all: the grader's own network needs no GPU."
-        )
-        RuntimeError.__init__(self, self.reason)
-
-
-def gpu_mounts() -> list[Mount]:
-    """Return the mounts that CUDA needs besides the system: the driver's devices.
-
-    Raises:
-        GpusUnavailable: PyTorch sees no GPU here.
-
-    """
-    if torch.cuda.device_count() == 0:
-        raise GpusUnavailable
-    found = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
-    found += sorted(Path("/dev/nvidia-caps").glob("*"))
-    return [Mount(path, path, device=True) for path in found]

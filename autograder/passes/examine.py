@@ -22,7 +22,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.course import handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import MEMORY, TIME, Examined, examine
-from autograder.examination.node import gpu_mounts
+from autograder.examination.gpus import GpuAccess, gpu_access
 from autograder.examination.seed import assignment_secret, submission_seed
 from autograder.examination.submission import CellOutcome, Submission
 from autograder.examination.verdict import (
@@ -260,11 +260,14 @@ def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbo
     """
     key = masked_from(masked), memory, gpus
     if key not in _warm:
-        more = gpu_mounts() if gpus else ()
+        limits, access = HardLimits(memory=memory), GpuAccess()
+        if gpus:
+            access = gpu_access()
+            limits = access.room(limits)
         for place in _warm.values():  # keep one assignment's sandbox only
             place.close()
         _warm.clear()
-        place = SandboxedPlace(key[0], HardLimits(memory=memory), more)
+        place = SandboxedPlace(key[0], limits, access.mounts, access.environment)
         ready(place)
         _warm[key] = place
     return _warm[key]

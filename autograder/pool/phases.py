@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autograder.course import Folders, find_sources, load_config
-from autograder.examination.node import gpu_mounts
+from autograder.examination.gpus import gpu_access
 from autograder.pool import slurm
 from autograder.pool.book import book
 from autograder.pool.class_list import (
@@ -70,7 +70,7 @@ def grade_class(
         with SandboxedPlace() as place:
             ready(place)
         if settings.on == "gpu":
-            gpu_mounts()
+            gpu_access()
     with _alone(folders, assignment):
         progress = Progress("grading", len(paths))
 

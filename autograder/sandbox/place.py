@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -107,6 +107,7 @@ class SandboxedPlace:
         limits: bounds of memory, processes and files of each cell, and of the memory of all
             together; default: those of `HardLimits`.
         more: further mounts of its cells, such as GPUs.
+        environment: further variables of its cells.
 
     Attributes:
         generation: how often its sandbox was started; another number is another sandbox.
@@ -118,6 +119,7 @@ class SandboxedPlace:
         masked: Sequence[str] = (),
         limits: HardLimits | None = None,
         more: Sequence[Mount] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         inside = [
             Mount(
@@ -126,6 +128,7 @@ class SandboxedPlace:
             Mount(f"{_EXAM}/autograder/inside", _INSIDE),
         ]
         self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
+        self._environment = _ENVIRONMENT | dict(environment or {})
         self._limits = limits or HardLimits()
         self._kept = contextlib.ExitStack()
         self._sandbox: Sandbox | None = None
@@ -280,7 +283,7 @@ class SandboxedPlace:
         self._sandbox = Sandbox(
             [sys.executable, "-P", "-m", "autograder.inside.examinee", str(fd)],
             mounts=self._mounts,
-            env=_ENVIRONMENT | {"PYTHONPATH": _path()},
+            env=self._environment | {"PYTHONPATH": _path()},
             limits=self._limits,
             stderr=self._log,
             pass_fds=[fd],

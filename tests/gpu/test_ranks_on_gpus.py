@@ -1,7 +1,7 @@
 """Ranks on GPUs: one each where there are enough, else several on one. Run by ``make gpu``.
 
-``python benchmarks/gpu.py --emulated`` runs them on CPU ranks with NCCL's semantics, so that no line
-of them is untried.
+``python benchmarks/gpu.py --emulated`` runs them on CPU ranks with NCCL's semantics, so that no
+line of them is untried.
 """
 
 from __future__ import annotations

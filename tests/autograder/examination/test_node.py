@@ -13,7 +13,8 @@ import torch
 from autograder.commands.demo import ASSIGNMENT
 from autograder.examination.budget import Limits
 from autograder.examination.check import Examined, examine
-from autograder.examination.node import GpusUnavailable, On, gpu_mounts
+from autograder.examination.gpus import GpusUnavailable, gpu_access
+from autograder.examination.node import On
 from autograder.examination.submission import Submission
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
@@ -123,7 +124,7 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: Sandb
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there are GPUs")
 def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded() -> None:
     with pytest.raises(GpusUnavailable, match="PyTorch sees no GPU here"):
-        gpu_mounts()
+        gpu_access()
     command = [sys.executable, "-m", "autograder", "demo", "--on", "gpu"]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, cwd=Path(SOURCES).parent

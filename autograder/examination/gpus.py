@@ -1,0 +1,103 @@
+"""GPUs for student code: what the sandbox must show, and one grader at a time on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from autograder.sandbox.bubblewrap import HardLimits
+from autograder.sandbox.mounts import Mount
+from autograder.sandbox.unavailable import SandboxUnavailable
+
+_NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH")
+"""Variables by which CUDA finds a GPU, a part of one (MIG), or the driver's libraries."""
+_SYSTEM = ("/usr", "/lib", "/lib64")
+"""Folders that every sandbox shows."""
+_MEMORY_PER_RANK = 2**30
+"""Bytes of the host's memory that a CUDA context and NCCL take on top of a CPU rank."""
+_MOST_RANKS = 4
+_SHM = 2**30
+"""Bytes in ``/dev/shm``: NCCL's ranks on one machine exchange data there."""
+
+
+class GpusUnavailable(SandboxUnavailable):
+    """GPU ranks were asked for, but there is no GPU."""
+
+    def __init__(self) -> None:
+        self.reason = (
+            "GPU ranks were asked for, but PyTorch sees no GPU here. Ask for CPU ranks, or for no "
+            "real ranks at all: the grader's own network needs no GPU."
+        )
+        RuntimeError.__init__(self, self.reason)
+
+
+@dataclass(frozen=True)
+class GpuAccess:
+    """What a sandbox needs so that its cells can use GPUs; as it stands, none."""
+
+    mounts: tuple[Mount, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def room(self, limits: HardLimits) -> HardLimits:
+        """Return `limits` with the memory that ranks on GPUs take besides."""
+        memory = limits.memory + _MOST_RANKS * _MEMORY_PER_RANK
+        return replace(limits, memory=memory, shm=max(limits.shm, _SHM))
+
+
+def gpu_access() -> GpuAccess:
+    """Return what CUDA needs in a sandbox: the driver's devices, variables and libraries.
+
+    Raises:
+        GpusUnavailable: PyTorch sees no GPU here.
+
+    """
+    if torch.cuda.device_count() == 0:
+        raise GpusUnavailable
+    devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
+    devices += sorted(Path("/dev/nvidia-caps").glob("*"))
+    environment = gpu_environment(os.environ)
+    folders = [Path(each) for each in environment.get("LD_LIBRARY_PATH", "").split(":") if each]
+    libraries = [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder.is_dir() and not any(folder.is_relative_to(each) for each in _SYSTEM)
+    ]
+    mounts = [Mount(path, path, device=True) for path in devices]
+    mounts += [Mount(path, path) for path in libraries]
+    return GpuAccess(tuple(mounts), environment)
+
+
+def gpu_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """Return the variables among these that CUDA and NVIDIA's container tools read."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _NAMES or name.startswith("NVIDIA_")
+    }
+
+
+@contextlib.contextmanager
+def alone_on(devices: Sequence[str]) -> Iterator[None]:
+    """Hold the GPUs among `devices` (``cuda:0``) against other graders of this machine.
+
+    Two cases on one GPU at the same time would take each other's memory, and time of its kernels.
+    Who waits here has started no rank yet, so that no time of a student's passes.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    numbers = sorted({int(each.partition(":")[2] or 0) for each in devices if "cuda" in each})
+    with contextlib.ExitStack() as held:
+        for number in numbers:
+            name = visible[number].strip() if number < len(visible) and visible[0] else str(number)
+            path = Path(tempfile.gettempdir(), f"sgd-to-ddp-gpu-{name.replace('/', '-')}.lock")
+            if not path.exists():
+                path.touch()
+            lock = held.enter_context(path.open())  # to read: another user may have made it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file gives it back
+        yield
