@@ -99,11 +99,19 @@ class _Packer(Pickler):
             data = obj.detach().to("cpu").permute(order).contiguous()
             return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
                              order, obj.requires_grad)  # fmt: skip
+        if (
+            type(obj) is torch.Tensor and obj.is_cuda
+        ):  # an empty one, say: else the reader needs CUDA
+            return _itself, (obj.to("cpu"),)
         if self.known and isinstance(obj, type):
             name = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(obj)
             if name in self.known:
                 return _known_class, (name,)
         return super().reducer_override(obj)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _known_class(name: str) -> type:
