@@ -99,9 +99,8 @@ class _Packer(Pickler):
             data = obj.detach().to("cpu").permute(order).contiguous()
             return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
                              order, obj.requires_grad)  # fmt: skip
-        if (
-            type(obj) is torch.Tensor and obj.is_cuda
-        ):  # an empty one, say: else the reader needs CUDA
+        # Also an empty one, or whoever reads it would need CUDA.
+        if type(obj) is torch.Tensor and obj.is_cuda:
             return _itself, (obj.to("cpu"),)
         if self.known and isinstance(obj, type):
             name = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(obj)
