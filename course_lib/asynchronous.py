@@ -83,7 +83,10 @@ class ParameterServer:
         if not 0 <= server < world_size:
             raise ValueError(f"server is rank {server}, of {world_size} ranks")
         if rank == server:
-            raise ValueError(f"rank {rank} is the server: it calls serve(optimizer, updates)")
+            raise ValueError(
+                f"rank {rank} is the server and cannot be a worker, too: call serve(optimizer, "
+                "updates) there, and make a ParameterServer on the other ranks only"
+            )
         self.params = list(params)
         self.server = server
         self.version = 0
@@ -172,8 +175,10 @@ def serve(
             f"updates={updates} with {len(workers)} workers: updates must be 0 or more, and there "
             "must be at least one worker"
         )
-    if bound is not None and (bound < 0 or wait_for is not None):
-        raise ValueError(f"bound={bound} must be 0 or more, and cannot be used with wait_for")
+    if bound is not None and bound < 0:
+        raise ValueError(f"bound={bound} must be 0 or more")
+    if bound is not None and wait_for is not None:
+        raise ValueError("bound and wait_for cannot be used together: leave one out")
     if wait_for is not None and not 1 <= wait_for <= len(workers):
         raise ValueError(f"wait_for={wait_for} must be 1 to {len(workers)}, the number of workers")
     server = _Server(optimizer, updates, workers)

@@ -40,7 +40,7 @@ al., "Exponential Graph is Provably Efficient for Decentralized Deep Training", 
 S. Boyd et al., "Randomized Gossip Algorithms", 2006.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
 import torch
@@ -200,20 +200,26 @@ class Gossip:
         matrix = check_mixing(matrix, self.world_size)
         mine = torch.cat([param.reshape(-1) for param in self.params])
         incoming: dict[int, Tensor] = {}
-        messages = []
-        # Each begins with its right neighbour, so that not all speak to the same rank at once.
+        messages = self._messages(mine, matrix, incoming)
+        # NCCL would hold the rest up behind the first that has to wait: it gets them as one batch.
+        batches = [list(messages)] if mine.is_cuda else ([each] for each in messages)
+        works = [work for each in batches if each for work in dist.batch_isend_irecv(each)]
+        self._flight = mine, incoming, works, matrix[self.rank]
+
+    def _messages(
+        self, mine: Tensor, matrix: Tensor, incoming: dict[int, Tensor]
+    ) -> Iterator[dist.P2POp]:
+        """Yield this rank's messages, and put memory for what comes into `incoming`.
+
+        Each rank begins with its right neighbour, so that not all speak to the same one at once.
+        """
         for hop in range(1, self.world_size):
             to, source = (self.rank + hop) % self.world_size, (self.rank - hop) % self.world_size
             if matrix[to, self.rank]:
-                messages.append(dist.P2POp(dist.isend, mine, group=self.group, group_peer=to))
+                yield dist.P2POp(dist.isend, mine, group=self.group, group_peer=to)
             if matrix[self.rank, source]:
                 incoming[source] = torch.empty_like(mine)
-                messages.append(
-                    dist.P2POp(dist.irecv, incoming[source], group=self.group, group_peer=source)
-                )
-        # As one batch: NCCL would hold the rest up behind the first that has to wait.
-        works = dist.batch_isend_irecv(messages) if messages else []
-        self._flight = mine, incoming, works, matrix[self.rank]
+                yield dist.P2POp(dist.irecv, incoming[source], group=self.group, group_peer=source)
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -109,7 +109,9 @@ class DiLoCo:
         compressor: Compressor | None = None,
         group: Group = None,
     ) -> None:
-        if every < 1 or fragments < 1 or every % fragments:
+        if every < 1 or fragments < 1:
+            raise ValueError(f"every={every} and fragments={fragments} must be at least 1")
+        if every % fragments:
             raise ValueError(f"every={every} must be a multiple of fragments={fragments}")
         if not 0 <= overlap < every // fragments:
             raise ValueError(

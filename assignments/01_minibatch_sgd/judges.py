@@ -465,7 +465,8 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             "rows, and over all parameters together."
         )
         raise Wrong(
-            f"{asked} is {first:.5g}, expected {theory:.5g}, by chance {chance:.2g} more or less",
+            f"{asked} is {first:.5g}, expected {theory:.5g}; chance moves a right answer by up to "
+            f"{chance:.2g}",
             # Near is not equal: other mistakes may come as near.
             f"This is about {name}. If that is not what you compute: {right}"
             if (name := next(close, ""))

@@ -438,7 +438,10 @@ def whole_schedule(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> 
     for rank, value in enumerate(values):
         made = value["schedule"]
         if not isinstance(made, list):
-            raise Wrong(f'rank {rank}: {made} is no list of steps such as ("F", 0) for each rank')
+            raise Wrong(
+                f"rank {rank}: the schedule is {made}, expected a list with one list of steps, "
+                'such as ("F", 0), for each rank'
+            )
         if len(made) != p:
             raise Wrong(f"rank {rank}: steps for {len(made)} ranks, and there are {p}")
         if made != values[0]["schedule"]:

@@ -181,8 +181,8 @@ def in_time(case, observed, trace):
     race, score = Race.of(case.parameters), REFEREE.played()
     if score.seconds > race.limit:
         raise Wrong(
-            f"it takes {1e3 * score.seconds:.1f} virtual milliseconds, expected at most "
-            f"{1e3 * race.limit:g}",
+            f"training takes {1e3 * score.seconds:.1f} ms on the virtual clock, expected at most "
+            f"{1e3 * race.limit:g} ms",
             f"{1e3 * score.computed:.1f} ms of them is computation; no schedule of the same bytes "
             f"and operations takes less than {1e3 * score.light:.1f} ms.",
         )

@@ -190,7 +190,10 @@ def _names(arguments: argparse.Namespace) -> tuple[str, str, str]:
 def _tasks(root: Path, assignment: str, task: str = "") -> list[str]:
     tasks = tasks_of(root, assignment, str(load_config(root).CourseDirectory.source_directory))
     if not tasks:
-        raise InquiryError(f"no assignment {assignment!r}")
+        raise InquiryError(
+            f"there is no assignment {assignment!r} with tasks in assignments/ or instructor/: "
+            "check its name"
+        )
     if task and task not in tasks:
         raise InquiryError(f"no task {task!r} in {assignment}; there are: {', '.join(tasks)}")
     return tasks

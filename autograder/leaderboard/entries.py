@@ -92,7 +92,8 @@ class Store:
                 self.entries = {each["name"]: Entry(**each) for each in told["entries"]}
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
-                    f"{path} is no file of a leaderboard ({error}): start anew with --again"
+                    f"{path} cannot be read as a leaderboard ({type(error).__name__}: {error}). "
+                    "--again deletes it, draws a new seed and times all entries again"
                 ) from None
 
     def known(self, name: str, digest: str, seconds: float) -> Entry | None:

@@ -139,12 +139,12 @@ def _tapes(submission: Submission, meeting: Meeting) -> list[Any]:
     inputs: list[Any] = [{"form": form_of(meeting.case), "own": each} for each in own]
     observed: Any = submission.runner()(meeting.check, meeting.case, inputs)
     tapes = []
-    for output in observed.outputs:
+    for rank, output in enumerate(observed.outputs):
         match output:
             case {"value": {"tape": tape}}:
                 tapes.append(tape)
             case _:
-                raise RanksError("A rank returned no tape.")
+                raise RanksError(f"Rank {rank} returned no tape, so this entry has no time.")
     return tapes
 
 

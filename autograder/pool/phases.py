@@ -116,7 +116,8 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
             )
         waiting = [found for found in all_ if found.complete and not found.booked]
         if not waiting:
-            print(f"booked already: {sum(found.booked for found in all_)}")
+            booked = sum(found.booked for found in all_)
+            print(f"nothing to book: {booked} booked already")
             return stale
         progress = Progress("booking", len(waiting))
         failed = book(

@@ -192,8 +192,9 @@ class Player:
         found = tensor.storage_offset(), list(tensor.shape), list(tensor.stride())
         if found != (offset, size, stride) or tensor.dtype is not DTYPES[which]:
             raise TapeError(
-                f"{name} gives another shape on another draw. A shape that depends on the numbers, "
-                "as in x[mask], cannot be on a tape; multiply by weights of 0 and 1 instead"
+                f"{name} gives a tensor of another shape when the data are drawn again. A tape "
+                "cannot hold a shape that depends on the numbers, as in x[mask]: multiply by "
+                "weights of 0 and 1 instead"
             )
         if sum(each.nbytes() for each in (tensor.untyped_storage(),)) > _MAX_BYTES:
             raise TapeError("a tensor is larger than a gigabyte")

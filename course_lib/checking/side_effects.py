@@ -22,7 +22,7 @@ SENTENCES = {
     ),
     "aliases": (
         "what comes back shares memory with {name}",
-        "Whoever writes into the one changes the other: return a copy (.clone()).",
+        "Writing into one of them changes the other: return a copy (.clone()).",
     ),
     "asks": ("a tensor that came in requires a gradient after the call: it did not before", ""),
     "overwritten": (

@@ -102,7 +102,7 @@ class TunedAllReduce:
         """Replace everyone's `tensor` by the sum, in place. Raises ValueError for another group."""
         if group is not None and group is not (self.group or dist.group.WORLD):
             raise ValueError("this all-reduce was tuned for another group: make one for this group")
-        name = self.choice(tensor.nbytes)
+        name = self.choice(tensor.numel() * tensor.element_size())  # a sparse one has no nbytes
         self._algorithms[name](tensor, self.group)
 
     def choice(self, nbytes: int) -> str:

@@ -66,11 +66,12 @@ class Cluster:
     reached: Reached = Reached(0.75)
 
     def __post_init__(self) -> None:
-        if self.node_size < 1 or self.memory <= 0 or self.oversubscription < 1:
-            raise ValueError(
-                "node_size must be 1 or more, memory above 0, and oversubscription 1 or more, "
-                f"got {self.node_size}, {self.memory} and {self.oversubscription}"
-            )
+        if self.node_size < 1:
+            raise ValueError(f"node_size={self.node_size} must be 1 or more")
+        if self.memory <= 0:
+            raise ValueError(f"memory={self.memory} must be above 0 bytes")
+        if self.oversubscription < 1:
+            raise ValueError(f"oversubscription={self.oversubscription} must be 1 or more")
 
     @property
     def link_inside(self) -> Link:

@@ -117,7 +117,10 @@ def load(path: Path = FILE) -> list[Run]:
         for number, line in enumerate(csv.DictReader(file), 2):
             try:
                 runs.append(_run(line))
-            except (KeyError, TypeError, ValueError) as error:
+            except KeyError as error:
+                told = f"the column {error} is missing"
+                raise ValueError(f"{path.name}, line {number}: {told}") from error
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"{path.name}, line {number}: {error}") from error
     return runs
 

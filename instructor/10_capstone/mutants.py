@@ -208,7 +208,7 @@ def train__by_a_function_of_the_weights(job):
     return sent
 
 
-@fails("virtual milliseconds, expected at most")
+@fails("ms on the virtual clock, expected at most")
 def train__parameter_by_parameter(job):
     world_size = dist.get_world_size()
     sent = 0
@@ -225,7 +225,7 @@ def train__parameter_by_parameter(job):
 
 
 edits_of(train__local_steps)("""
-in_every_step: virtual milliseconds, expected at most
+in_every_step: ms on the virtual clock, expected at most
     range(1, 37) → range(1, 61)
     step % 6 == 0 → step > 0
 too_few_steps: the loss on rows that no rank has is
@@ -373,7 +373,7 @@ def train__where_nobody_looks(job):
 
 
 edits_of(train__parameter_by_parameter)("""
-lowers_the_prices: virtual milliseconds, expected at most
+lowers_the_prices: ms on the virtual clock, expected at most
     world_size = dist.get_world_size()
   → import sys
   → for name in list(sys.modules):

@@ -191,7 +191,7 @@ def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
         (2, {"leave_after": 2}, "all workers left after 2 of 20 updates"),
         (1, {}, "updates=20 with 0 workers"),
         (2, {"bound": -1}, "bound=-1 must be 0 or more"),
-        (3, {"bound": 1, "wait_for": 2}, "cannot be used with wait_for"),
+        (3, {"bound": 1, "wait_for": 2}, "cannot be used together"),
         (3, {"wait_for": 3}, "wait_for=3 must be 1 to 2"),
     ],
 )

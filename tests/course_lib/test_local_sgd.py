@@ -286,9 +286,9 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
     ("method", "options", "why"),
     [
         ("LocalSGD", {"every": 0}, "every=0 must be at least 1 step between two averages"),
-        ("DiLoCo", {"every": 0}, "multiple of fragments=1"),
+        ("DiLoCo", {"every": 0}, "must be at least 1"),
         ("DiLoCo", {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
-        ("DiLoCo", {"every": 4, "fragments": 0}, "multiple of fragments=0"),
+        ("DiLoCo", {"every": 4, "fragments": 0}, "must be at least 1"),
         ("DiLoCo", {"every": 4, "fragments": 2, "overlap": 2}, "2 steps later"),
         ("DiLoCo", {"every": 4, "overlap": -1}, "overlap=-1"),
         ("DiLoCo", {"every": 4, "overlap": 1, "compressor": TopK(0.1)}, "cannot overlap"),

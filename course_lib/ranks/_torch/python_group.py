@@ -137,6 +137,8 @@ class PythonGroup(dist.ProcessGroup):
         return self._launch_message("recv", tensors, None, tag)
 
     def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        if tag < 0:
+            raise ValueError(f"tag must be 0 or more, got {tag}")
         watcher = _watched.watcher
         if watcher is None:
             return self._message(kind, tensors, peer, tag)

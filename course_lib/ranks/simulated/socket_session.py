@@ -161,7 +161,10 @@ class Session:
             or rank in self._ranks
             or self.fabric.phase[rank] is not Phase.RUNNING
         ):
-            raise FrameError("a rank that is not expected")
+            raise FrameError(
+                "it gave the number of a rank that does not exist, is connected already or has "
+                "ended, or a wrong secret"
+            )
         connection.rank = rank
         self._ranks[rank] = connection
 
