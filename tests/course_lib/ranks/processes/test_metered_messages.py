@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 import torch
@@ -165,3 +166,9 @@ def test_reduce_scatter_in_every_way(ranks: Ranks, asynchronous: bool) -> None:
     for rank, results in enumerate(ranks.run(program)):
         expected = 3 * torch.arange(12.0).view(6, 2)[2 * rank : 2 * rank + 2] + 3
         assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_a_negative_tag_is_refused_on_all_kinds_of_ranks(on: Literal["cpu", "simulated"]) -> None:
+    with Ranks(2, on=on) as ranks, pytest.raises(RankError, match="tag must be 0 or more, got -1"):
+        ranks.run(lambda: dist.isend(torch.ones(1), 1 - dist.get_rank(), tag=-1))
