@@ -135,6 +135,16 @@ def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Ne
     return time + (2 * message_time(nbytes, network) if power < world_size else 0.0)
 
 
+def direct_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2α + 2(K-1) n/(Kβ) seconds: the ring's bytes, in two batches; 0 for K = 1."""
+    return 2 * naive_broadcast_time(nbytes / world_size, world_size, network)
+
+
+def one_shot_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return α + (K-1) n/β seconds: everybody sends everything to everybody; 0 for K = 1."""
+    return naive_broadcast_time(nbytes, world_size, network)
+
+
 def hierarchical_all_reduce_time(
     nbytes: float, ranks_per_node: int, nodes: int, inside: Network, between: Network
 ) -> float:
@@ -163,6 +173,8 @@ ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {
     "tree": tree_all_reduce_time,
     "ring": ring_all_reduce_time,
     "halving_doubling": halving_doubling_all_reduce_time,
+    "direct": direct_all_reduce_time,
+    "one_shot": one_shot_all_reduce_time,
 }
 """Name → seconds as a function of (bytes, K, network); `collectives` has the algorithms."""
 

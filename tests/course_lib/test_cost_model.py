@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from course_lib import collectives, cost_model
 from course_lib.bucketing import best_bucket_bytes, overlapped_time
 from course_lib.collectives import pipelined_ring
+from course_lib.collectives.tuned import ALGORITHMS
 from course_lib.cost_model import Link, fit_link
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.network import Network
@@ -33,6 +34,8 @@ WITH_FORMULA = {
     "ring_all_reduce": cost_model.ring_all_reduce_time,
     "simple_ring_all_reduce": cost_model.ring_all_reduce_time,
     "halving_doubling_all_reduce": cost_model.halving_doubling_all_reduce_time,
+    "direct_all_reduce": cost_model.direct_all_reduce_time,
+    "one_shot_all_reduce": cost_model.one_shot_all_reduce_time,
 }
 
 
@@ -52,6 +55,41 @@ def test_an_algorithm_takes_the_time_of_its_formula(k, name):
         assert expected - k.bit_length() * NETWORK.latency < ranks.trace.makespan < expected
     else:
         assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("k", "nbytes", "milliseconds"),
+    [
+        (12, 48, {"direct": 2.00, "one_shot": 1.01, "central": 2.01, "ring": 22.0}),
+        (8, 800_000, {"direct": 16.0, "halving_doubling": 20.0, "ring": 28.0}),
+        (12, 1_200_000, {"direct": 24.0, "ring": 44.0}),
+    ],
+)
+def test_ranks_that_send_to_all_at_once_pay_the_latency_once(k, nbytes, milliseconds):
+    """The claim is arithmetic, α = 1 ms and β = 100 MB/s; formula and simulated ranks both show it.
+
+    Direct: 2α + 2(K-1) n/(Kβ) = 2 + 22 = 24 ms for 12 ranks and 1.2 MB. The ring: 22α + 22 = 44 ms.
+    """
+    network = Network(latency=1e-3, bandwidth=1e8)
+    ranks = Ranks(k, on="simulated", network=network)
+    for name, expected in milliseconds.items():
+        ranks.run(lambda name=name: ALGORITHMS[name](torch.ones(nbytes // 4), None))
+        assert 1e3 * ranks.trace.makespan == pytest.approx(expected, abs=0.006), name
+        formula = cost_model.ALL_REDUCE_TIMES[name](nbytes, k, network)
+        assert ranks.trace.makespan == pytest.approx(formula, rel=1e-9), name
+
+
+@pytest.mark.parametrize("k", [3, 6, 12])
+@pytest.mark.parametrize("nbytes", [48, 48_000, 4_800_000])
+def test_without_an_overhead_direct_or_one_shot_wins_everywhere(k, nbytes):
+    network = Network(latency=1e-3, bandwidth=1e8)
+    ranks, times = Ranks(k, on="simulated", network=network), {}
+    for name in cost_model.ALL_REDUCE_TIMES:
+        ranks.run(lambda name=name: ALGORITHMS[name](torch.ones(nbytes // 4), None))
+        times[name] = ranks.trace.makespan
+    best = min(times, key=lambda name: times[name])
+    assert best in ("direct", "one_shot"), times
+    assert best == cost_model.fastest_all_reduce(nbytes, k, network)
 
 
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
@@ -92,9 +130,8 @@ def test_enough_segments_pay_the_latency_once():
 
 @pytest.mark.parametrize("k", [4, 8, 64])
 def test_small_tensors_want_few_messages_and_large_ones_few_bytes(k):
-    assert cost_model.fastest_all_reduce(4, k, NETWORK) == "central"
-    large = cost_model.fastest_all_reduce(1e9, k, NETWORK)
-    assert large in ("ring", "halving_doubling")
+    assert cost_model.fastest_all_reduce(4, k, NETWORK) == "one_shot"
+    assert cost_model.fastest_all_reduce(1e9, k, NETWORK) == "direct"
     # 2(K-1)/K n/β is the least that any algorithm can do.
     for time in cost_model.ALL_REDUCE_TIMES.values():
         assert time(1e9, k, NETWORK) >= 2 * (k - 1) / k * 1e9 / NETWORK.bandwidth * (1 - 1e-12)
