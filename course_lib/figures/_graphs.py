@@ -4,7 +4,7 @@
     >>> from course_lib.figures import communication_graph
     >>> communication_graph(Figure().subplots(), [[0.5, 0.5], [0.5, 0.5]])
 
-What one rank hears is drawn in colour, with arrows, and thick; so it stands out in grey as well.
+The messages that one rank hears are thick arrows in colour; so they stand out in grey as well.
 """
 
 from __future__ import annotations
