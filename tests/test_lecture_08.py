@@ -1,7 +1,6 @@
 """The numbers on which lecture 08 rests, from the page's own cells."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -16,10 +15,10 @@ TRAINING = (*IMPORTS, "04", "08", "17", "24", "30", "31", "37", "45")
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+def page() -> Any:
     """Return a function that executes cells of the page, and returns what they defined."""
     matplotlib.use("Agg")
-    cells = {cell.id: cell.source for cell in nbformat.read(Path(PAGE), as_version=4).cells}
+    cells = {cell.id: cell.source for cell in nbformat.read(PAGE, as_version=4).cells}
 
     def execute(*names: str) -> dict[str, Any]:
         found: dict[str, Any] = {"__name__": "page"}
