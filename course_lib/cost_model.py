@@ -9,15 +9,22 @@ the time for n bytes to pass at the `bandwidth` β (bytes/s). A rank sends and r
 time, one message each; ranks do not slow one another down. For an algorithm, the model counts how
 many messages follow one another, and how many bytes pass the busiest link one after the other.
 
-`network` is anything with the attributes `latency` and `bandwidth`, such as `Link` below. Times are
-in seconds, sizes in bytes, K = `world_size`, log is to base 2. K and the number of segments are at
-least 1, which is not checked.
+Messages that a rank starts at once pay their latency together. Starting and taking one is still
+work: an `overhead` of o seconds for the sender, before the first byte, and for the receiver, after
+the last. So a message takes α' + b seconds, with α' = α + o, b = o + n/β, and k messages at once
+take α' + kb. The formulas below are written for o = 0. For another o, read every latency as α', and
+every message's n/β as b: a message alone takes α + 2o + n/β.
+
+`network` is anything with the attributes `latency`, `bandwidth` and `overhead`, such as `Link`
+below. Times are in seconds, sizes in bytes, K = `world_size`, log is to base 2. K and the number of
+segments are at least 1, which is not checked.
 
 Real networks differ: many ranks may share a link, a GPU's links are faster inside a node, adding
 takes time. The model is still what people choose algorithms and bucket sizes by: fit its two
 numbers to measurements (`fit_link`), predict, and compare.
 
 R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994;
+D. Culler et al., "LogP: Towards a Realistic Model of Parallel Computation", PPoPP 1993 (overhead);
 R. Thakur, R. Rabenseifner and W. Gropp, 2005 (see `collectives`); nccl-tests, doc/PERFORMANCE.md.
 """
 
@@ -37,17 +44,32 @@ class Network(Protocol):
     def bandwidth(self) -> float:
         """β, bytes per second, of one rank in each direction."""
 
+    @property
+    def overhead(self) -> float:
+        """o, seconds that a message takes its sender, and again its receiver."""
+
 
 class Link(NamedTuple):
-    """The two numbers of a network: seconds per message, bytes per second."""
+    """The numbers of a network: α in seconds, β in bytes per second, o in seconds per message."""
 
     latency: float
     bandwidth: float
+    overhead: float = 0.0
 
 
 def message_time(nbytes: float, network: Network) -> float:
-    """Return α + n/β, the seconds of one message of n = `nbytes`."""
-    return network.latency + nbytes / network.bandwidth
+    """Return α + n/β, and 2o, the seconds of one message of n = `nbytes`."""
+    return _first(network) + _each(nbytes, network)
+
+
+def _first(network: Network) -> float:
+    """Return α' = α + o, which messages that start at once pay together."""
+    return network.latency + network.overhead
+
+
+def _each(nbytes: float, network: Network) -> float:
+    """Return b = o + n/β, for which a message of n = `nbytes` occupies each of its ends."""
+    return network.overhead + nbytes / network.bandwidth
 
 
 # --- one to all -----------------------------------------------------------------------------------
@@ -55,7 +77,7 @@ def message_time(nbytes: float, network: Network) -> float:
 
 def naive_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return α + (K-1) n/β seconds: the root's one link carries K - 1 messages; 0 for K = 1."""
-    return (world_size > 1) * network.latency + (world_size - 1) * nbytes / network.bandwidth
+    return (world_size > 1) * _first(network) + (world_size - 1) * _each(nbytes, network)
 
 
 def tree_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
@@ -74,7 +96,7 @@ def pipelined_broadcast_time(
     if world_size == 1:
         return 0.0
     pieces = segments + world_size - 2
-    return (world_size - 1) * network.latency + pieces * nbytes / segments / network.bandwidth
+    return (world_size - 1) * _first(network) + pieces * _each(nbytes / segments, network)
 
 
 # --- all to all -----------------------------------------------------------------------------------
@@ -117,11 +139,11 @@ def pipelined_ring_all_reduce_time(
     """
     if world_size == 1:
         return 0.0
-    segment = nbytes / world_size / segments / network.bandwidth
+    segment = _each(nbytes / world_size / segments, network)
     window = min(segments, window)
     rounds = 2 * (world_size - 1) * segments / window
-    in_a_round = max(window * segment, network.latency + segment)
-    return (rounds - 1) * in_a_round + window * segment + network.latency
+    in_a_round = max(window * segment, _first(network) + segment)
+    return (rounds - 1) * in_a_round + window * segment + _first(network)
 
 
 def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
@@ -131,8 +153,20 @@ def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Ne
     """
     steps = world_size.bit_length() - 1
     power = 1 << steps
-    time = 2 * steps * network.latency + 2 * (power - 1) / power * nbytes / network.bandwidth
+    time = (
+        2 * steps * message_time(0, network) + 2 * (power - 1) / power * nbytes / network.bandwidth
+    )
     return time + (2 * message_time(nbytes, network) if power < world_size else 0.0)
+
+
+def direct_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return 2α + 2(K-1) n/(Kβ) seconds: the ring's bytes, in two batches; 0 for K = 1."""
+    return 2 * naive_broadcast_time(nbytes / world_size, world_size, network)
+
+
+def one_shot_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
+    """Return α + (K-1) n/β seconds: everybody sends everything to everybody; 0 for K = 1."""
+    return naive_broadcast_time(nbytes, world_size, network)
 
 
 def hierarchical_all_reduce_time(
@@ -155,7 +189,7 @@ def in_network_all_reduce_time(nbytes: float, world_size: int, network: Network)
     `collectives`, whose ranks add. See R. Graham et al., "Scalable Hierarchical Aggregation
     Protocol (SHArP)", COMHPC 2016.
     """
-    return (world_size > 1) * (2 * network.latency + nbytes / network.bandwidth)
+    return (world_size > 1) * (2 * _first(network) + nbytes / network.bandwidth)
 
 
 ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {
@@ -163,6 +197,8 @@ ALL_REDUCE_TIMES: dict[str, Callable[[float, int, Network], float]] = {
     "tree": tree_all_reduce_time,
     "ring": ring_all_reduce_time,
     "halving_doubling": halving_doubling_all_reduce_time,
+    "direct": direct_all_reduce_time,
+    "one_shot": one_shot_all_reduce_time,
 }
 """Name → seconds as a function of (bytes, K, network); `collectives` has the algorithms."""
 

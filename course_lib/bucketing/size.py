@@ -17,7 +17,7 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 
 from collections.abc import Callable, Sequence
 
-from course_lib.cost_model import Network, ring_all_reduce_time
+from course_lib.cost_model import Network, message_time, ring_all_reduce_time
 
 
 def overlapped_time(
@@ -46,7 +46,8 @@ def best_bucket_bytes(
 ) -> float:
     """Return the size, n/m bytes, of equal buckets that make `overlapped_time` least with a ring.
 
-    Each of m buckets costs o = 2(K-1) α on top of its bytes, so many are dear; but the first leaves
+    Each of m buckets costs o = 2(K-1) α on top of its bytes (a network's overhead adds to α twice,
+    see `cost_model`), so many are dear; but the first leaves
     only after B/m seconds, and the last one ends after backward, so few overlap badly:
 
         T(m) = max(B/m + m o + w,  B + o + w/m)       w = 2(K-1)/K n/β,  B = `backward`
@@ -54,7 +55,7 @@ def best_bucket_bytes(
     If communication is what takes long, the first term decides, with its minimum at m = √(B/o).
     Searches m = 1 … `largest_count`, and raises ValueError if that is below 1.
     """
-    overhead = 2 * (world_size - 1) * network.latency
+    overhead = 2 * (world_size - 1) * message_time(0, network)
     wire = 2 * (world_size - 1) / world_size * nbytes / network.bandwidth
 
     def time(count: int) -> float:

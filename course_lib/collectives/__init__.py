@@ -1,4 +1,4 @@
-"""Collectives by hand: from messages between two ranks to all-reduce in five ways.
+"""Collectives by hand: from messages between two ranks to all-reduce in seven ways.
 
     >>> from course_lib.collectives import ring_all_reduce
     >>> ring_all_reduce(gradient)  # in place; every rank then holds the sum
@@ -10,6 +10,7 @@ Read in this order:
 - `ring`: reduce-scatter, all-gather, and the ring made of them
 - `pipelined_ring`: the same in segments
 - `all_to_all`: a different chunk for every rank
+- `direct`: everybody to everybody at once: direct and one-shot
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
 - `tuned`: the fastest of them for each size
 """
@@ -25,6 +26,11 @@ from course_lib.collectives.all_reduce import (
     two_level_groups,
 )
 from course_lib.collectives.all_to_all import all_to_all
+from course_lib.collectives.direct import (
+    direct_all_reduce,
+    exchange_with_all,
+    one_shot_all_reduce,
+)
 from course_lib.collectives.pipelined_ring import pipelined_ring_all_reduce
 from course_lib.collectives.point_to_point import (
     Group,
@@ -54,13 +60,16 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "central_all_reduce",
+    "direct_all_reduce",
     "exchange",
+    "exchange_with_all",
     "flat_in_place",
     "gather",
     "halving_doubling_all_reduce",
     "hierarchical_all_reduce",
     "library_all_reduce",
     "naive_broadcast",
+    "one_shot_all_reduce",
     "pipelined_broadcast",
     "pipelined_ring_all_reduce",
     "place_in",

@@ -12,9 +12,10 @@ carries the gradients, n bytes per step. With latency α (s), bandwidth β (byte
     halving-doubling   2 log2(K) α + 2(K-1)/K n/β          each sends 2(K-1)/K n    (K a power of 2)
     hierarchical       a ring between nodes that carries only 1/(ranks per node) of the bytes
 
-Small tensors are all latency: central wins, 2 messages one after the other. Large ones are all
-bandwidth: the ring wins, since no link rests and no rank is the bottleneck. `cost_model` has the
-formulas as functions; `tuned` chooses by them.
+Small tensors are all latency: few messages one after the other win. Large ones are all bandwidth:
+few bytes win, where no link rests and no rank is the bottleneck. Where a rank can start all its
+messages at once for nothing, two more ways beat these: see `direct`. `cost_model` has the formulas
+as functions; `tuned` chooses by them.
 
 All five work in place on tensors of any shape, length (0 and less than K included), strides and
 dtype that can be added, for any K; `group=None` stands for all ranks. All members must call with
@@ -109,9 +110,7 @@ def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = 
     """
     if segments is None:
         _, world_size = place_in(group)
-        # Not nbytes, which a sparse tensor lacks: it is refused below, in plain words.
-        size = tensor.numel() * tensor.element_size()
-        chunk = size // world_size
+        chunk = tensor.numel() * tensor.itemsize // world_size  # a sparse tensor has no nbytes
         segments = max(1, chunk // SEGMENT_BYTES)
     if segments == 1:
         simple_ring_all_reduce(tensor, group)

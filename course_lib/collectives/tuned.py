@@ -4,8 +4,9 @@
     >>> all_reduce = TunedAllReduce(network=network)  # without a network it measures, now
     >>> all_reduce(gradient)  # in place; every rank then holds the sum
 
-A central all-reduce sends two messages one after the other, a ring 2(K-1), each a K-th as long.
-Where the one overtakes the other depends on the network and on K. There are two ways to find out:
+A one-shot all-reduce sends whole tensors to everybody, at once; a ring sends 2(K-1) messages one
+after the other, each a K-th as long. Which is faster depends on the network, on K and on the size.
+There are two ways to find out:
 
 - **predict**: take α and β of the network, and the formulas of `cost_model`;
 - **measure**: time each algorithm for a few sizes, once, and keep the winners.
@@ -34,6 +35,7 @@ from course_lib.collectives.all_reduce import (
     ring_all_reduce,
     tree_all_reduce,
 )
+from course_lib.collectives.direct import direct_all_reduce, one_shot_all_reduce
 from course_lib.collectives.point_to_point import Group, place_in
 from course_lib.cost_model import Network, fastest_all_reduce
 
@@ -42,6 +44,8 @@ ALGORITHMS: dict[str, Callable[[Tensor, Group], None]] = {
     "tree": tree_all_reduce,
     "ring": ring_all_reduce,
     "halving_doubling": halving_doubling_all_reduce,
+    "direct": direct_all_reduce,
+    "one_shot": one_shot_all_reduce,
     "library": library_all_reduce,
 }
 """Name, as in `cost_model.ALL_REDUCE_TIMES`, → algorithm; and the backend's own."""

@@ -14,6 +14,7 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_shown`: shows a figure; the style of the course; timelines and curves
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
+- `_graphs`: draws who hears whom
 """
 
 from course_lib.figures._chunks import (
@@ -23,6 +24,7 @@ from course_lib.figures._chunks import (
     marked_chunks,
     steps_in_words,
 )
+from course_lib.figures._graphs import communication_graph
 from course_lib.figures._shown import (
     Span,
     bytes_and_quality,
@@ -39,6 +41,7 @@ __all__ = [
     "Span",
     "bytes_and_quality",
     "chunk_names",
+    "communication_graph",
     "draw_outcomes",
     "draw_steps",
     "error_curves",

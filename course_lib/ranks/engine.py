@@ -78,12 +78,13 @@ def _check_emulated(network: Network, on: str, metered: bool) -> None:
     plain = Network(
         network.latency,
         network.bandwidth,
+        overhead=network.overhead,
         all_reduce=network.all_reduce,
         broadcast=network.broadcast,
         segments=network.segments,
     )
     if plain != network:
         raise ValueError(
-            "CPU ranks emulate latency and bandwidth of one link per rank; "
+            "CPU ranks emulate latency, bandwidth and overhead of one link per rank; "
             'for topologies, nodes and jitter use on="simulated"'
         )

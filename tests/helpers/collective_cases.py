@@ -13,6 +13,8 @@ ALL_REDUCES = [
     "simple_ring_all_reduce",
     "pipelined_ring_all_reduce",
     "halving_doubling_all_reduce",
+    "direct_all_reduce",
+    "one_shot_all_reduce",
 ]
 BROADCASTS = ["naive_broadcast", "tree_broadcast", "pipelined_broadcast", "broadcast"]
 WORLDS = [("simulated", k) for k in (1, 2, 3, 5, 8)] + [("cpu", k) for k in (2, 3, 4)]

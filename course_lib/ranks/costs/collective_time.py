@@ -9,6 +9,10 @@ others. On an idle switch, with all K ranks ready at once and n bytes that divid
     halving-doubling    2 log₂K α + 2 (K-1)/K n/β          Thakur, Rabenseifner and Gropp, 2005
     tree                2 log₂K (α + n/β)                  K a power of two
     central             2 α + 2 (K-1) n/β
+    direct              2 α + 2 (K-1) n/(Kβ)
+    one-shot            α + (K-1) n/β
+
+A network's overhead o adds to each: see `cost_model`.
 """
 
 from __future__ import annotations
@@ -147,6 +151,15 @@ def _all_reduce(asked: _Asked) -> Iterable[Round]:
     if algorithm == "central":
         others = range(1, k)
         return [[(r, 0, n) for r in others], [(0, r, n) for r in others]]
+    if algorithm == "direct":
+        pieces = split_bytes(n, k, asked.item)
+        apart = range(1, k)
+        return [
+            [(r, (r + s) % k, pieces[(r + s) % k]) for s in apart for r in range(k)],
+            [(r, (r + s) % k, pieces[r]) for s in apart for r in range(k)],
+        ]
+    if algorithm == "one-shot":
+        return [[(r, (r + s) % k, n) for s in range(1, k) for r in range(k)]]
     return [*tree_up(k, n, 0), *tree_down(k, n, 0)]
 
 

@@ -30,8 +30,8 @@ class Links:
     def free_from(self, source: int, target: int, ready: float) -> float:
         """Return the first moment, from `ready` on, at which a message can start."""
         start, free = ready, self._free
-        for port, delay in self._route(source, target).ports:
-            until = free.get(port, 0.0) - delay
+        for port, begins, _ in self._route(source, target).ports:
+            until = free.get(port, 0.0) - begins
             if until > start:
                 start = until
         return start
@@ -40,13 +40,13 @@ class Links:
         """Send one message; return (time at which it has left, time at which it has arrived).
 
         It starts at the first moment, from `ready` on, at which every port of its route is free
-        when its first byte gets there:
+        when the message gets there:
 
-            start   = max(ready, free[port] - delay[port])   over the ports
-            left    = start + n/β
-            arrival = start + α + n/β
+            start   = max(ready, free[port] - begins[port])   over the ports
+            left    = start + o + n/β
+            arrival = start + o + α + n/β + o
         """
-        ports, latency, bandwidth = self._routes.get((source, target)) or self._route(
+        ports, latency, bandwidth, overhead = self._routes.get((source, target)) or self._route(
             source, target
         )
         busy = nbytes / bandwidth
@@ -56,14 +56,15 @@ class Links:
             busy, latency = busy * factor, latency * factor
         free = self._free
         start = ready
-        for port, delay in ports:
-            until = free.get(port, 0.0) - delay
+        for port, begins, _ in ports:
+            until = free.get(port, 0.0) - begins
             if until > start:
                 start = until
-        left = start + busy
-        for port, delay in ports:
-            free[port] = left + delay
-        return left, left + latency
+        passed = start + busy
+        for port, _, ends in ports:
+            free[port] = passed + ends
+        left = passed + overhead
+        return left, left + latency + overhead
 
     def _route(self, source: int, target: int) -> Route:
         route = self._routes.get((source, target))

@@ -4,18 +4,25 @@ A message of ``n`` bytes that starts at time ``t`` arrives at ``t + latency + n 
 (the α–β model of Hockney, 1994). It occupies its sender's outgoing port from ``t`` to
 ``t + n / bandwidth`` and its receiver's incoming port for as long, ``latency`` later. A port
 carries one message at a time, first come, first served; a rank sends and receives at once.
+
+A message can also cost its two ranks work: an ``overhead`` of o seconds at each end (D. Culler et
+al., "LogP", PPoPP 1993). Then it takes ``o + latency + n / bandwidth + o``. The sender's o comes
+before the first byte leaves, and its next message starts only after both: so K messages at once
+leave every ``o + n / bandwidth``. The receiver's o comes after the last byte, and the message is
+there when it is over. Unlike LogP's processor a rank does its sending and its receiving side by
+side, as its ports do, and computes meanwhile.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling"]
+AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling", "direct", "one-shot"]
 BroadcastAlgorithm = Literal["tree", "central", "pipelined"]
 
 Port = tuple[str, int]
@@ -31,11 +38,14 @@ def _is_number(value: object) -> bool:
 
 
 class Route(NamedTuple):
-    """The way of a message: its ports, each with the delay (s) at which the first byte is there."""
+    """The way of a message."""
 
-    ports: tuple[tuple[Port, float], ...]
+    ports: tuple[tuple[Port, float, float], ...]
+    """Each port, and when the message has it: from so long after the message's start, in seconds,
+    until so long after that and the time of its bytes."""
     latency: float
     bandwidth: float
+    overhead: float
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Network:
     Args:
         latency: α, seconds from the start of a message until its first byte arrives.
         bandwidth: β, bytes per second of one port, in each direction.
+        overhead: o, seconds of a rank's work for each message that it sends or receives.
         topology: ``"switch"``: every rank reaches every other through its one outgoing port.
             ``"ring"``: links exist between neighbours only; a message to a rank h steps away
             takes the shorter way round, h latencies, and occupies the h links between.
@@ -56,7 +67,7 @@ class Network:
         all_reduce: the algorithm whose time ``dist.all_reduce`` takes.
         broadcast: the algorithm whose time ``dist.broadcast`` takes.
         segments: pieces that a pipelined broadcast cuts its tensor into.
-        jitter: a message's time is multiplied by a random number from 1 to 1 + jitter.
+        jitter: α + n/β of a message is multiplied by a random number from 1 to 1 + jitter.
         seed: of the jitter. The same seed gives the same run.
 
     Raises:
@@ -66,6 +77,7 @@ class Network:
 
     latency: float
     bandwidth: float
+    overhead: float = 0.0
     topology: Literal["switch", "ring"] = "switch"
     eager_below: int = 0
     node_size: int | None = None
@@ -87,6 +99,10 @@ class Network:
                 f"bandwidth is in bytes per second: with {self.bandwidth!r}, the seconds of a long "
                 "message are no number any more"
             )
+        if not (_is_number(self.overhead) and 0 <= self.overhead < math.inf):
+            raise ValueError(
+                f"overhead is in seconds per message, 0 or more, got {self.overhead!r}"
+            )
         if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
             raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
         if not (_is_number(self.eager_below) and self.eager_below >= 0):
@@ -103,8 +119,8 @@ class Network:
             raise ValueError("between nodes there is a switch; the ring can be inside=…")
         for name, known in (
             ("topology", ("switch", "ring")),
-            ("all_reduce", ("ring", "tree", "central", "halving-doubling")),
-            ("broadcast", ("tree", "central", "pipelined")),
+            ("all_reduce", get_args(AllReduceAlgorithm)),
+            ("broadcast", get_args(BroadcastAlgorithm)),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
@@ -112,8 +128,8 @@ class Network:
                 )
 
     def time(self, nbytes: int) -> float:
-        """Return α + n/β, the seconds of one message of `nbytes` on a free link."""
-        return self.latency + nbytes / self.bandwidth
+        """Return o + α + n/β + o, the seconds of one message of `nbytes` on a free link."""
+        return 2 * self.overhead + self.latency + nbytes / self.bandwidth
 
     def route(self, source: int, target: int, world_size: int) -> Route:
         """Return the way from rank `source` to rank `target`."""
@@ -123,28 +139,41 @@ class Network:
                 first = nodes[0] * self.node_size
                 size = min(self.node_size, world_size - first)
                 way = self.inside.route(source - first, target - first, size)
-                ports = tuple((((f"{kind} inside", at + first)), o) for (kind, at), o in way.ports)
-                return way._replace(ports=ports)
+                ports = tuple(
+                    ((f"{kind} inside", at + first), *times) for (kind, at), *times in way.ports
+                )
+                return way._replace(ports=ports)  # type: ignore[arg-type]
             if self.shared_port:
-                source, target = nodes
-                return self._through_switch("node out", source, "node in", target)
+                shared = ("node out", nodes[0]), ("node in", nodes[1])
+                return self._over(shared, (0.0, self.latency), source, target)
         if self.topology == "ring":
             return self._around_ring(source, target, world_size)
-        return self._through_switch("out", source, "in", target)
+        o, there = self.overhead, self.overhead + self.latency
+        # A rank's own port serves one rank: while that works for a message, no other can pass.
+        ports = ((("out", source), 0.0, o), (("in", target), there, there + o))
+        return Route(ports, self.latency, self.bandwidth, o)
 
-    def _through_switch(self, out: str, source: int, into: str, target: int) -> Route:
-        ports = (((out, source), 0.0), ((into, target), self.latency))
-        return Route(ports, self.latency, self.bandwidth)
+    def _over(
+        self, shared: Sequence[Port], delays: Sequence[float], source: int, target: int
+    ) -> Route:
+        """Return the way over ports that ranks share, which no rank's overhead occupies."""
+        o = self.overhead
+        ports = tuple(
+            (port, o + delay, o + delay) for port, delay in zip(shared, delays, strict=True)
+        )
+        latency = self.latency if self.topology == "switch" else len(shared) * self.latency
+        if o:
+            there = o + latency
+            ports = ((("sends", source), 0.0, o), *ports, (("receives", target), there, there + o))
+        return Route(ports, latency, self.bandwidth, o)
 
     def _around_ring(self, source: int, target: int, world_size: int) -> Route:
         right = (target - source) % world_size
         step = 1 if right <= world_size - right else -1
         hops = min(right, world_size - right)
         side = "right" if step == 1 else "left"
-        ports = tuple(
-            ((side, (source + i * step) % world_size), i * self.latency) for i in range(hops)
-        )
-        return Route(ports, hops * self.latency, self.bandwidth)
+        links = [(side, (source + i * step) % world_size) for i in range(hops)]
+        return self._over(links, [i * self.latency for i in range(hops)], source, target)
 
     def stretch(self, source: int, target: int, count: int) -> float:
         """Return the factor by which jitter stretches message `count` from source to target."""

@@ -49,7 +49,11 @@ class Transfer(ABC):
 
     def _offer(self, ready: float, message: Message, number: int) -> None:
         self._count += 1
-        heapq.heappush(self._ready, (ready, self._count, message, number))
+        heapq.heappush(self._ready, (ready, self._order(number), message, number))
+
+    def _order(self, number: int) -> int:
+        """Return the place of a message among those that can start at the same time."""
+        return self._count
 
     def next_start(self) -> float | None:
         """Return the time before which nothing starts; ``None``: another must enter first."""
@@ -140,6 +144,10 @@ class RoundsTransfer(Transfer):
             self._half[number] = time
         else:
             self._offer(max(before, time), self._messages[number][0], number)
+
+    def _order(self, number: int) -> int:
+        # As the rounds have them, and not as members come: else a direct exchange would collide.
+        return number
 
     def _round(self, at: int) -> dict[int, list[int]] | None:
         while len(self._made) <= at:

@@ -27,6 +27,11 @@ INSIDE = Network(1e-6, 100e9)
         ({"bandwidth": "1"}, "bandwidth is in bytes per second"),
         ({"bandwidth": 5e-324}, "bandwidth is in bytes per second"),
         ({"bandwidth": torch.tensor(1.0)}, "bandwidth is in bytes per second"),
+        ({"overhead": -1e-6}, "overhead is in seconds per message, 0 or more, got -1e-06"),
+        ({"overhead": math.nan}, "overhead"),
+        ({"overhead": math.inf}, "overhead"),
+        ({"overhead": "1"}, "overhead is in seconds"),
+        ({"overhead": True}, "overhead is in seconds"),
         ({"jitter": "0.1"}, "jitter"),
         ({"eager_below": "8"}, "eager_below"),
         ({"segments": 1.5}, "segments"),
@@ -72,6 +77,25 @@ def test_a_port_carries_one_message_at_a_time() -> None:
     assert links.send(0, 2, 50, ready=0.0) == (10.0, 11.0)  # 0's outgoing port was busy
     assert links.send(3, 1, 50, ready=0.0) == (10.0, 11.0)  # 1's incoming port was busy
     assert links.send(1, 0, 50, ready=0.0) == (5.0, 6.0)  # the other direction is free
+
+
+def test_an_overhead_occupies_both_ends_of_a_message() -> None:
+    links = Links(Network(1.0, 10.0, overhead=0.5), 4)  # 50 bytes: 0.5 + 1 + 5 + 0.5 s
+    assert links.send(0, 1, 50, ready=0.0) == (5.5, 7.0)
+    assert links.send(0, 2, 50, ready=0.0) == (11.0, 12.5)  # 0 is free to send at 5.5
+    assert links.send(3, 1, 50, ready=0.0) == (11.0, 12.5)  # 1 is free to receive at 7, not 6.5
+    assert links.send(1, 0, 50, ready=0.0) == (5.5, 7.0)  # 1's other side is free
+
+
+def test_an_overhead_occupies_ranks_and_not_what_they_share() -> None:
+    inside = Network(1.0, 10.0, overhead=0.25)
+    node = Links(Network(1.0, 10.0, 0.5, node_size=2, inside=inside, shared_port=True), 4)
+    assert node.send(0, 2, 50, ready=0.0) == (5.5, 7.0)
+    assert node.send(1, 3, 50, ready=0.0) == (10.5, 12.0)  # the node's port was free at 5.5
+    assert node.send(0, 1, 50, ready=0.0) == (5.25, 6.5)  # inside, its own overhead counts
+    ring = Links(Network(1.0, 10.0, 0.5, topology="ring"), 5)
+    assert ring.send(0, 2, 50, ready=0.0) == (5.5, 8.0)  # two hops
+    assert ring.send(1, 3, 50, ready=0.0) == (11.5, 14.0)  # the link from 1 was free at 6.5
 
 
 def test_two_levels() -> None:

@@ -8,18 +8,21 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
+from typing import get_args
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib import cost_model
 from course_lib.ranks import Ranks
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.costs.collective_time import collective_time
-from course_lib.ranks.costs.network import Network
+from course_lib.ranks.costs.network import AllReduceAlgorithm, Network
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import MessageChannel, Wait
 from course_lib.ranks.processes.emulated_network import (
@@ -33,6 +36,7 @@ from tests.helpers.collective_cases import launch
 from tests.helpers.every_operation import assert_same, everything
 
 SLOW = Network(latency=2e-3, bandwidth=40e6)
+BUSY = replace(SLOW, overhead=3e-3)
 
 # Arithmetic --------------------------------------------------------------------------------------
 
@@ -46,12 +50,12 @@ class Links:
     GROUP = 7
     PAST = 1.0  # on the machine's monotonic clock: nothing here has to be waited for
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, network: Network = SLOW) -> None:
         self.members = tuple(range(k))
         self.board = Board.create(k)
         self.goes = threading.Event()
         pipes = [Pipe() for _ in range(k)]
-        self.network = EmulatedNetwork(SLOW, [ours for ours, _ in pipes], self._clock)
+        self.network = EmulatedNetwork(network, [ours for ours, _ in pipes], self._clock)
         self.links = [EmulatedLink(theirs) for _, theirs in pipes]
         self.recorders = [RankRecorder(self.board, rank, [], lambda: "") for rank in range(k)]
         self.count = 0
@@ -100,15 +104,15 @@ class Links:
         return transfer.end - self.PAST
 
 
-LinksOf = Callable[[int], Links]
+LinksOf = Callable[..., Links]
 
 
 @pytest.fixture
 def links_of() -> Iterator[LinksOf]:
     made: list[Links] = []
 
-    def make(k: int) -> Links:
-        made.append(Links(k))
+    def make(k: int, network: Network = SLOW) -> Links:
+        made.append(Links(k, network))
         return made[-1]
 
     yield make
@@ -131,27 +135,66 @@ def sizes_of(kind: str, k: int, nbytes: int, root: int) -> list[list[int]]:
     return [[nbytes]] * k
 
 
-def simulated_ends(k: int, fn: Callable[..., object], *args: object) -> dict[int, float]:
+def simulated_ends(
+    k: int, fn: Callable[..., object], *args: object, network: Network = SLOW
+) -> dict[int, float]:
     """Return when the last operation of each rank ends on simulated ranks."""
-    ranks = Ranks(k, on="simulated", network=SLOW)
+    ranks = Ranks(k, on="simulated", network=network)
     ranks.run(fn, *args)
     events, start = ranks.trace.events, min(event.start for event in ranks.trace.events)
     return {rank: max(e.end for e in events if e.rank == rank) - start for rank in range(k)}
 
 
+@pytest.mark.parametrize("network", [SLOW, BUSY], ids=["o = 0", "o > 0"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"send", "recv"}))
-def test_emulated_simulated_and_formula_agree(links_of: LinksOf, kind: str, k: int) -> None:
+def test_emulated_simulated_and_formula_agree(
+    links_of: LinksOf, kind: str, k: int, network: Network
+) -> None:
     """On when each rank is done with each collective; the formula, on the last of them."""
-    n, root, links = 840_000, k - 1, links_of(k)
+    n, root, links = 840_000, k - 1, links_of(k, network)
     sizes = sizes_of(kind, k, 4 * n, root)
     rooted = root if KINDS[kind].to_one else None
     transfers = links.collective(kind, sizes, dict.fromkeys(range(k), 0.0), rooted)
     ends = [links.end(transfer) for transfer in transfers]
-    simulated = simulated_ends(k, launch, kind, n, root)
+    simulated = simulated_ends(k, launch, kind, n, root, network=network)
     assert ends == [exactly(simulated[rank]) for rank in range(k)]
     nbytes = 0 if kind == "barrier" else 4 * n
-    assert max(ends) == exactly(collective_time(kind, SLOW, k, nbytes, root, 4))
+    assert max(ends) == exactly(collective_time(kind, network, k, nbytes, root, 4))
+
+
+@pytest.mark.parametrize("overhead", [0.0, 5e-3])
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", [*get_args(AllReduceAlgorithm)])
+def test_an_all_reduce_takes_the_time_of_its_formula(
+    links_of: LinksOf, algorithm: AllReduceAlgorithm, k: int, overhead: float
+) -> None:
+    n, network = 840_000, replace(SLOW, overhead=overhead, all_reduce=algorithm)
+    links = links_of(k, network)
+    ends = links.collective("all_reduce", [[n]] * k, dict.fromkeys(range(k), 0.0))
+    last = max(links.end(transfer) for transfer in ends)
+    formula = cost_model.ALL_REDUCE_TIMES[algorithm.replace("-", "_")](n, k, network)
+    if (algorithm, k) == ("tree", 3):  # no rank is two messages from the root: see the formula
+        assert formula - 2 * network.time(0) < last <= formula
+    else:
+        assert last == exactly(formula)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 5e-3])
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_messages_to_all_at_once_take_the_time_of_a_one_shot(
+    links_of: LinksOf, k: int, overhead: float
+) -> None:
+    """The messages that `one_shot_all_reduce` posts, in its order, a tenth of a µs apart."""
+    n, network = 400_000, replace(SLOW, overhead=overhead)
+    links, transfers = links_of(k, network), []
+    for step in range(1, k):
+        for rank in range(k):
+            transfers.append(links.message(rank, "send", (rank + step) % k, n, 1e-7 * step))
+            transfers.append(links.message(rank, "recv", (rank - step) % k, n, 1e-7 * step))
+    formula = cost_model.one_shot_all_reduce_time(n, k, network)
+    last = max(links.end(transfer) for transfer in transfers)
+    assert last == pytest.approx(formula, rel=0, abs=1e-6)
 
 
 def test_a_late_rank_delays_those_that_need_it(links_of: LinksOf) -> None:
