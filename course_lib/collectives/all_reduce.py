@@ -110,7 +110,9 @@ def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = 
     """
     if segments is None:
         _, world_size = place_in(group)
-        chunk = tensor.numel() * tensor.itemsize // world_size  # a sparse tensor has no nbytes
+        # Not nbytes, which a sparse tensor lacks: it is refused below, in plain words.
+        size = tensor.numel() * tensor.element_size()
+        chunk = size // world_size
         segments = max(1, chunk // SEGMENT_BYTES)
     if segments == 1:
         simple_ring_all_reduce(tensor, group)

@@ -21,15 +21,21 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never 
     from matplotlib.axes import Axes
 
 
-def winner_map(ax: Axes, xs: Sequence[float], winners: Mapping[int, Sequence[str]]) -> None:
+def winner_map(
+    ax: Axes,
+    xs: Sequence[float],
+    winners: Mapping[int, Sequence[str]],
+    names: Sequence[str] = (),
+) -> None:
     """Draw who wins where: `winners[y][i]` is the name of the winner at `xs[i]` and the integer y.
 
     `xs` rise, and are drawn on a logarithmic axis. Each name has a colour and a hatch of its own,
-    and is written where its area has most room.
+    and is written where its area has most room. Maps that are given the same `names`, in the same
+    order, give each of them the same look.
 
     Raises ValueError if a row has not one winner for each x.
     """
-    styles = styles_of([name for row in winners.values() for name in row])
+    styles = styles_of([*names, *(name for row in winners.values() for name in row)])
     edges = [xs[0], *(math.sqrt(a * b) for a, b in itertools.pairwise(xs)), xs[-1]]
     areas: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in styles}
     for y, row in winners.items():
@@ -41,6 +47,8 @@ def winner_map(ax: Axes, xs: Sequence[float], winners: Mapping[int, Sequence[str
             areas[name].setdefault(y, []).append((edges[start], edges[stop]))
             start = stop
     for name, area in areas.items():
+        if not area:
+            continue  # it wins nowhere
         color, hatch = styles[name]
         for y, runs in area.items():
             ax.broken_barh(

@@ -692,6 +692,38 @@ def two_level_all_reduce__everybody_to_everybody_inside(tensor, inside, between)
     tensor.copy_(flat.view(tensor.shape))
 
 
+@passes
+def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
+    def swap(given, got, group):
+        me, k = dist.get_rank(group), dist.get_world_size(group)
+        batch = []
+        for step in range(1, k):
+            to, source = (me + step) % k, (me - step) % k
+            batch.append(dist.P2POp(dist.isend, given[to], group=group, group_peer=to))
+            batch.append(dist.P2POp(dist.irecv, got[source], group=group, group_peer=source))
+        for handle in dist.batch_isend_irecv(batch) if batch else []:
+            handle.wait()
+
+    def add_up(flat, group):
+        me, k = dist.get_rank(group), dist.get_world_size(group)
+        chunks = flat.tensor_split(k)
+        parts = [chunks[me].clone() for _ in range(k)]
+        swap(chunks, parts, group)
+        return sum(parts)
+
+    def collect(flat, chunk, group):
+        me, k = dist.get_rank(group), dist.get_world_size(group)
+        chunks = flat.tensor_split(k)
+        chunks[me].copy_(chunk)
+        swap([chunk] * k, chunks, group)
+
+    flat = tensor.flatten().contiguous()
+    mine = add_up(flat, inside)
+    collect(mine, add_up(mine, between), between)
+    collect(flat, mine, inside)
+    tensor.copy_(flat.view(tensor.shape))
+
+
 edits_of(two_level_all_reduce__three_rings)("""
 inside_only: of this node only
     ring(mine, between, lambda k: (2 * (k - 1),)) → pass
