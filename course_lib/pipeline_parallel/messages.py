@@ -17,7 +17,7 @@ that takes no longer than a step costs no time.
 
 NCCL runs all messages between two ranks of a group in the order in which they were posted, in both
 directions. There a receive that begins early would hold up the sends posted after it, and two ranks
-would wait for each other. So each direction has a group of its own: see `Directions`.
+would wait for each other. So there each direction has a group of its own: see `directions`.
 """
 
 from collections.abc import Iterator
@@ -56,12 +56,12 @@ class Directions(NamedTuple):
 
 
 def directions(group: Group) -> Directions:
-    """Return `group` and another one of its ranks; every rank of `group` must call."""
-    members = dist.get_process_group_ranks(group)
-    if len(members) == 1:
+    """Return `group`, and with NCCL another one of its ranks; every rank of `group` must call."""
+    if "nccl" not in dist.get_backend(group) or dist.get_world_size(group) == 1:
         return Directions(group, group)
     first = dist.group.WORLD if group is None else group
-    assert first is not None, "get_process_group_ranks has refused a world that is not there"
+    assert first is not None, "there is a group, or its backend would not be known"
+    members = dist.get_process_group_ranks(group)
     # By the same name, so that a trace counts both as one.
     name = first.group_desc
     up = dist.new_group(members, use_local_synchronization=True, group_desc=name)

@@ -924,13 +924,13 @@ edits_of(pipeline_schedule__by_warm_up)("""
 schedule_of_the_first_call: after ‘p = 4, bubble 0.27’
     world_size, bubble): → world_size, bubble, kept={}):
     return ranks → return kept.setdefault(world_size, ranks)
-as_text: is no list of steps
+as_text: expected a list with one list of steps
     ("F", i) for → f"F{i}" for
     ("F", ahead + i) → f"F{ahead + i}"
     ("B", i) → f"B{i}"
 own_steps_only: steps for 1 ranks, and there are 2
     return ranks → return ranks[dist.get_rank() :][:1]
-returns_nothing: is no list of steps
+returns_nothing: expected a list with one list of steps
     return ranks → ranks
 """)
 

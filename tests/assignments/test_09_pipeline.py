@@ -29,7 +29,7 @@ def test_no_fewer_micro_batches_keep_the_bubble(p: int, bubble: float) -> None:
     ("schedules", "words"),
     [
         ([RIGHT, RIGHT], ""),
-        (["int 3", "int 3"], "rank 0: int 3 is no list of steps"),
+        (["int 3", "int 3"], "rank 0: the schedule is int 3, expected a list with"),
         ([RIGHT[:1], RIGHT[:1]], "rank 0: steps for 1 ranks, and there are 2"),
         ([RIGHT, RIGHT[::-1]], "rank 1 was told another schedule than rank 0"),
         (

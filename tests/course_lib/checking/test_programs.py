@@ -129,7 +129,12 @@ def freezes(right: Wrapped) -> Wrapped:
             freezes,
             "which parameters require a gradient",
         ),
-        ("09_sharding_the_model", "pipeline_schedule", gives(3), "is no list of steps such as"),
+        (
+            "09_sharding_the_model",
+            "pipeline_schedule",
+            gives(3),
+            "expected a list with one list of steps",
+        ),
     ],
 )
 def test_it_says_what_it_was_given(
