@@ -92,7 +92,7 @@ def serve(
         # An early child may need the processor now, and be followed by others that do not wait.
         pause = _IDLE
         while needed and not request.get("early"):
-            _load(needed.pop(0))
+            _load_ahead(needed.pop(0))
         server = os.getpid()
         pid = fork_process()
         if pid == 0:
@@ -117,10 +117,10 @@ def serve(
             limit = pause if needed else None if rests else _IDLE
             ready = [key.fileobj for key, _ in selector.select(limit)]
             if not ready and needed:
-                _load(needed.pop(0))
+                _load_ahead(needed.pop(0))
                 pause = 0.0
             elif not ready and waiting:
-                _load(waiting.pop(0))
+                _load_ahead(waiting.pop(0))
             elif not ready:
                 collapse()
                 gathers = False
@@ -138,8 +138,7 @@ def serve(
                         running = [pid for pid in request["of"] if _is_running(pid)]
                         lines.send({"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
-                        with suppress(Exception):  # the rank that needs it will say what is wrong
-                            _load(name)
+                        _load_ahead(name)
                     # Only children that were not reaped: their pids can belong to no one else.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
@@ -242,6 +241,12 @@ def main() -> None:
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
     serve(control, soon, later, gathers=True)
+
+
+def _load_ahead(name: str) -> None:
+    """Import a module that ranks may need, such as IPython, which a bare machine may lack."""
+    with suppress(Exception):  # the rank that needs it will say what is wrong
+        _load(name)
 
 
 def _load(name: str) -> None:

@@ -55,6 +55,21 @@ def test_who_has_a_core_of_its_own_does_not_wait_for_what_is_needed_soon(
         assert ranks.run(loaded_by_another, NEEDED) == [not core_each] * 3
 
 
+def test_a_machine_without_what_few_ranks_need_has_ranks(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one with a GPU and PyTorch, and without IPython."""
+    monkeypatch.setattr(fork_client, "SOON", ("no_such_module", NEEDED))
+    monkeypatch.setattr(fork_client, "LATER", ("neither_this_one",))
+    with Ranks(2, on="cpu", timeout=60) as ranks:
+        server = fork_client.shared_server()
+        time.sleep(3)  # the server has nothing to do, and loads what may be needed
+        assert ranks.run(dist.get_rank) == [0, 1]
+    with Ranks(2, on="cpu", timeout=60) as ranks:
+        assert ranks.run(loaded) == [(True, True)] * 2
+        assert fork_client.shared_server() is server
+
+
 def test_ranks_that_nobody_waited_for_have_it(modules: Path) -> None:
     server = fork_client.start_server()
     server.wait_until_ready()
