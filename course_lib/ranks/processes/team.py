@@ -164,7 +164,9 @@ class Team:
             config = {
                 "world_size": self.world_size,
                 "threads": placement.threads,
-                "environment": placement.environment | _as_torchrun(self.world_size),
+                "environment": placement.environment
+                | _as_torchrun(self.world_size)
+                | _chosen_gpus(),
                 "store": os.path.join(folder or "", "store"),
                 "backend": placement.backend,
                 "bare": not metered,
@@ -330,6 +332,15 @@ def _as_torchrun(world_size: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def _chosen_gpus() -> dict[str, str]:
+    """Return which GPUs the notebook wants seen: it may say so after the fork server started.
+
+    A rank opens CUDA before its first call, which brings the rest of the environment.
+    """
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _end_team(

@@ -4,12 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
+from course_lib.ranks import Ranks
+from course_lib.ranks.processes import fork_client
+from course_lib.ranks.processes.fork_client import ForkServer
 from tests.helpers import ROOT
 from tests.helpers.kernels import descendants, kernel, wait_until_gone
 
@@ -107,3 +111,23 @@ def test_a_notebook_starts_the_fork_server_when_it_imports_the_ranks() -> None:
         assert server[0] in descendants(fresh.pid)
         assert len(descendants(fresh.pid)) == 3
     assert wait_until_gone(server) == []
+
+
+def test_gpus_that_the_notebook_chooses_late_are_those_of_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which a rank must know when it opens CUDA, before its first call."""
+    fork_client.shared_server().wait_until_ready()
+    configs = []
+    fork = ForkServer.fork
+
+    def note(server: ForkServer, function: str, config: dict[str, Any], *more: Any) -> int:
+        configs.append(config)
+        return fork(server, function, config, *more)
+
+    monkeypatch.setattr(ForkServer, "fork", note)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    with Ranks(2, on="cpu") as ranks:
+        ranks.start()
+    told = [config["environment"]["CUDA_VISIBLE_DEVICES"] for config in configs]
+    assert told == ["1,3", "1,3"]
