@@ -242,10 +242,10 @@ class EmulatedNccl(PythonGroup):
             self._pairs[peer] = Stream()
         return self._pairs[peer]
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def _start_coalescing(self) -> None:  # type: ignore[override]  # as a Backend's
         self._batch = []
 
-    def _end_coalescing(self, device: Any = None) -> dist.Work:
+    def _end_coalescing(self) -> dist.Work:  # type: ignore[override]
         messages, self._batch = self._batch or [], None
         below = self._below[BATCHES]
 

@@ -239,10 +239,10 @@ class MeteredProcessGroup(PythonGroup):
         nccl = self._inner.nccl
         started[0][0].block()  # the first batch of a group connects all its ranks
         try:
-            nccl._start_coalescing(messages[0][1].device)
+            nccl._start_coalescing()
             for kind, tensor, index, tag in messages:
                 (nccl.send if kind == "send" else nccl.recv)([tensor], index, tag)
-            inner = nccl._end_coalescing(messages[0][1].device)
+            inner = nccl._end_coalescing()
         finally:
             started[0][0].unblock()
         return [

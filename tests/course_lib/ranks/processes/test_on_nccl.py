@@ -1,6 +1,7 @@
 """What is right with gloo and was wrong with NCCL, on NCCL's semantics (see the helper)."""
 
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -312,3 +313,11 @@ def test_ranks_that_share_a_gpu_leave_room_for_each_other():
     placement = share(4, 1, (2, 30, 7))
     assert placement.backend == "nccl"
     assert int(placement.environment["NCCL_MAX_CTAS"]) <= 8
+
+
+def test_pytorchs_backends_take_the_calls_that_a_batch_makes():
+    """NCCL's is one, which no CPU has; gloo's refuses to coalesce, but not the way it is asked."""
+    backend = gloo.connect_gloo(dist.HashStore(), 0, 1, timedelta(seconds=30))
+    for method in ("_start_coalescing", "_end_coalescing"):
+        with pytest.raises(RuntimeError, match="oalescing"):
+            getattr(backend, method)()
