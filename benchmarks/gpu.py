@@ -120,7 +120,7 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
     command += ["--child", str(seconds), *(["--emulated"] if emulated else [])]
     began = time.monotonic()
     log = folder / f"{outcome.part.name}.log"
-    # What is killed cannot remove its temporary files.
+    # A part that is killed cannot remove its temporary files.
     with log.open("w") as output, tempfile.TemporaryDirectory(prefix="gpu_part_") as temporary:
         process = subprocess.Popen(
             command,

@@ -40,7 +40,7 @@ class GpusUnavailable(SandboxUnavailable):
 
 @dataclass(frozen=True)
 class GpuAccess:
-    """What a sandbox needs so that its cells can use GPUs; as it stands, none."""
+    """The mounts and variables that let a sandbox's cells use GPUs. By default there are none."""
 
     mounts: tuple[Mount, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def alone_on(devices: Sequence[str]) -> Iterator[None]:
     """Hold the GPUs among `devices` (``cuda:0``) against other graders of this machine.
 
     Two cases on one GPU at the same time would take each other's memory, and time of its kernels.
-    Who waits here has started no rank yet, so that no time of a student's passes.
+    A case that waits here has started no rank yet, so none of the student's time passes.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     numbers = sorted({int(each.partition(":")[2] or 0) for each in devices if "cuda" in each})

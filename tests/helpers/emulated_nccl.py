@@ -210,14 +210,9 @@ class EmulatedNccl(PythonGroup):
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
     ) -> dist.Work:
         below = self._below[COLLECTIVES]
-        result = list(arguments[0]) if arguments and isinstance(arguments[0], list) else []
-        if arguments and isinstance(arguments[0], torch.Tensor):
-            result = [arguments[0]]
-        if result and isinstance(result[0], list):
-            result = result[0]
         return self._launch(
             self._stream,
-            result,
+            collective.result(arguments),
             lambda: gloo.launch(below, collective, arguments, options).wait(),
         )
 

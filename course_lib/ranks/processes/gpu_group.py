@@ -1,4 +1,4 @@
-"""What a metered group of GPU ranks talks through: NCCL, and gloo for what NCCL has not.
+"""A metered group of GPU ranks talks through NCCL, and through gloo where NCCL has no way.
 
 | | goes by |
 |---|---|
@@ -40,17 +40,13 @@ class GpuGroup:
     def __init__(self, gloo: Any, nccl: Any = None) -> None:
         self.gloo, self.nccl = gloo, nccl
 
-    def for_collective(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the group that carries a collective of these tensors."""
+    def carrier(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the group that carries a collective, or a batch of messages, of these tensors."""
         if self.nccl is not None and tensors and all(self.takes(tensor) for tensor in tensors):
             return self.nccl
         if not tensors and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # a barrier comes after what was launched, as NCCL's does
         return self.gloo
-
-    def for_batch(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the group that carries a batch of messages as one launch, if there is one."""
-        return self.for_collective(tensors) if tensors and self.nccl is not None else self.gloo
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies where NCCL can reach it."""

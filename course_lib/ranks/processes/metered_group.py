@@ -129,9 +129,8 @@ class MeteredProcessGroup(PythonGroup):
         )  # fmt: skip
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
         operation.block()
-        carrier = self._inner
-        if isinstance(carrier, GpuGroup):
-            carrier = carrier.for_collective(tensors)
+        whole = self._inner
+        carrier = whole.carrier(tensors) if isinstance(whole, GpuGroup) else whole
         try:
             inner = launch(carrier, collective, arguments, options)
         except Exception:
@@ -222,7 +221,7 @@ class MeteredProcessGroup(PythonGroup):
     def launches_batches(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether messages of these tensors can be launched as one."""
         inner = self._inner
-        return isinstance(inner, GpuGroup) and inner.for_batch(tensors) is not inner.gloo
+        return isinstance(inner, GpuGroup) and inner.carrier(tensors) is not inner.gloo
 
     def batch(self, messages: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[dist.Work]:
         """Launch messages as one, so that none of them waits for another.

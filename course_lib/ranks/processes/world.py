@@ -78,8 +78,7 @@ def install(
     _installed = recorder, link, backend
     if "metered" not in dist.Backend.backend_list:
         together = functools.partial(_start_batch, c10d.batch_isend_irecv)
-        for module in (dist, c10d):
-            vars(module)["batch_isend_irecv"] = together
+        _stand_in("batch_isend_irecv", together)
         dist.Backend.register_backend(
             "metered", _create, extended_api=True, devices=["cpu", "cuda"]
         )
@@ -105,6 +104,12 @@ def _create(options: Any, _: Any) -> MeteredProcessGroup:
     with _without_greeting():
         group.connect()
     return group
+
+
+def _stand_in(name: str, function: Callable[..., Any]) -> None:
+    """Put `function` in the place of one of ``torch.distributed``."""
+    for module in (dist, c10d):
+        setattr(module, name, function)
 
 
 def _start_batch(
@@ -182,16 +187,12 @@ class World:
         self._local_name = ""
         install(recorder, link, backend)
         self._init = c10d.init_process_group
-        self._stand_in("init_process_group", self._join_again)
-        self._stand_in("monitored_barrier", self._monitored_barrier)
+        _stand_in("init_process_group", self._join_again)
+        _stand_in("monitored_barrier", self._monitored_barrier)
         if link is not None:
-            self._stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
+            _stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
         replace_new_group(self._counting)
         self._join()
-
-    def _stand_in(self, name: str, function: Callable[..., Any]) -> None:
-        for module in (dist, c10d):
-            setattr(module, name, function)
 
     # Joining, and joining again -----------------------------------------------------------------
 

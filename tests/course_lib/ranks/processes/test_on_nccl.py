@@ -268,11 +268,11 @@ class Remembering:
 
 def test_tensors_of_the_cpu_and_barriers_go_by_gloo():
     group = GpuGroup("gloo", "nccl")
-    assert group.for_collective([torch.ones(1)]) == "gloo"
-    assert group.for_collective([]) == "gloo"
-    assert group.for_collective([OnGpu()]) == "nccl"
-    assert group.for_batch([OnGpu(), torch.ones(1)]) == "gloo"
-    assert GpuGroup("gloo").for_collective([OnGpu()]) == "gloo"
+    assert group.carrier([torch.ones(1)]) == "gloo"
+    assert group.carrier([]) == "gloo"
+    assert group.carrier([OnGpu()]) == "nccl"
+    assert group.carrier([OnGpu(), torch.ones(1)]) == "gloo"
+    assert GpuGroup("gloo").carrier([OnGpu()]) == "gloo"
 
 
 def test_a_single_message_leaves_from_the_host():
