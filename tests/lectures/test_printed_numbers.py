@@ -133,7 +133,7 @@ def test_07_tuned_alike_the_synchronous_run_is_as_good_as_diloco():
 
 def test_10_one_more_step_of_h2_has_no_bubble():
     """A rank of 4 works for 8 (F + B) = 24 units in a step; H1 and H2 take 27 for one alone."""
-    text = printed("10_n_dimensional_parallelism", "cell-20")
+    text = printed("11_n_dimensional_parallelism", "cell-20")
     alone, more = 1 - 24 / 27, 1 - 24 / 24
     *columns, _, _ = row(text, "zero bubble H1")
     assert columns == pytest.approx([alone] * 5, abs=1e-3)
