@@ -116,7 +116,7 @@ def along_a_tree() -> list[Expectation]:
     return [
         only_calls("send", "recv"),
         calls_at_most(
-            "Whoever has the tensor helps: nobody sends in more than ceil(log2 K) rounds.",
+            "Every rank that has the tensor passes it on, so no rank sends more than ceil(log2 K) times.",
             send=sends,
         ),
         calls_at_most("The tensor reaches every other rank once.", recv=receives),

@@ -89,10 +89,10 @@ def _released(root: Path, data: Path, assignment: str, names: list[str]) -> dict
 def _answers(released: NotebookNode, path: Path) -> list[tuple[str, str]]:
     """Return name and source of a student's answers and of code cells that they added."""
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
-        raise ValueError("it is a link, or too large")
+        raise ValueError(f"it is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
     submitted: NotebookNode = nbformat.from_dict(json.loads(path.read_bytes()))
     if not isinstance(submitted, dict) or not isinstance(submitted.get("cells"), list):
-        raise ValueError("it has no cells")
+        raise ValueError("it is JSON, but not a notebook: it has no list of cells")
     stubs = {_plain(cell).strip() for cell in _code(released)}
     own = [
         cell for cell in _code(rebuild(released, submitted)) if _plain(cell).strip() not in stubs

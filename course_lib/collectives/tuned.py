@@ -94,7 +94,10 @@ class TunedAllReduce:
         if repeats < 1:
             raise ValueError(f"repeats={repeats}: each algorithm has to be timed at least once")
         if also and network is not None:
-            raise ValueError(f"{', '.join(also)} can only be measured: leave out network=…")
+            raise ValueError(
+                f"no formula predicts the time of {', '.join(also)}. Leave out network=…: then all "
+                f"algorithms are measured"
+            )
         self._algorithms: dict[str, AllReduce] = {**ALGORITHMS, **(also or {})}
         self.times: dict[int, dict[str, float]] = {}
         if network is None:

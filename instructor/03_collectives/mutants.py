@@ -120,7 +120,7 @@ a_chain (simulated, grader): Those that have the tensor send at the same time
 """)
 
 
-@fails("Whoever has the tensor helps")
+@fails("Every rank that has the tensor passes it on")
 def tree_broadcast__root_sends_to_all(tensor, src, group=None):
     members = dist.get_process_group_ranks(group)
     data = tensor.contiguous()

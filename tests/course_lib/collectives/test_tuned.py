@@ -76,5 +76,5 @@ def test_mistakes_are_named():
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(repeats=0))
     with pytest.raises(RankError, match="at least one size"):
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(sizes=()))
-    with pytest.raises(RankError, match="memory can only be measured"):
+    with pytest.raises(RankError, match="no formula predicts the time of memory"):
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(network=LINK, also={"memory": print}))
