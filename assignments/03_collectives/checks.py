@@ -116,7 +116,8 @@ def along_a_tree() -> list[Expectation]:
     return [
         only_calls("send", "recv"),
         calls_at_most(
-            "Every rank that has the tensor passes it on, so no rank sends more than ceil(log2 K) times.",
+            "Every rank that has the tensor passes it on: nobody sends in more than ceil(log2 K) "
+            "rounds.",
             send=sends,
         ),
         calls_at_most("The tensor reaches every other rank once.", recv=receives),
