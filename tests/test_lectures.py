@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
 from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
+from tests.helpers.printed_again import differences
 from tests.helpers.tiers import tier
 
 LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))
@@ -57,6 +58,7 @@ def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     NotebookClient(
         nb, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(folder)}}
     ).execute()
+    assert not (stale := differences(nbformat.read(path, as_version=4), nb)), "\n".join(stale)
     # The page as it is now, not only as it was committed.
     nbformat.write(nb, folder / path.name)
     links = "links_lead_somewhere"  # relative to the repository, which was not copied

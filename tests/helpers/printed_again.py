@@ -1,0 +1,61 @@
+"""Compares what a lecture prints today with what it printed when the page was committed.
+
+Seconds that a cell takes on this machine differ from run to run. Such a cell carries the tag
+``measured`` in its metadata and is left out. All others, also those with virtual times, have to
+print the same words, and the same numbers but for rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from nbformat import NotebookNode
+
+MEASURED = "measured"
+"""The tag of a cell whose output depends on the machine."""
+RELATIVE = 0.01
+"""Sums in another order, by another processor or another PyTorch, stay within this."""
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+ROUNDING = 1e-6
+"""Numbers this small are rounding errors: only that they are small is compared."""
+
+
+def text_of(cell: NotebookNode) -> str:
+    """Return the text of all outputs of a cell; a figure's is its alternative text."""
+    parts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type in ("execute_result", "display_data"):
+            parts.append(output.data.get("text/plain", ""))
+    return "".join(parts)
+
+
+def differences(committed: NotebookNode, executed: NotebookNode) -> list[str]:
+    """Return one sentence for each cell that does not print what it printed."""
+    now = {cell.id: cell for cell in executed.cells}
+    found = []
+    for cell in committed.cells:
+        if cell.cell_type != "code" or MEASURED in cell.metadata.get("tags", []):
+            continue
+        before, after = text_of(cell), text_of(now[cell.id])
+        if not same(before, after):
+            found.append(f"{cell.id} printed {before!r} when it was committed, now {after!r}")
+    return found
+
+
+def same(before: str, after: str) -> bool:
+    """Return whether two outputs have the same words, and the same numbers but for rounding."""
+    words = [re.sub(r"[\s─]+", " ", NUMBER.sub("#", text)).strip() for text in (before, after)]
+    pairs = zip(NUMBER.findall(before), NUMBER.findall(after), strict=False)
+    return words[0] == words[1] and all(close(a, b) for a, b in pairs)
+
+
+def close(before: str, after: str) -> bool:
+    """Return whether two printed numbers are equal up to `RELATIVE` and their last digit."""
+    a, b = float(before), float(after)
+    if max(abs(a), abs(b)) < ROUNDING:
+        return True
+    unit = 10.0 ** -len(before.partition(".")[2]) if "e" not in before else 0.0
+    return math.isclose(a, b, rel_tol=RELATIVE, abs_tol=unit * 1.001 if unit < 1 else 0.0)
