@@ -21,10 +21,10 @@ demo: .venv/ready  ## the course end to end: release, six submissions, grading, 
 # Most tests wait for processes half of their time. A worker that has nothing left takes half of
 # another's tests, still in order, so that ranks that a file's tests share are seldom started twice.
 # ARGS=-n0 runs all in one process, which a debugger needs.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: .venv/ready  ## the default tests, 10 to 15 minutes; choose some with ARGS="-k sharding"
+test: .venv/ready  ## the default tests, about 7 minutes; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
 test-all: .venv/ready  ## and the large ones: every assignment, every mistake, whole classes; hours

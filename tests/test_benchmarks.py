@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers import ROOT
+from tests.helpers.tiers import tier
 
 BENCHMARKS = ROOT / "benchmarks"
 RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
@@ -62,7 +63,9 @@ def test_without_a_gpu_make_gpu_says_what_to_do() -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
-@pytest.mark.parametrize("part", ["facts", "one_rank", "overlap"])
+@pytest.mark.parametrize(
+    "part", ["facts", *(pytest.param(part, marks=tier(False)) for part in ("one_rank", "overlap"))]
+)
 def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
     done = gpu("--emulated", "--only", part, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + (tmp_path / f"{part}.log").read_text()
@@ -85,8 +88,8 @@ def test_all_of_make_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
     ("body", "said"),
     [
         ("yield {'a': 1}; time.sleep(60)", "was ended after"),
-        ("yield {'a': 1}; raise KeyError('oh')", "KeyError: 'oh'"),
-        ("yield {'a': 1, 'result': 'FAILED'}", "a row says FAILED"),
+        pytest.param("yield {'a': 1}; raise KeyError('oh')", "KeyError: 'oh'", marks=tier(False)),
+        pytest.param("yield {'a': 1, 'result': 'FAILED'}", "a row says FAILED", marks=tier(False)),
         ("yield {'a': 1}; raise gpu_parts.NotThere('no such thing')", "not run: no such thing"),
     ],
 )

@@ -98,6 +98,7 @@ def test_the_border_of_the_map(page: Any) -> None:
     assert winners == ["8 bits, direct", "gossip, pairs"]
 
 
+@pytest.mark.large
 def test_alone_a_rank_does_not_get_as_far(page: Any) -> None:
     """Fair data, four seeds: the mean over the ranks."""
     found = page(*TRAINING)
@@ -147,6 +148,7 @@ def accuracies(found: dict[str, Any]) -> Callable[[float, str, str, bool], float
     return after
 
 
+@pytest.mark.large
 def test_who_is_ahead_when(page: Any) -> None:
     """20 ms: with sorted data direct is ahead of gossip after 1.2 s; with fair data behind."""
     after = accuracies(page(*TRAINING, "46", "47", "47a"))

@@ -110,6 +110,7 @@ def test_a_board_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "board" / "leaderboard.csv").read_bytes() == before
 
 
+@pytest.mark.large
 def test_more_seconds_are_another_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hand_in(tmp_path / "submitted", "slow", source="def train(job):\n    time.sleep(10**6)\n")
     real, runs = command.time_submission, []

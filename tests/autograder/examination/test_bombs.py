@@ -156,8 +156,8 @@ BOMBS = {
 }
 
 
-QUICK = {"many smaller ones", "groups"}
-"""The bombs that are tried by default: the others take long, or are like these."""
+QUICK = {"many smaller ones"}
+"""The bomb that is tried by default: the others take long, or are like it."""
 
 
 def examined(bomb: Bomb) -> dict[str, Any]:

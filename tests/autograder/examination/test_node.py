@@ -68,7 +68,7 @@ def examined(
         pytest.param(
             mutant,
             id=f"{mutant.task}__{mutant.mistake}",
-            marks=tier(number % 28 == 0),
+            marks=tier(number % 56 == 0),
         )
         for number, mutant in enumerate(mutants())
     ],
@@ -84,12 +84,18 @@ def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Mutant) -> 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
+        pytest.param(
+            *("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
+            marks=tier(False),
+        ),
         pytest.param(
             *("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
             marks=tier(False),
         ),
-        ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
+        pytest.param(
+            *("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
+            marks=tier(False),
+        ),
         (
             "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
             "Rank 1 raised ValueError: here (Cell In[2], line",

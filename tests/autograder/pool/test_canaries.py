@@ -156,13 +156,17 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
 @pytest.mark.parametrize(
     ("code", "fault", "words"),
     [
-        (
+        pytest.param(
             "judge=lambda case, inputs, outputs: None, expects=()",
             *(MACHINE, "a function that returns nothing of "),
+            id="passes everything",
         ),
-        ("inputs=lambda case, generator: 1 / 0", AUTHOR, "the inputs of"),
+        pytest.param(
+            *("inputs=lambda case, generator: 1 / 0", AUTHOR, "the inputs of"),
+            id="cannot draw its inputs",
+            marks=pytest.mark.large,
+        ),
     ],
-    ids=["passes everything", "cannot draw its inputs"],
 )
 def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: str) -> None:
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
@@ -174,6 +178,7 @@ def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: st
     assert not course.verdicts() and not course.drafts()
 
 
+@pytest.mark.large
 def test_a_sandbox_vouches_only_for_itself(course: Course) -> None:
     """Its grades do not count if it ended before the canaries."""
     desk = Desk(course)
@@ -202,6 +207,7 @@ if len((_folder / "loads").read_text()) > int((_folder / "good").read_text()):
 """From the given load of a check on, all results are wrong: for canaries or for a student."""
 
 
+@pytest.mark.large
 def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
     course: Course,
     tmp_path: Path,
