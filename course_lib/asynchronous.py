@@ -172,8 +172,8 @@ def serve(
     workers = [each for each in range(world_size) if each != rank]
     if updates < 0 or not workers:
         raise ValueError(
-            f"updates={updates} with {len(workers)} workers: updates must be 0 or more, and there "
-            "must be at least one worker"
+            "a server and a worker are 2 ranks or more, and updates must be 0 or more; got "
+            f"{world_size} ranks, updates={updates}"
         )
     if bound is not None and bound < 0:
         raise ValueError(f"bound={bound} must be 0 or more")

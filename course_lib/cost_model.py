@@ -99,7 +99,7 @@ def pipelined_broadcast_time(
     return (world_size - 1) * _first(network) + pieces * _each(nbytes / segments, network)
 
 
-# --- all to all -----------------------------------------------------------------------------------
+# --- all ranks to all ranks -----------------------------------------------------------------------
 
 
 def ring_reduce_scatter_time(nbytes: float, world_size: int, network: Network) -> float:

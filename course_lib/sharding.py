@@ -51,7 +51,10 @@ def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
     Raises ValueError if length < 0, world_size < 1, or rank is not in 0 … world_size - 1.
     """
     if length < 0 or world_size < 1:
-        raise ValueError(f"cannot cut length={length} into world_size={world_size} shards")
+        raise ValueError(
+            f"length must be 0 or more and world_size 1 or more, got length={length}, "
+            f"world_size={world_size}"
+        )
     if not 0 <= rank < world_size:
         raise ValueError(
             f"rank is {rank}, but with world_size={world_size} it is in 0 … {world_size - 1}"

@@ -129,7 +129,8 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
             raise Wrong(f"bucket {bucket} of {buckets} has {total} B, {name} is {limit} B")
         if before and before[-1] < bucket[0]:
             raise Wrong(
-                f"bucket {before} of {buckets} comes before {bucket}, and is complete after it",
+                f"in {buckets}, bucket {before} stands before {bucket} but becomes complete "
+                "after it",
                 "The gradients of later parameters are ready earlier.",
             )
         if before and sum(sizes[i] for i in before) + sizes[bucket[0]] <= room:
@@ -138,7 +139,7 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     ends = [bucket[-1] for bucket in buckets]
     if ends != sorted(ends, reverse=True):
         raise Wrong(
-            f"the buckets {buckets} are not in the order in which they are complete",
+            f"the buckets {buckets} are not in the order in which they become complete",
             "A bucket is complete when its last parameter's gradient is there.",
         )
 

@@ -107,7 +107,9 @@ def reads_codes(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
         }
         expect_wire(wire, n + 4, "4 for the scale, 1 for each number", f"rank {rank}: wire", known)
         if not torch.equal(value["u"], uniform(own["ticks"])):
-            raise Wrong(f"rank {rank}: the function changes u, which is not its to change")
+            raise Wrong(
+                f"rank {rank}: the function changes u. It must leave u as it is: work on u.clone()"
+            )
         scale, codes = wire[:4].clone().view(torch.float32), wire[4:].view(torch.int8)
         read.append({"scale": scale, "codes": codes.double()})
     _codes(case, inputs, read)

@@ -320,7 +320,9 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
     """Judge the Metropolis weights of ``links`` among ``world_size`` ranks."""
     k, weights = case.parameters["world_size"], values[0]
     if not isinstance(weights, Tensor) or weights.shape != (k, k):
-        raise Wrong(f"the answer is {describe(weights)}, expected a matrix of {k} × {k}")
+        raise Wrong(
+            f"the answer is {describe(weights)}, expected a float64 tensor of shape [{k}, {k}]"
+        )
     if weights.dtype != torch.float64:
         raise Wrong(f"the matrix has dtype {weights.dtype}, expected torch.float64")
     links = {frozenset(link) for link in case.parameters["links"]}
@@ -331,8 +333,12 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
             if i != j and not linked and got != 0:
                 raise Wrong(f"W[{i}, {j}] is {got:.6g}, and ranks {i} and {j} are not linked")
             if i != j and linked and not math.isclose(got * (1 + max(degree[i], degree[j])), 1):
-                counts = f"rank {i} has {degree[i]} and rank {j} has {degree[j]} neighbours"
-                raise Wrong(f"W[{i}, {j}] is {got:.6g}; {counts}", _LINK)
+                most = max(degree[i], degree[j])
+                raise Wrong(
+                    f"W[{i}, {j}] is {got:.6g}, expected 1/{1 + most}: rank {i} has {degree[i]} "
+                    f"and rank {j} has {degree[j]} neighbours",
+                    _LINK,
+                )
     for name, sums in (("row", weights.sum(1)), ("column", weights.sum(0))):
         wrong = (sums - 1).abs().nan_to_num(1.0) > 1e-9
         if wrong.any():

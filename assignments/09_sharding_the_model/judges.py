@@ -77,7 +77,7 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
     before = _looks(linear)
     layer = make_layer(linear, group=given.group)
     if _looks(linear) != before:
-        raise RuntimeError("the function changes linear, which is not its to change")
+        raise RuntimeError("the function changes linear. It must leave linear as it is")
     whole = weakref.ref(linear.weight)
     if not isinstance(layer, nn.Module):
         raise TypeError(f"what comes back is {type(layer).__name__}, expected an nn.Module")

@@ -134,7 +134,7 @@ class Referee:
     def played(self):
         """Return the score; of what could not be played there is none."""
         if self.score is None:
-            raise Wrong("it could not be played, so there is no time and there are no bytes")
+            raise Wrong("the tape could not be played, so its time and its bytes are not known")
         return self.score
 
 
@@ -153,7 +153,8 @@ def judge_score(race, score):
             "Average them after the last step: all parameters, the biases too.",
         )
     if max(scored) > race.target:
-        there = f"the loss on rows that no rank has is {in_digits(max(scored))}, expected at most"
+        loss = in_digits(max(scored))
+        there = f"the loss on test rows, which no rank has, is {loss}, expected at most"
         if written <= race.target:
             hint = (
                 f"On the draw that your code saw it is {in_digits(written)}. Either that was "

@@ -130,7 +130,9 @@ def read_roster(path: Path) -> Roster:
             raise SourceError(f"{path}, line {number}: {student.student_id} is in the list twice")
         students[student.student_id] = student
     if not students:
-        raise SourceError(f"{path} has no students")
+        raise SourceError(
+            f"{path} has a header and no student: give each a line, with a student_id"
+        )
     return Roster(students.values())
 
 

@@ -139,7 +139,7 @@ def _notebook_names(
         if len(copies) > 1:
             vetted.notes.append(f"{latest.path!r} counts, of {len(copies)} copies")
         elif latest.name != f"{name}.ipynb" and latest.path != said:
-            vetted.notes.append(f"the notebook was called {latest.name!r}")
+            vetted.notes.append(f"{latest.name!r} was taken as {name}.ipynb")
     return counts
 
 

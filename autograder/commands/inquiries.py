@@ -180,10 +180,12 @@ def _known(root: Path, data: Path, arguments: argparse.Namespace) -> Thread:
 
 def _names(arguments: argparse.Namespace) -> tuple[str, str, str]:
     names = (arguments.student, arguments.assignment, arguments.task)
-    if any("/" in name or name.startswith(".") for name in names):
-        raise InquiryError(
-            "a student, assignment or task has no / in its name and does not start with a dot"
-        )
+    for name in names:
+        if "/" in name or name.startswith("."):
+            raise InquiryError(
+                f"{name!r} cannot be a student, assignment or task: it contains / or starts with "
+                "a dot"
+            )
     return names
 
 

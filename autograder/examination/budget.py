@@ -1,4 +1,4 @@
-"""The time that one submission may take: per cell, per case, per check, and in all.
+"""The time that one submission may take: per cell, per case, and in all.
 
 The rule for every limit: **wall-clock time counts, except while the submission waits for a core.**
 A submission that computes, sleeps or is stuck uses up its time. One that waits for a core, because

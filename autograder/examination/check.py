@@ -152,7 +152,10 @@ class _Guard:
             raise
         except Exception as error:
             trace = traceback.format_exc()[-3500:]
-            raise MachineFailure(f"The grader failed in {self._name}: {trace}") from error
+            raise MachineFailure(
+                f"The grader itself failed in {self._name}. No student loses points by it. Please "
+                f"report this: {trace}"
+            ) from error
 
     def _inputs(self, case: Case, generator: Any) -> Sequence[Plain]:
         try:

@@ -132,7 +132,7 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
         told += _told_before(path, content)
         return
     done = "an empty one" if content is None else "what can be read of it"
-    note = f"{_NOTEBOOK} {problem}: set aside, and {done} graded in its place"
+    note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
     told.append(note)
     set_aside(path, path.parent)
     mended: Any = content if problem.startswith(_ENCODED) else _repaired(content)

@@ -127,7 +127,10 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Check that all tensors of a fused optimizer have the size of their parameter."""
     if len(args) != _OPTIMIZERS[name]:
-        raise ValueError("a fused optimizer must get its lists of tensors in order")
+        raise ValueError(
+            f"{name} needs its {_OPTIMIZERS[name]} lists of tensors as positional arguments, got "
+            f"{len(args)}"
+        )
     params, *others = args
     steps = [] if name == "_fused_sgd_" else others.pop()
     # The last list is the momentum, or the largest squares; it is empty if it is not used.

@@ -115,7 +115,9 @@ class Player:
         try:
             self._played.weights = [self._tensor(each).clone() for each in self._tape.weights]
         except Exception:
-            raise TapeError("the tape does not say where the trained weights are") from None
+            raise TapeError(
+                "the tape names no tensors as the trained weights. Train job.model itself"
+            ) from None
         return self._played
 
     # Values ------------------------------------------------------------------------------------

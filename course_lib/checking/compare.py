@@ -179,7 +179,7 @@ def numbers_apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
 def describe(value: Any) -> str:
     """Return what a value is, in a few words."""
     if value is None:
-        return "None (does the function return it, or set it?)"
+        return "None (is a return missing, or was it never set?)"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, dict):

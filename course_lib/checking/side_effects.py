@@ -17,7 +17,7 @@ from course_lib.checking.on_ranks.effects import GENERATORS, tensors_in
 
 SENTENCES = {
     "changed": (
-        "the function changes {name}, which is not its to change",
+        "the function changes {name}, which must stay as it is",
         "Work on a copy: x = x + 1 makes a new tensor, x += 1 writes into the one that came in.",
     ),
     "aliases": (

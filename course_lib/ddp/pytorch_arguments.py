@@ -133,7 +133,10 @@ def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.dev
     if not named:
         return None
     if len(device_ids or []) > 1:
-        raise ValueError("device_ids can only be None or contain a single element: a rank, a GPU")
+        raise ValueError(
+            "device_ids can only be None or contain a single element, as in device_ids=[rank]: a "
+            "rank uses one GPU"
+        )
     actual = next(module.parameters()).device
     places = [
         torch.device(actual.type, d) if isinstance(d, int) else torch.device(d) for d in named

@@ -87,7 +87,10 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     grids = [[chunk_names(held) for held in moment] for moment in zip(*history, strict=True)]
     sends, receives = _by_step(trace, "send"), _by_step(trace, "recv")
     if len(sends) != len(grids) - 1:
-        raise ValueError(f"{len(grids)} moments, but {len(sends)} messages of each rank between")
+        raise ValueError(
+            f"history has {len(grids)} moments, so each rank must send {len(grids) - 1} messages; "
+            f"in the trace it sends {len(sends)}"
+        )
     columns = 4 if len(grids) > 5 else 3
     figure, panels = _panels(len(grids) + 1, columns, rows_of_text=trace.world_size)
     _draw_grid(panels[0], grids[0], grids[0])

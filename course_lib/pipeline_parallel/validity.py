@@ -47,16 +47,17 @@ def _check_steps(schedule: Schedule) -> None:
     for rank, steps in enumerate(schedule.steps):
         counts = Counter(steps)
         wrong = {
-            "does not": [f"{a}{m} of chunk {c}" for a, m, c in sorted(expected - counts.keys())],
-            "does twice": [str(step) for step, count in counts.items() if count > 1],
-            "has no such": [str(step) for step in counts if step not in expected],
+            "lacks": [f"{a}{m} of chunk {c}" for a, m, c in sorted(expected - counts.keys())],
+            "repeats": [str(step) for step, count in counts.items() if count > 1],
+            "has the unknown steps": [str(step) for step in counts if step not in expected],
         }
         for what, which in wrong.items():
             if which:
                 raise ScheduleError(
-                    f"{schedule.name}: rank {rank} {what}: {', '.join(which[:5])}"
-                    f"{', …' if len(which) > 5 else ''}. Each of {schedule.micro_batches} "
-                    f"micro-batches takes {', '.join(actions)} on each of {schedule.chunks} chunks"
+                    f"{schedule.name}: rank {rank} {what} {', '.join(which[:5])}"
+                    f"{', …' if len(which) > 5 else ''}. Every rank does {', '.join(actions)} "
+                    f"once for each of {schedule.micro_batches} micro-batches and "
+                    f"{schedule.chunks} chunks"
                 )
 
 

@@ -327,7 +327,7 @@ from_the_back: rows of forward pass 0
     model.zero_grad() → …; x, y = x.flip(0), y.flip(0)
 loss_in_float32: loss returned by call 0
     part.item() → part.float().item()
-overwrites_the_rows: changes x, which is not its to change
+overwrites_the_rows: changes x, which must stay as it is
     return total → x.zero_(); …
 """)
 

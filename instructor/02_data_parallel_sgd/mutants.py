@@ -222,7 +222,7 @@ through_float32: expected
     grad / world_size → (…).to(param.dtype)
 in_float32: RuntimeError
     grad = param.grad.clone() → grad = param.grad.float()
-steps_as_well: changes weights, which is not its to change
+steps_as_well: changes weights, which must stay as it is
     grad / world_size → …; param.data -= 0.1 * param.grad
 seeds: draws or seeds random numbers of the torch generator
     get_world_size(group) → get_world_size(group); torch.manual_seed(0)
@@ -362,7 +362,7 @@ in_half: expected
     loss_fn(model(x), y) * len(x) / count → (…).half().to(x.dtype)
 sets_the_mode: the model came in one mode
     model.zero_grad() → …; model.train()
-changes_the_rows: changes x, which is not its to change
+changes_the_rows: changes x, which must stay as it is
     loss = share.detach().clone() → …; x.zero_()
 freezes_the_model: require a gradient
     model.zero_grad() → model.requires_grad_(True).zero_grad()

@@ -230,7 +230,7 @@ drops_the_rest: has shape [2], expected [3]
     tensor_split(k) → split(max(1, tensor.numel() // k))
 rounds_up: has shape [3], expected [2]
     list(tensor.flatten().clone().tensor_split(k)) → list(tensor.flatten().clone().chunk(k))
-changes_the_input: changes tensor, which is not its to change
+changes_the_input: changes tensor, which must stay as it is
     .clone() →
 returns_its_input: shares memory with tensor
     .clone() →
@@ -387,7 +387,7 @@ like_its_own_chunk: 3 ranks, 7 numbers
     return whole → return torch.cat(chunks)
 returns_its_input: shares memory with chunk
     return whole → … if k > 1 else chunk
-receives_into_its_input: changes chunk, which is not its to change
+receives_into_its_input: changes chunk, which must stay as it is
     return whole → chunk.zero_(); …
 float32_only: float32
     chunk.new_empty(length) → torch.empty(length)

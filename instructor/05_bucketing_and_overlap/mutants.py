@@ -88,7 +88,7 @@ tied_at_its_last_use: are one tensor, expected only 0
     first.setdefault(param, i) → first[param] = i
 mixes_dtypes: has 2 dtypes, expected one
     param.dtype → 'any'
-in_order_of_opening: not in the order in which they are complete
+in_order_of_opening: not in the order in which they become complete
     sorted(buckets, key=min, reverse=True) → buckets
 drops_what_is_too_large: are in no bucket
     if not param.requires_grad: → if not param.requires_grad or param.nbytes > cap:

@@ -70,7 +70,7 @@ walks_twice: Both ends of a link
   →     degree[j] += 1
   → …
     max(len(neighbours[i]), len(neighbours[j])) → max(degree[i], degree[j]).item()
-a_list: expected a matrix of 4 × 4
+a_list: expected a float64 tensor of shape [4, 4]
     return weights → return weights.tolist()
 """)
 

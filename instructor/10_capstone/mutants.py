@@ -228,12 +228,12 @@ edits_of(train__local_steps)("""
 in_every_step: ms on the virtual clock, expected at most
     range(1, 37) → range(1, 61)
     step % 6 == 0 → step > 0
-too_few_steps: the loss on rows that no rank has is
+too_few_steps: the loss on test rows, which no rank has, is
     range(1, 37) → range(1, 4)
     step % 6 == 0 → step == 3
 no_average_at_the_end: the ranks end with different weights
     range(1, 37) → range(1, 35)
-sums: the loss on rows that no rank has is
+sums: the loss on test rows, which no rank has, is
     cat([p.flatten() for p in params]) / world_size → cat([p.flatten() for p in params]) / 1
 alone: the ranks end with different weights
     step % 6 == 0 → step == 0
@@ -282,7 +282,7 @@ def train__sends_objects(job):
     return 0
 
 
-@fails("the loss on rows that no rank has is")
+@fails("the loss on test rows, which no rank has, is")
 def train__means_of_the_labels(job):
     """Train a linear classifier in the network's shape, with one all-reduce and no gradient."""
     with torch.no_grad():
@@ -301,12 +301,12 @@ def train__means_of_the_labels(job):
 
 
 edits_of(train__local_steps)("""
-a_copy: the loss on rows that no rank has is
+a_copy: the loss on test rows, which no rank has, is
     = list(job.model → = list(__import__('copy').deepcopy(job.model)
 """)
 
 
-@fails("the loss on rows that no rank has is")
+@fails("the loss on test rows, which no rank has, is")
 def train__rank_0_alone(job):
     params = list(job.model.parameters())
     optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
@@ -465,7 +465,7 @@ def train__a_smaller_model(job):
     return 0
 
 
-@fails("the loss on rows that no rank has is")
+@fails("the loss on test rows, which no rank has, is")
 def train__another_loss(job):
     F.cross_entropy(job.model(job.x[:1]), job.y[:1])
     job.model.forward = lambda x: 100 * F.one_hot(job.y, 10).float()

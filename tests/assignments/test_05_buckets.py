@@ -47,9 +47,9 @@ MIXED = checks.asked(32, 32, 4, 4, 4, 4, dtypes=["float32", "bfloat16", "float32
         (CUT, [[3], [1, 2], [0]], "is not in reverse order"),
         (CUT, [[3, 2], [1, 0]], "has 32 B, first_cap is 16 B"),
         (CUT, [[3], [2, 1, 0]], "has 48 B, cap is 32 B"),
-        (CUT, [[2], [3, 1], [0]], "comes before [3, 1], and is complete after it"),
+        (CUT, [[2], [3, 1], [0]], "stands before [3, 1] but becomes complete after it"),
         (CUT, [[3], [2], [1, 0]], "bucket [2] of [[3], [2], [1, 0]] still has room for"),
-        (MIXED, [[2, 0], [3, 1]], "are not in the order in which they are complete"),
+        (MIXED, [[2, 0], [3, 1]], "are not in the order in which they become complete"),
     ],
 )
 def test_buckets_are_cut_well(parameters: Any, buckets: Any, words: str) -> None:

@@ -186,7 +186,8 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
 
 def interrupted(states: Sequence[RankState]) -> str:
     """Return what is printed when a person stops a call."""
-    return f"Interrupted. The ranks are ended; they were:\n\n{format_states(states)}\n"
+    told = "Interrupted. The ranks were ended. When you interrupted, they did this:"
+    return f"{told}\n\n{format_states(states)}\n"
 
 
 def exit_reason(status: int | None) -> str:

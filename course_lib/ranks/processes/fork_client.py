@@ -244,21 +244,27 @@ class ForkServer:
         while not self._came:
             # A deadline in the past means "what is there already".
             if self.socket.fileno() < 0:
-                raise ForkServerError("the fork server was closed")
+                raise ForkServerError("the process that starts the ranks was closed")
             patience = max(0.0, deadline - time.monotonic())
             if not select.select([self.socket], [], [], patience)[0]:
-                raise ForkServerError("the fork server does not answer")
+                raise ForkServerError(
+                    "the process that starts the ranks did not answer in time. Try again; if it "
+                    "happens again, restart the kernel"
+                )
             try:
                 there = self._lines.read()
                 self._came.extend(message for message, _ in self._lines.take())
             except ConnectionError:  # it ended before it had read all that was asked
                 there = False
             except ValueError:
-                raise ForkServerError("the fork server answered nonsense") from None
+                raise ForkServerError(
+                    "the process that starts the ranks sent an answer that cannot be read"
+                ) from None
             if not there:
                 raise ForkServerError(
-                    f"the fork server ended with status {self.process.wait(10)}; its own words, "
-                    "if it had any, stand above or in the terminal that started this kernel"
+                    f"the process that starts the ranks ended with status {self.process.wait(10)}. "
+                    "Its output, if any, is above or in the terminal of the kernel. The next call "
+                    "starts a new one"
                 )
         message = self._came.popleft()
         try:
@@ -266,7 +272,9 @@ class ForkServer:
                 self._alive.discard(message["exit"])
                 self._exits[message["exit"]] = int(message["status"])
         except (ValueError, TypeError, KeyError):
-            raise ForkServerError("the fork server answered nonsense") from None
+            raise ForkServerError(
+                "the process that starts the ranks sent an answer that cannot be read"
+            ) from None
         return message
 
 

@@ -104,8 +104,11 @@ class Processes:
         team = self.team
         if team is not None and len(team.members) == self.world_size:
             table = format_states(team.interrupted or team.watch.states())
-            now = "The ranks stay" if team.reusable else "The ranks are ended"
-            print(f"Interrupted. {now}; they were:\n\n{table}\n", file=sys.stderr)
+            now = "keep their variables" if team.reusable else "were ended"
+            print(
+                f"Interrupted. The ranks {now}. When you interrupted, they did this:\n\n{table}\n",
+                file=sys.stderr,
+            )
 
     def states(self) -> list[RankState]:
         """Return what the ranks do now; empty if none runs."""

@@ -121,7 +121,8 @@ def check_tensors(operation: Operation) -> None:
     if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):
         needs = KINDS[name].needs.format(k=k)
         raise ValueError(
-            f"{name} on {k} ranks needs {needs}, got {puts} elements in and {gets} elements out"
+            f"{name} on {k} ranks needs {needs}; this rank puts in tensors of {puts} elements and "
+            f"gives room for {gets}"
         )
 
 

@@ -164,7 +164,10 @@ def test_a_second_look_tells_the_same_and_changes_nothing(tmp_path: Path) -> Non
     path = folder / "one.ipynb"
     path.write_text('{"cells": [{"cell_type": "code", "source": ["a\\n", "b"]}, null, 3]}')
     vet("one", "*", [str(path)])
-    told = ["the notebook is damaged: set aside, and what can be read of it graded in its place"]
+    told = [
+        "the notebook is damaged. It was set aside, and what can be read of it was graded in its "
+        "place"
+    ]
     assert notes["ada", "one"] == told
     assert [cell.source for cell in nbformat.read(path, as_version=4).cells] == ["a\nb"]
     mended = path.read_bytes()

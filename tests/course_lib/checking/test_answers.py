@@ -41,7 +41,7 @@ def test_what_has_the_form_passes(value: Any, form: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "form", "words"),
     [
-        (None, THREE, "rank 1: the answer is None (does the function return it, or set it?), "
+        (None, THREE, "rank 1: the answer is None (is a return missing, or was it never set?), "
                       "expected a list of 3 tensors"),
         ({"loss": None}, {"loss": NUMBER}, "rank 1: loss is None"),
         ({"loss": 1}, {"loss": THREE}, "loss is int '1', expected a list of 3 tensors"),
@@ -78,10 +78,10 @@ def test_one_rank_alone_is_not_named() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "rank 0: the answer is None (does the function return it, or set it?), expected a "
+        (None, "rank 0: the answer is None (is a return missing, or was it never set?), expected a "
                "dict with g of {}, n"),
-        ({"g of {}": None, "n": 1}, "rank 0: g of is None (does the function return it, or set "
-                                    "it?), expected a list of 3 tensors"),
+        ({"g of {}": None, "n": 1}, "rank 0: g of is None (is a return missing, or was it "
+                                    "never set?), expected a list of 3 tensors"),
         ({"g of {}": THREE[:2], "n": 1}, "rank 0: g of 2 is missing"),
         ({"g of {}": [*THREE, 1], "n": 1}, "rank 0: g of 3 was not asked for"),
         ({"g of {}": [None, *THREE[1:]], "n": 1}, "rank 0: g of 0 is None"),

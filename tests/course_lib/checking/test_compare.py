@@ -51,7 +51,7 @@ def test_a_known_mistake_is_recognised() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "None (does the function return it, or set it?)"),
+        (None, "None (is a return missing, or was it never set?)"),
         (3.0, "float '3.0'"),
         (torch.ones(2), "shape [2], expected [3]"),
         (torch.ones(3, dtype=torch.float64), "dtype torch.float64, expected torch.float32"),

@@ -130,10 +130,10 @@ F0, F1, B0, B1 = Step("F", 0), Step("F", 1), Step("B", 0), Step("B", 1)
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (changed(0, [F0, F1, B0]), "rank 0 does not: B1 of chunk 0"),
-        (changed(1, [F0, B0, F1, B1, B1]), "rank 1 does twice: B1"),
-        (changed(1, [F0, B0, F1, B1, Step("F", 2)]), "rank 1 has no such: F2"),
-        (changed(1, [F0, B0, F1, Step("W", 1), B1]), "rank 0 does not: I0 of chunk 0"),
+        (changed(0, [F0, F1, B0]), "rank 0 lacks B1 of chunk 0"),
+        (changed(1, [F0, B0, F1, B1, B1]), "rank 1 repeats B1"),
+        (changed(1, [F0, B0, F1, B1, Step("F", 2)]), "rank 1 has the unknown steps F2"),
+        (changed(1, [F0, B0, F1, Step("W", 1), B1]), "rank 0 lacks I0 of chunk 0"),
         (
             # One forward at a time in front, all forwards first behind: they wait for each other.
             changed(0, [F0, B0, F1, B1])._replace(
