@@ -25,7 +25,8 @@
 Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
 runs functions on several ranks, `checking` examines what students write, `learner` is the program
 `course` and hands out their copies, `capstone` times a race, `who_wins` has the
-algorithms race, and `figures` draws; `_later` puts imports off.
+algorithms race, `running_model` trains one transformer in every way, and `figures` draws; `_later`
+puts imports off.
 """
 
 from __future__ import annotations

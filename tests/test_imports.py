@@ -72,6 +72,11 @@ RULES = {
         *("torch", "matplotlib", "course_lib.ranks", "course_lib.data"),
         *(f"course_lib.{m}" for m in READING_ORDER),
     },
+    # It trains one model in all ways; the text comes from there.
+    "course_lib.running_model": {
+        *("torch", "course_lib.ranks", "course_lib.train.datasets"),
+        *(f"course_lib.{m}" for m in READING_ORDER),
+    },
     # It draws timelines as traces do.
     "course_lib.figures": {"torch", "matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
     **rooms_of_ranks(),

@@ -18,7 +18,7 @@ from course_lib import READING_ORDER
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FIRST = f"{HERE.relative_to(ROOT).as_posix()}/index.html"
-BESIDE = ("data", "ranks", "checking", "learner", "train", "simulate", "figures")
+BESIDE = ("data", "ranks", "checking", "learner", "train", "running_model", "simulate", "figures")
 API = """# API reference
 
 The reference implementations in the order in which they are read, then what stands beside
