@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from autograder.collection.listing import SourceError
 from autograder.course import data_folder, load_config
 from autograder.files import write_whole
 from autograder.passes.rebuild import rebuild
-from autograder.passes.vet import MAX_NOTEBOOK
+from autograder.passes.vet import MAX_NOTEBOOK, text_of
 from autograder.similarity.compare import Comparison, compare, hashes_of, read_solution
 from autograder.similarity.report import WARNING, html_report, text_report
 
@@ -90,7 +89,8 @@ def _answers(released: NotebookNode, path: Path) -> list[tuple[str, str]]:
     """Return name and source of a student's answers and of code cells that they added."""
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
         raise ValueError(f"it is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
-    submitted: NotebookNode = nbformat.from_dict(json.loads(path.read_bytes()))
+    # nbformat joins the lines of a source, which Jupyter writes as a list.
+    submitted: NotebookNode = nbformat.reads(text_of(path.read_bytes()), as_version=4)
     if not isinstance(submitted, dict) or not isinstance(submitted.get("cells"), list):
         raise ValueError("it is JSON, but not a notebook: it has no list of cells")
     stubs = {_plain(cell).strip() for cell in _code(released)}

@@ -141,7 +141,7 @@ def hand_in(course: Path, student: str, answer: str) -> None:
     notebook = json.loads((course / "assignments" / NAME / f"{NAME}.ipynb").read_text())
     for cell in notebook["cells"]:
         if cell["metadata"].get("nbgrader", {}).get("grade_id") == "write_average_gradients":
-            cell["source"] = answer
+            cell["source"] = answer.splitlines(keepends=True)  # as Jupyter writes it
     folder = course / "grading/submitted" / student / NAME
     folder.mkdir(parents=True)
     (folder / f"{NAME}.ipynb").write_text(json.dumps(notebook))
