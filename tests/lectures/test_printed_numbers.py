@@ -131,7 +131,47 @@ def test_07_tuned_alike_the_synchronous_run_is_as_good_as_diloco():
     assert apart > half["synchronous"] + half["DiLoCo, H = 50"]
 
 
-def test_10_one_more_step_of_h2_has_no_bubble():
+@pytest.mark.parametrize(("shards", "replicas"), [(1, 8), (4, 2), (8, 1)])
+def test_09_hybrid_sharding_sends_less_across(shards, replicas):
+    """ZeRO-3 over S ranks and an all-reduce of a part over R; Adam in fp32 holds 16 bytes."""
+    sharding = 3 * (shards - 1) / shards
+    averaging = 2 / shards * (replicas - 1) / replicas
+    across = averaging if replicas > 1 else sharding
+    held, sent, crossing, formula, _ = row(
+        printed("09_sharding_the_model", "cell-hsdp-run"), f" {shards} "
+    )
+    assert held == pytest.approx(16 / shards, abs=0.05)
+    assert sent == pytest.approx(sharding + averaging, abs=0.006)
+    assert crossing == formula == pytest.approx(across, abs=6e-4)
+
+
+def test_09_pytorchs_hybrid_sharding_sends_as_much():
+    text = printed("09_sharding_the_model", "cell-hsdp-fsdp2-run")
+    inside, across = re.findall(r"([\d.]+) Ψ", text)
+    assert (float(inside), float(across)) == (3 * 3 / 4, 2 / 4 * 1 / 2)
+
+
+def test_10_six_weights_on_two_ranks_are_those_of_autograd():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    a = torch.tensor([[2.0, -1.0], [1.0, 3.0]], requires_grad=True)
+    b = torch.tensor([3.0, -2.0], requires_grad=True)
+    z = torch.relu(x @ a) @ b
+    (0.5 * (z + 1) ** 2).backward()
+    text = printed("10_tensor_parallelism", "cell-small-run")
+
+    def of_ranks(name: str) -> list[list[float]]:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+        pair = line.split("rank 0:")[1].split("rank 1:")
+        return [[float(n) for n in re.findall(r"-?\d+\.\d", each)] for each in pair]
+
+    assert of_ranks("dA") == a.grad.T.tolist()
+    assert [number for (number,) in of_ranks("dB")] == b.grad.tolist()
+    assert of_ranks("dx") == [x.grad.tolist()] * 2
+    assert of_ranks("z") == [[z.item()]] * 2
+    assert [sum(n) for n in zip(*of_ranks("term of dx"), strict=True)] == x.grad.tolist()
+
+
+def test_11_one_more_step_of_h2_has_no_bubble():
     """A rank of 4 works for 8 (F + B) = 24 units in a step; H1 and H2 take 27 for one alone."""
     text = printed("11_n_dimensional_parallelism", "cell-20")
     alone, more = 1 - 24 / 27, 1 - 24 / 24
