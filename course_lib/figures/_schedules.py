@@ -73,9 +73,9 @@ def _draw(ax: Axes, spans: Iterable[Span], end: float) -> None:
     """Draw the boxes. A label is as large as its box allows, and left out below 5 points."""
     for rank, lane, start, stop, label in spans:
         color, hatch = _STYLES[lane]
-        box = {"left": start, "height": 0.8, "facecolor": color}
-        ax.barh(rank, stop - start, **box, hatch=hatch, edgecolor="white", linewidth=0)
-        ax.barh(rank, stop - start, left=start, height=0.8, fill=False, linewidth=0.6)
+        width = stop - start
+        ax.barh(rank, width, 0.8, start, color=color, hatch=hatch, edgecolor="white", linewidth=0)
+        ax.barh(rank, width, 0.8, start, fill=False, linewidth=0.6)
         room = 0.9 * 72 * _INCHES * (stop - start) / end
         size = min(_POINTS, room / (0.7 * max(1, len(label))))
         if size >= 5:
