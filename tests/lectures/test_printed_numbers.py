@@ -180,3 +180,45 @@ def test_11_one_more_step_of_h2_has_no_bubble():
     *columns, held, _ = row(text, "zero bubble H2")
     assert columns == pytest.approx([alone, alone, more, more], abs=1e-3)
     assert held == 2 * 4 - 1
+
+
+def test_11_ring_attention_sends_what_travels():
+    """Keys and values go round once in each direction; their gradients come home besides."""
+    k = 4
+    text = printed("11_n_dimensional_parallelism", "cell-context-bytes")
+    assert row(text, "backward False: sends") == [2 * (k - 1)] * 2
+    assert row(text, "backward True : sends") == [2 * 2 * (k - 1) + 2 * k] * 2
+
+
+def test_11_squares_of_a_causal_mask_are_those_counted_on_a_grid():
+    """A square of pieces is computed unless all of its keys come after all of its queries."""
+    k = 4
+    holders = {
+        "contiguous": [[2 * r, 2 * r + 1] for r in range(k)],
+        "zigzag": [[r, 2 * k - 1 - r] for r in range(k)],
+    }
+    text = printed("11_n_dimensional_parallelism", "cell-context-squares")
+    seen = {"contiguous": lambda q, c: c // 2 <= q // 2, "zigzag": lambda q, c: c <= q}
+    for name, held in holders.items():
+        counts = [sum(seen[name](q, c) for q in mine for c in range(2 * k)) for mine in held]
+        assert row(text.replace("ranks 0 to 3", ""), name) == counts
+
+
+def test_11_layouts_of_gpt_3_fit_and_add_up():
+    """Fastest first, none above the memory, and each row adds up."""
+    text = printed("11_n_dimensional_parallelism", "cell-search-table")
+    rows = [[float(n) for n in line.split()] for line in text.splitlines()[1:]]
+    totals = [each[-1] for each in rows]
+    assert totals == sorted(totals), "the fastest first; the row for comparison is slower"
+    for tensor, pipeline, data, _, held, *parts, total in rows:
+        assert tensor * pipeline * data == 512
+        weights = 12 * 12288**2 * 96 + 51200 * 12288
+        assert 16 * weights / (tensor * pipeline) / 1e9 < held <= 72.5
+        assert sum(parts) == pytest.approx(total, abs=0.03)
+
+
+def test_11_numbers_that_do_not_multiply():
+    text = printed("11_n_dimensional_parallelism", "cell-multiply-run")
+    first, third = text.splitlines()
+    assert first.endswith(f"= {math.prod((8, 16, 16, 4)):6,}, 50% of 16,384")
+    assert third.endswith(f"= {math.prod((8, 16, 16, 8)):6,}, 100% of 16,384")
