@@ -151,6 +151,14 @@ def test_09_pytorchs_hybrid_sharding_sends_as_much():
     assert (float(inside), float(across)) == (3 * 3 / 4, 2 / 4 * 1 / 2)
 
 
+def test_09_an_all_reduce_in_two_levels_crosses_with_as_much():
+    """Reduce-scatter and all-gather of 4 ranks inside, an all-reduce of a quarter over 2 nodes."""
+    text = printed("09_sharding_the_model", "cell-hsdp-two-levels-run")
+    sent, across, _ = row(text, "DDP in two levels sends")
+    assert across == 2 / 4 * 1 / 2
+    assert sent == 2 * 3 / 4 + across
+
+
 def test_10_six_weights_on_two_ranks_are_those_of_autograd():
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     a = torch.tensor([[2.0, -1.0], [1.0, 3.0]], requires_grad=True)
