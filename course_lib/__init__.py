@@ -17,6 +17,7 @@
 - `tensor_parallel`: one matrix over several ranks
 - `pipeline_parallel`: the layers over the ranks, and micro-batches through them
 - `expert_parallel`: the experts over the ranks, and tokens that travel to them
+- `context_parallel`: the sequence over the ranks, and keys and values that go round
 - `mesh`: data, pipeline, expert and tensor parallelism of one transformer, a line each
 - `local_sgd`: many steps alone, one together; and one step late
 - `asynchronous`: a server, and workers that do not wait for one another
@@ -43,7 +44,8 @@ READING_ORDER = (
         "tensor_parallel",
         "pipeline_parallel",
     ),
-    *("expert_parallel", "mesh", "local_sgd", "asynchronous", "decentralized"),
+    *("expert_parallel", "context_parallel", "mesh", "local_sgd", "asynchronous"),
+    "decentralized",
 )
 """The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
 

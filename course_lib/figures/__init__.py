@@ -15,6 +15,7 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
 - `_graphs`: draws who hears whom
+- `_schedules`: draws the schedules of pipelines
 """
 
 from course_lib.figures._chunks import (
@@ -25,6 +26,7 @@ from course_lib.figures._chunks import (
     steps_in_words,
 )
 from course_lib.figures._graphs import communication_graph
+from course_lib.figures._schedules import draw_schedules
 from course_lib.figures._shown import (
     Span,
     bytes_and_quality,
@@ -43,6 +45,7 @@ __all__ = [
     "chunk_names",
     "communication_graph",
     "draw_outcomes",
+    "draw_schedules",
     "draw_steps",
     "error_curves",
     "marked_chunks",

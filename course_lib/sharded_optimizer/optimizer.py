@@ -187,6 +187,12 @@ class ShardedOptimizer(Optimizer):
         values = (value for state in self._local.state.values() for value in state.values())
         return sum(v.numel() for v in values if isinstance(v, Tensor) and v.dim() > 0)
 
+    def local_tensors(self) -> list[Tensor]:
+        """Return the gradients and the state of this rank's pieces: those that there are now."""
+        gradients = [piece.grad for piece in self._pieces if piece.grad is not None]
+        values = (value for state in self._local.state.values() for value in state.values())
+        return gradients + [v for v in values if isinstance(v, Tensor) and v.dim() > 0]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, on every rank, as `optimizer_cls` has it in one process.
 

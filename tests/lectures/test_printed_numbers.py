@@ -131,7 +131,55 @@ def test_07_tuned_alike_the_synchronous_run_is_as_good_as_diloco():
     assert apart > half["synchronous"] + half["DiLoCo, H = 50"]
 
 
-def test_10_one_more_step_of_h2_has_no_bubble():
+@pytest.mark.parametrize(("shards", "replicas"), [(1, 8), (4, 2), (8, 1)])
+def test_09_hybrid_sharding_sends_less_across(shards, replicas):
+    """ZeRO-3 over S ranks and an all-reduce of a part over R; Adam in fp32 holds 16 bytes."""
+    sharding = 3 * (shards - 1) / shards
+    averaging = 2 / shards * (replicas - 1) / replicas
+    across = averaging if replicas > 1 else sharding
+    held, sent, crossing, formula, _ = row(
+        printed("09_sharding_the_model", "cell-hsdp-run"), f" {shards} "
+    )
+    assert held == pytest.approx(16 / shards, abs=0.05)
+    assert sent == pytest.approx(sharding + averaging, abs=0.006)
+    assert crossing == formula == pytest.approx(across, abs=6e-4)
+
+
+def test_09_pytorchs_hybrid_sharding_sends_as_much():
+    text = printed("09_sharding_the_model", "cell-hsdp-fsdp2-run")
+    inside, across = re.findall(r"([\d.]+) Ψ", text)
+    assert (float(inside), float(across)) == (3 * 3 / 4, 2 / 4 * 1 / 2)
+
+
+def test_09_an_all_reduce_in_two_levels_crosses_with_as_much():
+    """Reduce-scatter and all-gather of 4 ranks inside, an all-reduce of a quarter over 2 nodes."""
+    text = printed("09_sharding_the_model", "cell-hsdp-two-levels-run")
+    sent, across, _ = row(text, "DDP in two levels sends")
+    assert across == 2 / 4 * 1 / 2
+    assert sent == 2 * 3 / 4 + across
+
+
+def test_10_six_weights_on_two_ranks_are_those_of_autograd():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    a = torch.tensor([[2.0, -1.0], [1.0, 3.0]], requires_grad=True)
+    b = torch.tensor([3.0, -2.0], requires_grad=True)
+    z = torch.relu(x @ a) @ b
+    (0.5 * (z + 1) ** 2).backward()
+    text = printed("10_tensor_parallelism", "cell-small-run")
+
+    def of_ranks(name: str) -> list[list[float]]:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+        pair = line.split("rank 0:")[1].split("rank 1:")
+        return [[float(n) for n in re.findall(r"-?\d+\.\d", each)] for each in pair]
+
+    assert of_ranks("dA") == a.grad.T.tolist()
+    assert [number for (number,) in of_ranks("dB")] == b.grad.tolist()
+    assert of_ranks("dx") == [x.grad.tolist()] * 2
+    assert of_ranks("z") == [[z.item()]] * 2
+    assert [sum(n) for n in zip(*of_ranks("term of dx"), strict=True)] == x.grad.tolist()
+
+
+def test_11_one_more_step_of_h2_has_no_bubble():
     """A rank of 4 works for 8 (F + B) = 24 units in a step; H1 and H2 take 27 for one alone."""
     text = printed("11_n_dimensional_parallelism", "cell-20")
     alone, more = 1 - 24 / 27, 1 - 24 / 24
@@ -140,3 +188,45 @@ def test_10_one_more_step_of_h2_has_no_bubble():
     *columns, held, _ = row(text, "zero bubble H2")
     assert columns == pytest.approx([alone, alone, more, more], abs=1e-3)
     assert held == 2 * 4 - 1
+
+
+def test_11_ring_attention_sends_what_travels():
+    """Keys and values go round once in each direction; their gradients come home besides."""
+    k = 4
+    text = printed("11_n_dimensional_parallelism", "cell-context-bytes")
+    assert row(text, "backward False: sends") == [2 * (k - 1)] * 2
+    assert row(text, "backward True : sends") == [2 * 2 * (k - 1) + 2 * k] * 2
+
+
+def test_11_squares_of_a_causal_mask_are_those_counted_on_a_grid():
+    """A square of pieces is computed unless all of its keys come after all of its queries."""
+    k = 4
+    holders = {
+        "contiguous": [[2 * r, 2 * r + 1] for r in range(k)],
+        "zigzag": [[r, 2 * k - 1 - r] for r in range(k)],
+    }
+    text = printed("11_n_dimensional_parallelism", "cell-context-squares")
+    seen = {"contiguous": lambda q, c: c // 2 <= q // 2, "zigzag": lambda q, c: c <= q}
+    for name, held in holders.items():
+        counts = [sum(seen[name](q, c) for q in mine for c in range(2 * k)) for mine in held]
+        assert row(text.replace("ranks 0 to 3", ""), name) == counts
+
+
+def test_11_layouts_of_gpt_3_fit_and_add_up():
+    """Fastest first, none above the memory, and each row adds up."""
+    text = printed("11_n_dimensional_parallelism", "cell-search-table")
+    rows = [[float(n) for n in line.split()] for line in text.splitlines()[1:]]
+    totals = [each[-1] for each in rows]
+    assert totals == sorted(totals), "the fastest first; the row for comparison is slower"
+    for tensor, pipeline, data, _, held, *parts, total in rows:
+        assert tensor * pipeline * data == 512
+        weights = 12 * 12288**2 * 96 + 51200 * 12288
+        assert 16 * weights / (tensor * pipeline) / 1e9 < held <= 72.5
+        assert sum(parts) == pytest.approx(total, abs=0.03)
+
+
+def test_11_numbers_that_do_not_multiply():
+    text = printed("11_n_dimensional_parallelism", "cell-multiply-run")
+    first, third = text.splitlines()
+    assert first.endswith(f"= {math.prod((8, 16, 16, 4)):6,}, 50% of 16,384")
+    assert third.endswith(f"= {math.prod((8, 16, 16, 8)):6,}, 100% of 16,384")

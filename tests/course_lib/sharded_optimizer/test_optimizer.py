@@ -110,6 +110,30 @@ def sizes_of_state(sizes: list[int]) -> tuple[int, int]:
     return optimizer.local_state_elements(), 2 * sum(sizes)
 
 
+def tensors_of(who: Any) -> tuple[int, int]:
+    """Return how many numbers this rank holds before the first step, and before the second."""
+    param = nn.Parameter(torch.ones(10))
+    optimizer = ShardedOptimizer([param], torch.optim.Adam, gradients=who)
+    counts = []
+    for _ in range(2):
+        (param * (1 + dist.get_rank())).sum().backward()
+        counts.append(sum(tensor.numel() for tensor in optimizer.local_tensors()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_local_tensors_are_gradients_and_state_of_this_ranks_pieces(ranks_of, k):
+    """ZeRO-1 has no gradients of its own before the step; ZeRO-2 has a K-th of them."""
+    longest = -(-10 // k)  # pieces are equally long, but for the last
+    pieces = [min(longest, 10 - longest * rank) for rank in range(k)]
+    assert sum(pieces) == 10
+    ranks = ranks_of("simulated", k)
+    assert ranks.run(tensors_of, "local") == [(0, 2 * n) for n in pieces]
+    assert ranks.run(tensors_of, "sharded") == [(n, 3 * n) for n in pieces]
+
+
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("sizes", [[1000, 3, 1, 17], [7, 5000, 7], [401] * 9])
 def test_state_is_balanced_to_one_percent(ranks_of, k, sizes):

@@ -1,0 +1,236 @@
+"""Context parallelism: each rank holds a slice of the sequence, and keys and values go round.
+
+    >>> from course_lib.context_parallel import positions_of, ring_attention
+    >>> mine = positions_of(80, 2, dist.get_rank(), zigzag=True)  # 80 tokens, on two ranks
+    >>> q, k, v = x[mine], x[mine], x[mine]
+    >>> result = ring_attention(q, k, v, 80, causal=True, zigzag=True)  # of these tokens
+
+In a transformer only attention looks at other tokens. So a long sequence can be cut: each rank
+holds some tokens, and all but attention runs as ever. For attention, queries stay, and the slices
+of keys and values travel around a ring of K ranks. In each of K steps a rank attends to the slice
+that it has, while the next one arrives:
+
+    step     rank 0     rank 1     rank 2       keys and values of which rank are here
+     0         0          1          2
+     1         2          0          1          each passes on to the next rank
+     2         1          2          0
+
+A softmax over all keys can be taken slice by slice. With S = q kᵀ/√d, keep for each query the
+logarithm of its denominator, L = log Σ exp S, beside its result O. A new slice b changes them to
+
+    L' = log(e^L + Σ_b e^S)          O' = e^(L - L') O + Σ_b e^(S - L') v
+
+In backward P = exp(S - L) is computed again, slice by slice, and never kept. With D = Σ dO · O,
+
+    dv = Pᵀ dO        dS = P (dO vᵀ - D)        dq = dS k/√d        dk = dSᵀ q/√d
+
+The gradients of keys and values travel with them, and after K steps are back where they belong. A
+rank whose slice of keys has n bytes sends 2n(K-1) in forward, and 2n(K-1) + 2nK in backward.
+
+**Causal masks.** A token sees those before it. If slices are contiguous, rank 0 sees one slice and
+rank K - 1 all K, but they take K steps together, and each waits for the slowest. *Zigzag* cuts the
+sequence into 2K pieces, and rank r holds pieces r and 2K - 1 - r: an early one and a late one, so
+that all have about as much to do.
+
+H. Liu, M. Zaharia and P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
+Context", 2023; T. Dao et al., "FlashAttention", NeurIPS 2022: softmax and backward by blocks.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from course_lib.collectives import Group, place_in
+from course_lib.sharding import shard_bounds
+
+Piece = tuple[int, int]
+"""The first position of neighbouring tokens, and the one after their last."""
+
+
+def positions_of(length: int, world_size: int, rank: int, zigzag: bool = False) -> Tensor:
+    """Return the positions of the tokens that `rank` holds, integers of shape (T,), in order.
+
+    `length` is that of the whole sequence. Ranks may have one token more or less than others, with
+    `zigzag` two, and none if there are too few.
+    """
+    parts = [torch.arange(*piece) for piece in _pieces(length, world_size, rank, zigzag)]
+    return torch.cat(parts)
+
+
+def ring_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: int,
+    group: Group = None,
+    *,
+    causal: bool = False,
+    zigzag: bool = False,
+) -> Tensor:
+    """Return the attention of this rank's tokens to those of all ranks: softmax(q kᵀ/√d) v.
+
+    `queries`, `keys` and `values` have the shape (…, T, d), with the same other dimensions on all
+    ranks, and the tokens of `positions_of(length, world_size, rank, zigzag)`. So has the result.
+    With `causal` a token sees itself and those before it in the whole sequence.
+
+    All ranks of `group` must call, and all must go backward, even with no tokens: the others wait
+    for their slices. Numbers in less than 32 bits are computed with in 32, and travel in their own.
+
+    Raises ValueError if the shapes differ, or T is not the number of this rank's tokens.
+    """
+    rank, world_size = place_in(group)
+    expected = len(positions_of(length, world_size, rank, zigzag))
+    if not queries.shape == keys.shape == values.shape:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (queries, keys, values))
+        raise ValueError(f"queries, keys and values must have one shape, got {shapes}")
+    if queries.shape[-2] != expected:
+        raise ValueError(
+            f"rank {rank} of {world_size} has {expected} of {length} tokens, "
+            f"got {queries.shape[-2]}: take those of positions_of"
+        )
+    all_pieces = [_pieces(length, world_size, r, zigzag) for r in range(world_size)]
+    result: Tensor = _RingAttention.apply(queries, keys, values, all_pieces, causal, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _pieces(length: int, world_size: int, rank: int, zigzag: bool) -> list[Piece]:
+    """Return what `rank` holds: one piece of the sequence, or an early one and a late one."""
+    if not zigzag:
+        return [shard_bounds(length, world_size, rank)]
+    places = (rank, 2 * world_size - 1 - rank)
+    return [shard_bounds(length, 2 * world_size, place) for place in places]
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        pieces: list[list[Piece]],
+        causal: bool,
+        group: Group,
+    ) -> Tensor:
+        wide = torch.promote_types(queries.dtype, torch.float32)
+        result = queries.new_zeros(queries.shape, dtype=wide)
+        log_sums = queries.new_full(queries.shape[:-1], -torch.inf, dtype=wide)
+        for source, (k, v) in _slices_going_round(keys, values, pieces, group):
+            mine = pieces[place_in(group)[0]]
+            for rows, columns, diagonal in _visible(mine, pieces[source], causal):
+                scores = _scores(queries[..., rows, :], k[..., columns, :], diagonal)
+                old = log_sums[..., rows]
+                new = torch.logaddexp(old, scores.logsumexp(-1))
+                weights = (scores - new[..., None]).exp()
+                result[..., rows, :] *= (old - new).exp()[..., None]
+                result[..., rows, :] += weights @ v[..., columns, :].to(wide)
+                log_sums[..., rows] = new
+        ctx.save_for_backward(queries, keys, values, result, log_sums)
+        ctx.pieces, ctx.causal, ctx.group = pieces, causal, group
+        return result.to(queries.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_result: Tensor) -> Any:
+        queries, keys, values, result, log_sums = ctx.saved_tensors
+        pieces, group = ctx.pieces, ctx.group
+        rank, world_size = place_in(group)
+        d_result = d_result.to(result.dtype)
+        dots = (d_result * result).sum(-1, keepdim=True)
+        dq = torch.zeros_like(result)
+        arriving, messages = torch.stack([torch.zeros_like(result)] * 2), list[dist.Work]()
+        for source, (k, v) in _slices_going_round(keys, values, pieces, group):
+            here = result.new_zeros(2, *k.shape)  # this rank's terms of dk and dv
+            for rows, columns, diagonal in _visible(pieces[rank], pieces[source], ctx.causal):
+                q, k_part = queries[..., rows, :], k[..., columns, :]
+                weights = (_scores(q, k_part, diagonal) - log_sums[..., rows, None]).exp()
+                d_rows = d_result[..., rows, :]
+                d_weights = d_rows @ v[..., columns, :].to(result.dtype).mT
+                d_scores = weights * (d_weights - dots[..., rows, :]) * q.shape[-1] ** -0.5
+                dq[..., rows, :] += d_scores @ k_part.to(result.dtype)
+                here[0][..., columns, :] += d_scores.mT @ q.to(result.dtype)
+                here[1][..., columns, :] += weights.mT @ d_rows
+            _wait(messages)  # the terms of the ranks where this slice has been
+            here += arriving
+            if world_size > 1:
+                following = _tokens(pieces[(source - 1) % world_size])
+                arriving = here.new_empty(2, *keys.shape[:-2], following, keys.shape[-1])
+                messages = _start_to_pass(here, arriving, group)
+        _wait(messages)
+        dk, dv = arriving if world_size > 1 else here
+        return dq.to(queries.dtype), dk.to(keys.dtype), dv.to(values.dtype), None, None, None
+
+
+def _slices_going_round(
+    keys: Tensor, values: Tensor, pieces: list[list[Piece]], group: Group
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield each rank, this one first, with its keys and values; the next are on their way."""
+    rank, world_size = place_in(group)
+    held = torch.stack([keys, values])
+    for step in range(world_size):
+        source = (rank - step) % world_size
+        if step == world_size - 1:
+            yield source, held
+            return
+        following = _tokens(pieces[(source - 1) % world_size])
+        arriving = held.new_empty(2, *keys.shape[:-2], following, keys.shape[-1])
+        messages = _start_to_pass(held, arriving, group)
+        yield source, held
+        _wait(messages)
+        held = arriving
+
+
+def _start_to_pass(outgoing: Tensor, incoming: Tensor, group: Group) -> list[dist.Work]:
+    """Begin to send to the next rank of the ring, and to receive from the one before."""
+    rank, world_size = place_in(group)
+    after, before = (rank + 1) % world_size, (rank - 1) % world_size
+    send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=after)
+    receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=before)
+    # Where a backend takes them one by one, the ranks must not all begin with the same.
+    works: list[dist.Work] = dist.batch_isend_irecv(
+        [send, receive] if rank < after else [receive, send]
+    )
+    return works
+
+
+def _wait(messages: list[dist.Work]) -> None:
+    for message in messages:
+        message.wait()
+
+
+def _tokens(pieces: list[Piece]) -> int:
+    return sum(stop - start for start, stop in pieces)
+
+
+def _visible(
+    mine: list[Piece], theirs: list[Piece], causal: bool
+) -> Iterator[tuple[slice, slice, bool]]:
+    """Yield rows of queries, columns of keys that they see, and whether only the lower triangle.
+
+    All ranks cut the sequence at the same places. So two pieces are the same one, and a causal mask
+    is a triangle, or one comes before the other, and all of it is seen, or nothing.
+    """
+    row = 0
+    for start, stop in mine:
+        rows = slice(row, row + stop - start)
+        column = 0
+        for key_start, key_stop in theirs:
+            columns = slice(column, column + key_stop - key_start)
+            if start < stop and key_start < key_stop and (not causal or key_start <= start):
+                yield rows, columns, causal and key_start == start
+            column = columns.stop
+        row = rows.stop
+
+
+def _scores(queries: Tensor, keys: Tensor, diagonal: bool) -> Tensor:
+    """Return q kᵀ/√d, of shape (…, queries, keys), in 32 bits or more."""
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    scores: Tensor = queries.to(wide) @ keys.to(wide).mT * queries.shape[-1] ** -0.5
+    if diagonal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores

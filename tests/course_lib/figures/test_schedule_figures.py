@@ -1,0 +1,66 @@
+"""A drawn schedule has a numbered box for each step, in the lane of its rank."""
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.patches import Rectangle
+
+from course_lib.figures import draw_schedules
+from course_lib.pipeline_parallel import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    simulate,
+    zero_bubble,
+)
+
+SCHEDULES = {
+    "GPipe": gpipe(3, 4),
+    "1F1B": one_forward_one_backward(4, 8),
+    "interleaved": interleaved(4, 8, 2),
+    "H2": zero_bubble(4, 8, ahead=2),
+}
+
+
+def test_every_step_is_a_box_with_its_micro_batch():
+    panels = {name: simulate(plan).spans for name, plan in SCHEDULES.items()}
+    figure = draw_schedules(panels, unit="s")
+    for axes, (name, spans) in zip(figure.axes, panels.items(), strict=True):
+        assert axes.get_title(loc="left") == name
+        outlines = [box for box in axes.patches if isinstance(box, Rectangle) and not box.fill]
+        drawn = {
+            (round(box.get_y() + 0.4), round(box.get_x(), 6), round(box.get_width(), 6))
+            for box in outlines
+        }
+        expected = {
+            (rank, round(start, 6), round(stop - start, 6)) for rank, _, start, stop, _ in spans
+        }
+        assert drawn == expected
+        written = sorted((text.get_position(), text.get_text()) for text in axes.texts)
+        labels = sorted((((a + b) / 2, rank), label) for rank, _, a, b, label in spans)
+        assert written == labels
+        assert min(text.get_size() for text in axes.texts) >= 5
+    plt.close(figure)
+
+
+def test_the_figure_is_no_higher_than_it_is_wide():
+    figure = draw_schedules({n: simulate(p).spans for n, p in SCHEDULES.items()}, unit="s")
+    width, height = figure.get_size_inches()
+    assert height < width
+    plt.close(figure)
+
+
+def test_kinds_differ_in_hatch_as_in_colour():
+    figure = draw_schedules({"H1": simulate(zero_bubble(2, 4)).spans}, unit="s")
+    patches = figure.legends[0].get_patches()
+    assert len({patch.get_hatch() for patch in patches}) == len(patches) == 3
+    assert len({patch.get_facecolor() for patch in patches}) == 3
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("panels", "said"),
+    [({}, "no spans"), ({"a": []}, "no spans"), ({"a": [(0, "F", 0.0, 1.0, "0")]}, "lanes must")],
+)
+def test_what_cannot_be_drawn_is_refused(panels, said):
+    with pytest.raises(ValueError, match=said):
+        draw_schedules(panels, unit="s")

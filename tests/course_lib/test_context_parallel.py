@@ -1,0 +1,153 @@
+"""Attention over a sequence that is cut between ranks is that of one process, both ways."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from course_lib.context_parallel import positions_of, ring_attention
+from course_lib.ranks import Device, Network, RankError, Ranks
+from tests.helpers.tiers import in_tiers
+
+WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
+LENGTHS = [16, 13, 3]  # the last is shorter than the number of pieces
+SHAPE = (2, 3)  # batch, heads
+SIZE = 4
+
+
+def whole(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Return queries, keys, values and the gradient of the result."""
+    torch.manual_seed(length)
+    return [torch.randn(*SHAPE, length, SIZE, dtype=dtype) for _ in range(4)]
+
+
+def on_a_rank(length: int, causal: bool, zigzag: bool, dtype: torch.dtype = torch.float64) -> Any:
+    mine = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
+    *inputs, gradient = (each[..., mine, :].clone() for each in whole(length, dtype))
+    q, k, v = (each.requires_grad_() for each in inputs)
+    result = ring_attention(q, k, v, length, causal=causal, zigzag=zigzag)
+    result.backward(gradient)
+    return mine, [result.detach(), q.grad, k.grad, v.grad]
+
+
+def of_one_process(length: int, causal: bool) -> list[Tensor]:
+    *inputs, gradient = whole(length)
+    q, k, v = (each.requires_grad_() for each in inputs)
+    result = scaled_dot_product_attention(q, k, v, is_causal=causal)
+    result.backward(gradient)
+    return [result.detach(), q.grad, k.grad, v.grad]
+
+
+def put_together(results: list[Any], length: int) -> list[Tensor]:
+    """Return the ranks' slices at their places in the sequence."""
+    together = [torch.full((*SHAPE, length, SIZE), torch.nan).double() for _ in range(4)]
+    for mine, slices in results:
+        for target, part in zip(together, slices, strict=True):
+            target[..., mine, :] = part.double()
+    return together
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("zigzag", [True, False])
+@pytest.mark.parametrize(
+    ("on", "k"), [*in_tiers(WORLDS), ("nccl", 2), pytest.param("nccl", 3, marks=pytest.mark.large)]
+)
+def test_results_and_gradients_are_those_of_the_whole_sequence(
+    ranks_of, on, k, zigzag, causal, length
+):
+    results = ranks_of(on, k).run(on_a_rank, length, causal, zigzag)
+    found = put_together(results, length)
+    for mine, right in zip(found, of_one_process(length, causal), strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+@pytest.mark.parametrize(("length", "k"), [(16, 4), (13, 3), (3, 4), (1, 2), (7, 1)])
+def test_every_position_is_held_once(length, k, zigzag):
+    held = [positions_of(length, k, rank, zigzag) for rank in range(k)]
+    assert torch.cat(held).sort().values.tolist() == list(range(length))
+    assert all(mine.tolist() == sorted(mine.tolist()) for mine in held)
+    sizes = [len(mine) for mine in held]
+    assert max(sizes) - min(sizes) <= 1 + zigzag
+
+
+def test_in_16_bits_it_is_as_exact_as_these(ranks_of):
+    """The result and gradients are rounded once, to the 8 bits of a bfloat16."""
+    results = ranks_of("simulated", 3).run(on_a_rank, 13, True, True, torch.bfloat16)
+    *inputs, gradient = (each.double() for each in whole(13, torch.bfloat16))
+    q, k, v = (each.requires_grad_() for each in inputs)
+    result = scaled_dot_product_attention(q, k, v, is_causal=True)
+    result.backward(gradient)
+    right = (result.detach(), q.grad, k.grad, v.grad)
+    for mine, exact in zip(put_together(results, 13), right, strict=True):
+        torch.testing.assert_close(mine, exact, rtol=2**-8, atol=1e-6)
+
+
+def with_large_scores() -> Tensor:
+    mine = positions_of(8, dist.get_world_size(), dist.get_rank())
+    q, k, v, _ = (each[..., mine, :] for each in whole(8))
+    return ring_attention(500 * q, k, v, 8)
+
+
+def test_large_scores_do_not_overflow(ranks_of):
+    """Each slice is scaled by the sum so far, so that exp sees no number above 0."""
+    q, k, v, _ = whole(8)
+    found = torch.cat(ranks_of("simulated", 2).run(with_large_scores), -2)
+    torch.testing.assert_close(found, scaled_dot_product_attention(500 * q, k, v))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_bytes_are_those_of_the_formula(ranks_of, k):
+    """2n(K-1) forward; as many and 2nK backward, with n bytes of a rank's keys."""
+    ranks = ranks_of("simulated", k)
+    ranks.run(on_a_rank, 12, True, False)
+    n = 6 * SIZE * 8 * 12 // k
+    sent = 2 * n * (k - 1) + 2 * n * (k - 1) + 2 * n * k if k > 1 else 0
+    assert [ranks.trace.bytes_sent(rank) for rank in range(k)] == [sent] * k
+
+
+def forward_only(length: int, zigzag: bool) -> None:
+    mine = positions_of(length, dist.get_world_size(), dist.get_rank(), zigzag)
+    q, k, v, _ = (each[..., mine, :] for each in whole(length))
+    ring_attention(q, k, v, length, causal=True, zigzag=zigzag)
+
+
+def test_zigzag_evens_out_the_work_of_a_causal_mask():
+    """In units of a square of T/2 by T/2 scores, T tokens on each of 4 ranks.
+
+    Contiguous: rank r has r + 1 slices of 4 squares, and all wait for rank 3. Zigzag: every rank
+    has 3 squares of its own slice, and 2 of each other.
+    """
+    length, k = 64, 4
+    square = 2 * 2 * (length // k // 2) ** 2 * SIZE * 6 / 1e9  # two products, seconds
+    network = Network(latency=0.0, bandwidth=float("inf"))
+    with Ranks(k, on="simulated", network=network, device=Device(1e9)) as ranks:
+        ranks.run(forward_only, length, False)
+        busy = [computing(ranks.trace, rank) for rank in range(k)]
+        assert busy == pytest.approx([4 * (rank + 1) * square for rank in range(k)], rel=1e-6)
+        ranks.run(forward_only, length, True)
+        busy = [computing(ranks.trace, rank) for rank in range(k)]
+        assert busy == pytest.approx([(3 + 2 * (k - 1)) * square] * k, rel=1e-6)
+
+
+def computing(trace: Any, rank: int) -> float:
+    events = [event for event in trace.events if (event.rank, event.kind) == (rank, "compute")]
+    return sum(event.end - event.start for event in events)
+
+
+def wrong(tokens: int, other: int) -> Tensor:
+    q, k = torch.ones(1, 1, tokens, 4), torch.ones(1, 1, other, 4)
+    return ring_attention(q, k, k, 8)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "other", "said"),
+    [(4, 3, "must have one shape"), (5, 5, r"has 4 of 8 tokens, got 5: take")],
+)
+def test_slices_of_other_sizes_are_refused(ranks_of, tokens, other, said):
+    with pytest.raises(RankError, match=said):
+        ranks_of("simulated", 2).run(wrong, tokens, other)
