@@ -258,7 +258,7 @@ def label_ends(ax: Axes) -> None:
     ends = [ax.transData.transform(np.asarray(line.get_xydata())[-1]) for line in named]
     places = [tuple(ax.transAxes.inverted().transform(end)) for end in ends]
     inches = ax.bbox.height / matplotlib.rcParams["figure.dpi"]
-    heights = _apart([min(max(y, 0.0), 1.0) for _, y in places], 13 / 72 / inches)
+    heights = _apart([min(max(y, 0.03), 1.0) for _, y in places], 13 / 72 / inches)
     for line, (x, _), y in zip(named, places, heights, strict=True):
         ax.annotate(
             str(line.get_label()), (min(x, 1.0) + 0.015, y), xycoords="axes fraction",
