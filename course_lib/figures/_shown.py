@@ -11,9 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
 
@@ -255,8 +253,10 @@ def label_ends(ax: Axes) -> None:
 
     ax.get_xlim(), ax.get_ylim()  # they are worked out when they are asked for
     named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-    ends = [ax.transData.transform(np.asarray(line.get_xydata())[-1]) for line in named]
-    places = [tuple(ax.transAxes.inverted().transform(end)) for end in ends]
+    places = []
+    for line in named:
+        points: Any = line.get_path().vertices
+        places.append(tuple((ax.transData - ax.transAxes).transform(points[-1])))
     inches = ax.bbox.height / matplotlib.rcParams["figure.dpi"]
     heights = _apart([min(max(y, 0.03), 1.0) for _, y in places], 13 / 72 / inches)
     for line, (x, _), y in zip(named, places, heights, strict=True):
