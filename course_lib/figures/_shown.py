@@ -9,8 +9,9 @@ Design", 2008.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
 
@@ -225,28 +226,89 @@ def error_curves(
     title: str,
     ylabel: str = "relative error",
 ) -> Figure:
-    """Draw curves over `xs` on two logarithmic axes, named in a legend beside them; return it.
+    """Draw curves over `xs` on two logarithmic axes, each with its name at its end; return it.
 
     `curves[name][i]` is positive and belongs to `xs[i]`. A power law is a straight line.
     """
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(8.4, 3.6), layout="constrained")
+    figure, ax = plt.subplots(figsize=(7.4, 3.6), layout="constrained")
     for name, values in curves.items():
         ax.plot(xs, values, label=name, markevery=1)
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
+    plain_ticks(ax)
     if max(xs) < 1000:
         ax.set_xticks(xs, [f"{x:g}" for x in xs])
         ax.set_xticks([], minor=True)
-    figure.legend(loc="outside right center", frameon=False)
+    label_ends(ax)
     return figure
 
 
+def label_ends(ax: Axes) -> None:
+    """Write the name of each line beside its last point, in its colour.
+
+    Names that would overlap move apart. Call it last: it needs the final limits and scales.
+    """
+    import matplotlib
+
+    ax.get_xlim(), ax.get_ylim()  # they are worked out when they are asked for
+    named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+    places = []
+    for line in named:
+        points: Any = line.get_path().vertices
+        places.append(tuple((ax.transData - ax.transAxes).transform(points[-1])))
+    inches = ax.bbox.height / matplotlib.rcParams["figure.dpi"]
+    heights = _apart([min(max(y, 0.03), 1.0) for _, y in places], 13 / 72 / inches)
+    for line, (x, _), y in zip(named, places, heights, strict=True):
+        ax.annotate(
+            str(line.get_label()), (min(x, 1.0) + 0.015, y), xycoords="axes fraction",
+            color=line.get_color(), fontsize=10, va="center",
+        )  # fmt: skip
+
+
+def _apart(places: Sequence[float], gap: float) -> list[float]:
+    """Return `places`, moved as far as needed for any two to be `gap` apart."""
+    found = list(places)
+    order = sorted(range(len(found)), key=found.__getitem__)
+    for _ in range(200):
+        for below, above in itertools.pairwise(order):
+            if (missing := gap - (found[above] - found[below])) > 1e-6:
+                found[below] -= missing / 2
+                found[above] += missing / 2
+    return found
+
+
+def plain_ticks(ax: Axes) -> None:
+    """Label the logarithmic axes of `ax` in plain numbers: 0.1, 20, 5,000, 10 M.
+
+    Where an axis covers less than two and a half powers of ten, 2 and 5 are labelled as well.
+    Numbers below a ten-thousandth stay powers of ten.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis, limits in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        if axis.get_scale() == "log":
+            steps = (1, 2, 5) if limits[1] < 300 * limits[0] else (1,)
+            axis.set_major_locator(LogLocator(subs=steps))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+            axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(value: float) -> str:
+    """Return a positive number as people write it, to one digit behind the first."""
+    for size, letter in ((1e9, " G"), (1e6, " M")):
+        if value >= size:
+            return f"{value / size:,g}{letter}"
+    if value < 0.99e-4:
+        return f"$10^{{{math.log10(value):.0f}}}$"
+    return f"{value:,.5f}".rstrip("0").rstrip(".")
+
+
 def bytes_and_quality(runs: Mapping[str, tuple[float, float, float]]) -> Figure:
-    """Draw the accuracy of runs over the bytes that they sent; return the figure.
+    """Draw the accuracy of runs over the bytes that they sent, each with its name; return it.
 
     `runs[name]`, of eight runs at most, is `(bytes, mean, half)`: the accuracy is between
-    mean - half and mean + half.
+    mean - half and mean + half. A name is right of its point, or left where another run is near.
     """
     import matplotlib.pyplot as plt
 
@@ -257,7 +319,15 @@ def bytes_and_quality(runs: Mapping[str, tuple[float, float, float]]) -> Figure:
             nbytes, mean, half, color=color, marker=marker, markersize=7, capsize=4,
             linestyle="none", label=name, markevery=1,
         )  # fmt: skip
+        taken = any(1 < n / nbytes < 1.7 and abs(m - mean) < h + 0.02 for n, m, h in runs.values())
+        offset, side = ((-9, 0), "right") if taken else ((9, 0), "left")
+        ax.annotate(
+            name, (nbytes, mean), offset, textcoords="offset points",
+            color=color, fontsize=10, ha=side, va="center",
+        )  # fmt: skip
     ax.set(xscale="log", xlabel="bytes sent per rank and step", ylabel="accuracy on the test set")
     ax.set_title("What the bytes buy")
-    figure.legend(loc="outside right center", frameon=False)
+    left, right = ax.get_xlim()
+    ax.set_xlim(left / 2.5, right * 1.5)  # room for the names
+    plain_ticks(ax)
     return figure

@@ -1,5 +1,6 @@
 """Numbers that lectures print, and draw conclusions from, against mathematics or PyTorch."""
 
+import itertools
 import math
 import re
 
@@ -94,6 +95,49 @@ def test_06_top_k_pays_up_to_2_over_k_less_the_bitmap(size):
     assert counted == pytest.approx(100 * largest_density(32, 32), abs=0.1)
     assert formula == pytest.approx(counted, abs=0.1)
     assert half == pytest.approx(100 * largest_density(16, math.log2(25.6e6)), abs=0.1)
+
+
+def test_06_one_rounding_ends_a_third_too_small() -> None:
+    """Numbers uniform in [-1, 1]: E a² = 1/3, Var Q(a) = 1/6; so w (1/3 + 1/6) = 1/3."""
+    text = printed("06_compression", "cell-64d")
+    _, one = row(text, "one rounding")
+    off, two = row(text, "two roundings")
+    assert one == pytest.approx((1 / 3) / (1 / 3 + 1 / 6), abs=0.02)
+    assert two == pytest.approx(1, abs=0.01)
+    assert off < 1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_06_no_other_levels_are_better(steps: int) -> None:
+    """Compare with all choices of levels among nine numbers."""
+    nb = nbformat.read(ROOT / "lectures" / "06_compression.ipynb", as_version=4)
+    (source,) = (cell.source for cell in nb.cells if cell.id == "cell-64f")
+    page: dict = {}
+    exec(source, page)
+    x = torch.randn(9, generator=torch.Generator().manual_seed(steps)).sort().values
+
+    def total(levels: list[float]) -> float:
+        pairs = itertools.pairwise(levels)
+        return sum(float(((h - x) * (x - low)).clamp(min=0).sum()) for low, h in pairs)
+
+    inner = itertools.combinations(x[1:-1], steps - 1)
+    expected = min(total([x[0], *chosen, x[-1]]) for chosen in inner)
+    least, levels = page["best_levels"](x, steps)
+    assert least == pytest.approx(expected, rel=1e-5)
+    assert total(levels) == pytest.approx(expected, rel=1e-5)
+    assert len(levels) == steps + 1
+
+
+def test_07_backup_workers_have_the_pace_of_the_asynchronous_server() -> None:
+    """Compare with 20,000 steps drawn at random."""
+    text = printed("07_asynchronous_training", "cell-42b")
+    draws = torch.rand(20_000, 100, generator=torch.Generator().manual_seed(0))
+    seconds = torch.where(draws < 0.01, 10.0, 1.0).sort(dim=1).values
+    for count in (100, 96):
+        (pace,) = row(text, f"derived: wait for {count}, ")
+        assert pace == pytest.approx(count / float(seconds[:, count - 1].mean()), rel=0.04)
+    (pace,) = row(text, "derived: wait for nobody, ")
+    assert pace == pytest.approx(100 / float(seconds.mean()), rel=0.02)
 
 
 def test_07_all_columns_are_those_of_the_same_1_5_seconds():

@@ -1,6 +1,7 @@
 """Figures come with a description, stay small, and do not speak by colour alone."""
 
 import base64
+import itertools
 import re
 import subprocess
 import sys
@@ -320,8 +321,31 @@ def test_a_power_law_is_a_straight_line_and_ticks_are_the_xs_of_few() -> None:
     (ax,) = figure.axes
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+    assert [(text.get_text(), text.get_color()) for text in ax.texts] == [
+        (line.get_label(), line.get_color()) for line in ax.lines
+    ]
     figure.canvas.draw()
+
+
+def test_names_at_the_ends_of_lines_keep_apart_and_keep_their_order() -> None:
+    ends = [1.0, 1.01, 1.02, 5.0]
+    figure = error_curves([1, 2], {f"curve {end}": [2.0, end] for end in ends}, "K", "close")
+    (ax,) = figure.axes
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert all(low.y1 <= high.y0 + 2 for low, high in itertools.pairwise(boxes))
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes), "no name is cut off"
+
+
+def test_logarithmic_axes_have_plain_numbers() -> None:
+    figure = error_curves([1e-6, 1e7], {"steep": [0.2, 0.9]}, "x", "wide and low")
+    (ax,) = figure.axes
+    figure.canvas.draw()
+    across = [label.get_text() for label in ax.get_xticklabels() if label.get_text()]
+    assert {"1", "100"} <= set(across) or {"10", "1,000"} <= set(across)
+    assert not any("1e" in text or "times" in text for text in across)
+    up = {label.get_text() for label in ax.get_yticklabels()}
+    assert {"0.2", "0.5"} <= up
 
 
 def test_every_run_has_a_marker_of_its_own() -> None:
@@ -331,4 +355,10 @@ def test_every_run_has_a_marker_of_its_own() -> None:
     points = [container.lines[0] for container in ax.containers]
     assert len({line.get_marker() for line in points}) == 8
     assert [float(line.get_xdata()[0]) for line in points] == [10.0**i for i in range(8)]
+    assert [text.get_text() for text in ax.texts] == list(runs)
     figure.canvas.draw()
+
+
+def test_a_name_is_on_the_side_where_no_other_run_is() -> None:
+    figure = bytes_and_quality({"small": (100, 0.9, 0.01), "near": (150, 0.9, 0.01)})
+    assert [text.get_ha() for text in figure.axes[0].texts] == ["right", "left"]
