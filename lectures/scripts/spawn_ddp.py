@@ -54,7 +54,8 @@ def train(rank: int, world_size: int, port: int) -> None:
             loss.backward()
             optimizer.step()
         weights = sum(param.norm() for param in model.parameters())
-        print(f"epoch {epoch + 1}, rank {rank} of {world_size}: loss {loss:.3f}, |w| {weights:.6f}")
+        said = f"epoch {epoch + 1}, rank {rank} of {world_size}: loss {loss:.3f}, |w| {weights:.6f}"
+        print(said + "\n", end="")  # in one piece, since all ranks write to the same place
     cleanup()
 
 
