@@ -27,7 +27,7 @@ def map_figure(cells: Sequence[Cell], panels: Mapping[str, Sequence[str]]) -> "F
     bandwidths = sorted({cell.place[1] for cell in cells})
     figure, axes = plt.subplots(
         1, len(panels), squeeze=False, layout="constrained",
-        figsize=((0.6 + 1.15 * len(bandwidths)) * len(panels), 1.0 + 0.75 * len(latencies)),
+        figsize=((0.6 + 1.3 * len(bandwidths)) * len(panels), 1.0 + 0.75 * len(latencies)),
     )  # fmt: skip
     for ax, (title, names) in zip(axes[0], panels.items(), strict=True):
         for cell in cells:
