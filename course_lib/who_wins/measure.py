@@ -139,7 +139,7 @@ def pace_of(times: Sequence[float], least: int) -> Pace | None:
 def time_steps(problem: Problem, name: str, network: Network) -> Pace:
     """Run steps on `network` until they repeat, or until there are enough for a mean.
 
-    Of the all-reduces that the algorithm may take, the one with the shortest steps counts.
+    If the algorithm may take several all-reduces, the one with the shortest steps counts.
     """
     paces = (
         _time_steps(problem, name, replace(network, all_reduce=each))
