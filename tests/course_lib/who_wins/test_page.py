@@ -34,6 +34,9 @@ def test_the_map_has_the_times_of_today(name: str) -> None:
     # The page gives the mean over seeds that take different numbers of steps, with three digits.
     before, after = pace.after(math.floor(steps)), pace.after(math.floor(steps) + 1)
     found = before + (steps % 1) * (after - before)
-    if ALGORITHMS[name].differ:
-        found += last_average(Problem(), (LATENCY, BANDWIDTH))
-    assert said == pytest.approx(found, rel=0.02), "python -m course_lib.who_wins makes the page"
+    end = last_average(Problem(), (LATENCY, BANDWIDTH)) if ALGORITHMS[name].differ else 0.0
+    # Seconds rise with each meeting: one of the five seeds may need one more than the mean does.
+    off = end / 5 if ALGORITHMS[name].period > 1 else 0.0
+    found += end
+    why = "python -m course_lib.who_wins makes the page"
+    assert said == pytest.approx(found, abs=0.02 * found + off), why
