@@ -6,13 +6,13 @@ Every algorithm of the course really trains the same model on the same data, on 
 clock is virtual, so the answer is exact and the same on every machine. Read in this order:
 
 - `problem`: the model, the data, the device and the target
-- `rates`: learning rates; every algorithm gets the same tries
+- `settings`: optimizers and learning rates; every algorithm gets the same tries
 - `algorithms`: the contestants, each built from the course's modules
 - `measure`: the runs, and the times that follow from them
 - `records`, `sweep`: all runs of a map; an interrupted sweep can continue
 - `winners`: which algorithm wins a cell, and whether that is clear
 - `report`, `figure`: tables, the map, and a comparison with BAGUA's paper
-- `tune`: makes the table that `rates` reads
+- `tune`: makes the table that `settings` reads
 """
 
 from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA, Algorithm

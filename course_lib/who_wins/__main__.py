@@ -9,9 +9,9 @@ from pathlib import Path
 
 from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA
 from course_lib.who_wins.problem import Problem
-from course_lib.who_wins.rates import FILE, write
 from course_lib.who_wins.records import Records
 from course_lib.who_wins.report import as_json, assumptions, bagua_text, map_table, steps_table
+from course_lib.who_wins.settings import FILE, write
 from course_lib.who_wins.sweep import Place, jobs_of, run
 from course_lib.who_wins.tune import conditions, tune, tuned_table
 from course_lib.who_wins.winners import cells_of, steps_of, updates_of
@@ -22,7 +22,7 @@ examples:
   python -m course_lib.who_wins --quick                   # its corners, two seeds
   python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
   python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7 --json
-  python -m course_lib.who_wins --tune                    # try the learning rates again
+  python -m course_lib.who_wins --tune                    # try all settings again
 
   An interrupted run continues where it was: its results are in --folder.
 """
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
     add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="how many at a time")
     add("--folder", type=Path, default=Path("work/who_wins"), help="for the results (%(default)s)")
-    add("--tune", action="store_true", help="try learning rates instead, and print a table")
+    add("--tune", action="store_true", help="try settings instead, and print a table")
     add("--write", action="store_true", help=f"write --tune's results to {FILE.name}, for the map")
     add("--figure", type=Path, help="draw the map to this file")
     add("--json", action="store_true", help="print JSON instead of tables")

@@ -13,6 +13,8 @@ There every cell is trained to the end (`train_with_server`). The cost of comput
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ import torch.distributed as dist
 
 from course_lib.asynchronous import ParameterServer, serve
 from course_lib.ranks import Network, Ranks, clock, compute
-from course_lib.who_wins.algorithms import ALGORITHMS, learning_rate
+from course_lib.who_wins.algorithms import ALGORITHMS, setting_of
 from course_lib.who_wins.problem import (
     Look,
     Problem,
@@ -33,6 +35,7 @@ from course_lib.who_wins.problem import (
     steps_to,
     training_rows,
 )
+from course_lib.who_wins.settings import Setting
 
 FREE = network_of(0.0, 1e30)
 _REPEATS = 1e-9
@@ -44,7 +47,7 @@ _FIRST_TRY, _LAST_TRY = 6, 24
 
 
 def _run_steps(
-    problem: Problem, name: str, lr: float, seed: int, steps: int, looking: str
+    problem: Problem, name: str, setting: Setting, seed: int, steps: int, looking: str
 ) -> tuple[list[float], list[Look]]:
     """On a rank: take steps; return the clock after each, and the weights if `looking`.
 
@@ -53,7 +56,7 @@ def _run_steps(
     algorithm, rank = ALGORITHMS[name], dist.get_rank()
     assert algorithm.prepare is not None
     model = new_model(seed)
-    step = algorithm.prepare(model, lr)
+    step = algorithm.prepare(model, setting.optimizer_of(model))
     mine = batches(problem, seed, rank)
     times, looks, start = [], [], clock()
     for _ in range(steps):
@@ -65,7 +68,7 @@ def _run_steps(
 
 
 def run_steps(
-    problem: Problem, name: str, lr: float, seed: int, steps: int, network: Network | None
+    problem: Problem, name: str, setting: Setting, seed: int, steps: int, network: Network | None
 ) -> tuple[list[float], list[Look]]:
     """Train for `steps`; return the last rank's virtual seconds after each, and the weights.
 
@@ -76,7 +79,7 @@ def run_steps(
     device = None if network is None else problem.device
     ranks = Ranks(problem.workers, on="simulated", network=network or FREE, device=device)
     looking = "all" if ALGORITHMS[name].differ else "first"
-    results = ranks.run(_run_steps, problem, name, lr, seed, steps, looking)
+    results = ranks.run(_run_steps, problem, name, setting, seed, steps, looking)
     times = [max(each) for each in zip(*(times for times, _ in results), strict=True)]
     if looking == "first":
         return times, results[0][1]
@@ -84,11 +87,13 @@ def run_steps(
     return times, looks
 
 
-def train(problem: Problem, name: str, seed: int, lr: float | None = None) -> int | None:
-    """Return the steps until the ranks' mean weights reach the target; None if they do not."""
-    chosen = learning_rate(name) if lr is None else lr
+def train(problem: Problem, name: str, seed: int, setting: Setting | None = None) -> int | None:
+    """Return the steps until the ranks' mean weights reach the target; None if they do not.
+
+    Without a `setting` it is the tuned one.
+    """
     torch.set_num_threads(1)
-    _, looks = run_steps(problem, name, chosen, seed, problem.steps, None)
+    _, looks = run_steps(problem, name, setting or setting_of(name), seed, problem.steps, None)
     return steps_to(problem.target, looks)
 
 
@@ -132,11 +137,22 @@ def pace_of(times: Sequence[float], least: int) -> Pace | None:
 
 
 def time_steps(problem: Problem, name: str, network: Network) -> Pace:
-    """Run steps on `network` until they repeat, or until there are enough for a mean."""
+    """Run steps on `network` until they repeat, or until there are enough for a mean.
+
+    If the algorithm may take several all-reduces, the one with the shortest steps counts.
+    """
+    paces = (
+        _time_steps(problem, name, replace(network, all_reduce=each))
+        for each in ALGORITHMS[name].all_reduce
+    )
+    return min(paces, key=lambda pace: pace.seconds / pace.period)
+
+
+def _time_steps(problem: Problem, name: str, network: Network) -> Pace:
     least = ALGORITHMS[name].period
     tries, most = (_FIRST_TRY, _LAST_TRY) if least == 1 else (3 * least, 6 * least)
     while True:
-        times, _ = run_steps(problem, name, learning_rate(name), 0, tries, network)
+        times, _ = run_steps(problem, name, setting_of(name), 0, tries, network)
         pace = pace_of(times, least)
         if pace is not None:
             return pace
@@ -179,7 +195,7 @@ def _work(problem: Problem, seed: int, seconds: float) -> None:
 
 
 def _served(
-    problem: Problem, name: str, lr: float, seed: int, updates: int, lumps: Lumps
+    problem: Problem, name: str, setting: Setting, seed: int, updates: int, lumps: Lumps
 ) -> tuple[list[float], list[Look]]:
     if dist.get_rank():
         slow = problem.straggler if dist.get_rank() == 1 else 1.0
@@ -194,13 +210,12 @@ def _served(
         looks.append(look_at(model))
 
     options: dict[str, int] = dict(ALGORITHMS[name].server or {})
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    serve(optimizer, updates, after_update=look, **options)  # type: ignore[arg-type]
+    serve(setting.optimizer_of(model), updates, after_update=look, **options)  # type: ignore[arg-type]
     return times, looks
 
 
 def run_server(
-    problem: Problem, name: str, lr: float, seed: int, updates: int, network: Network,
+    problem: Problem, name: str, setting: Setting, seed: int, updates: int, network: Network,
     lumps: Lumps, counted: bool = False,
 ) -> tuple[list[float], list[Look]]:  # fmt: skip
     """Train with a server, for `updates`; return virtual seconds and weights after each.
@@ -211,20 +226,21 @@ def run_server(
     device = problem.device if counted else None
     ranks = Ranks(problem.workers + 1, on="simulated", network=network, device=device)
     result: tuple[list[float], list[Look]] = ranks.run(
-        _served, problem, name, lr, seed, updates, lumps
+        _served, problem, name, setting, seed, updates, lumps
     )[0]
     return result
 
 
-def lumps_of(problem: Problem) -> Lumps:
+def lumps_of(problem: Problem, optimizer: str) -> Lumps:
     """Count, on two ranks, the computation between an incoming and an outgoing message."""
     training_rows()  # read here: on a rank, reading would be counted
     two = Problem(2, problem.rows, problem.target)
     few, more = 2, 6
+    setting = Setting(optimizer, 0.01)
 
     def spent(updates: int) -> list[float]:
         ranks = Ranks(2, on="simulated", network=FREE, device=two.device)
-        ranks.run(_served, two, "asynchronous", 0.1, 0, updates, Lumps(0.0, 0.0))
+        ranks.run(_served, two, "asynchronous", setting, 0, updates, Lumps(0.0, 0.0))
         computed = [each for each in ranks.trace.events if each.kind == "compute"]
         return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
 
@@ -233,12 +249,16 @@ def lumps_of(problem: Problem) -> Lumps:
     return Lumps(*rises)
 
 
+_lumps = cache(lumps_of)
+
+
 def train_with_server(
-    problem: Problem, name: str, seed: int, network: Network, lumps: Lumps, lr: float | None = None
+    problem: Problem, name: str, seed: int, network: Network, setting: Setting | None = None
 ) -> Served:
-    """Train to the target under `network`."""
+    """Train to the target under `network`. Without a `setting` it is the tuned one."""
+    chosen = setting or setting_of(name)
     updates = problem.steps * problem.workers
-    chosen = learning_rate(name) if lr is None else lr
+    lumps = _lumps(problem, chosen.optimizer)
     times, looks = run_server(problem, name, chosen, seed, updates, network, lumps)
     reached = steps_to(problem.target, looks)
     return Served(reached, None if reached is None else times[reached - 1], times[-1] / len(times))

@@ -46,7 +46,7 @@ class Problem:
     rows: int = 16
     target: float = 0.4
     straggler: float = 1.0
-    steps: int = 96
+    steps: int = 64
 
     def __post_init__(self) -> None:
         if self.workers < 2 or min(self.rows, self.steps) < 1:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from course_lib.who_wins.algorithms import COMPARED_BY_BAGUA, learning_rate
+from course_lib.who_wins.algorithms import COMPARED_BY_BAGUA, setting_of
 from course_lib.who_wins.problem import Problem, gradient_bytes
 from course_lib.who_wins.winners import Cell, beside_bagua, interval
 
@@ -53,20 +53,20 @@ def steps_table(
     steps: Mapping[str, Sequence[float]], updates: Mapping[str, Sequence[float]]
 ) -> str:
     """Return a row per algorithm: steps by seed, or updates by network if it has a server."""
-    lines = ["| algorithm | learning rate | steps to the target |", "|---|---:|---:|"]
+    lines = ["| algorithm | optimizer, learning rate | steps to the target |", "|---|---|---:|"]
     for name, values in steps.items():
         found = interval(values)
         text = f"{found.mean:.1f} ± {found.half:.1f}"
         if math.isinf(found.mean):
             text = f"reached by {sum(not math.isinf(v) for v in values)} of {len(values)} seeds"
-        lines.append(f"| {name} | {learning_rate(name):g} | {text} |")
+        lines.append(f"| {name} | {setting_of(name)} | {text} |")
     for name, means in updates.items():
         reached = [each for each in means if not math.isinf(each)]
         text = f"not in {len(means) - len(reached)} of {len(means)} networks"
         if len(reached) == len(means):
             low, high = f"{min(means):.0f}", f"{max(means):.0f}"
             text = f"{low} updates" if low == high else f"{low} to {high} updates, by network"
-        lines.append(f"| {name} | {learning_rate(name):g} | {text} |")
+        lines.append(f"| {name} | {setting_of(name)} | {text} |")
     return "\n".join(lines)
 
 

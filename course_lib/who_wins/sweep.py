@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
-from course_lib.who_wins.algorithms import ALGORITHMS, learning_rate
-from course_lib.who_wins.measure import Lumps, lumps_of, time_steps, train, train_with_server
+from course_lib.who_wins.algorithms import ALGORITHMS, setting_of
+from course_lib.who_wins.measure import time_steps, train, train_with_server
 from course_lib.who_wins.problem import Problem, network_of
 from course_lib.who_wins.records import Records
+from course_lib.who_wins.settings import Setting
 
 Place = tuple[float, float]
 """Latency in seconds and bandwidth in bytes per second: a cell of the map."""
@@ -27,11 +27,11 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """One run. `lr`, `seed` or `place` (the network) is None if the run does not depend on it."""
+    """One run. `seed` or `place` (the network) is None if the run does not depend on it."""
 
     kind: str
     algorithm: str
-    lr: float | None
+    setting: Setting
     seed: int | None
     place: Place | None
     problem: Problem
@@ -40,7 +40,7 @@ class Job:
     def key(self) -> dict[str, Any]:
         """The key of a result: everything that it depends on."""
         place = None if self.place is None else list(self.place)
-        return {**asdict(self), "place": place, "problem": asdict(self.problem)}
+        return {**asdict(self), "setting": list(self.setting), "place": place}
 
 
 def jobs_of(
@@ -58,41 +58,38 @@ def jobs_of(
     return sorted(dict.fromkeys(jobs), key=lambda job: order[job.kind])
 
 
-def train_job(name: str, seed: int, problem: Problem, lr: float | None = None) -> Job:
+def train_job(name: str, seed: int, problem: Problem, setting: Setting | None = None) -> Job:
     """Return the job that trains; if `same_as` is set, that algorithm's job."""
     name = ALGORITHMS[name].same_as or name
-    return Job("train", name, lr or learning_rate(name), seed, None, problem)
+    return Job("train", name, setting or setting_of(name), seed, None, problem)
 
 
 def pace_job(name: str, place: Place, problem: Problem) -> Job:
     """Return the job that times a few steps; their times do not depend on the numbers."""
-    return Job("pace", name, None, None, place, problem)
+    return Job("pace", name, setting_of(name), None, place, problem)
 
 
-def serve_job(name: str, seed: int, place: Place, problem: Problem, lr: float | None = None) -> Job:
-    """Return the job that trains with a server."""
-    return Job("serve", name, lr or learning_rate(name), seed, place, problem)
+def serve_job(
+    name: str, seed: int, place: Place, problem: Problem, setting: Setting | None = None
+) -> Job:
+    """Return the job that trains with a server; if `same_as` is set, perhaps that algorithm's."""
+    if problem.straggler == 1:
+        name = ALGORITHMS[name].same_as or name
+    return Job("serve", name, setting or setting_of(name), seed, place, problem)
 
 
 def do(job: Job) -> Any:
     """Run a job; return its result as plain values for JSON."""
     if job.kind == "train":
         assert job.seed is not None
-        return train(job.problem, job.algorithm, job.seed, job.lr)
+        return train(job.problem, job.algorithm, job.seed, job.setting)
     assert job.place is not None
     network = network_of(*job.place)
     if job.kind == "pace":
         return time_steps(job.problem, job.algorithm, network)._asdict()
     assert job.seed is not None
-    served = train_with_server(
-        job.problem, job.algorithm, job.seed, network, _lumps(job.problem), job.lr
-    )
+    served = train_with_server(job.problem, job.algorithm, job.seed, network, job.setting)
     return served._asdict()
-
-
-@cache
-def _lumps(problem: Problem) -> Lumps:
-    return lumps_of(problem)
 
 
 def run(

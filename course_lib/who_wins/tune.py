@@ -1,14 +1,16 @@
 """Tuning: every algorithm gets the same tries, on seeds that the map does not use."""
 
+import math
 from collections.abc import Callable, Sequence
+from statistics import mean
 
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.problem import Problem
-from course_lib.who_wins.rates import GRID, Tried, best
 from course_lib.who_wins.records import Records
 from course_lib.who_wins.report import bandwidth_words, latency_words
+from course_lib.who_wins.settings import GRID, OPTIMIZERS, Setting, Tried, best
 from course_lib.who_wins.sweep import Job, Place, run, serve_job, train_job
-from course_lib.who_wins.winners import interval, steps_in
+from course_lib.who_wins.winners import steps_in
 
 SEEDS = (1000, 1001, 1002)
 WITH_SERVER: Place = (5e-3, 1e6)
@@ -22,28 +24,33 @@ def tune(
     processes: int,
     say: Callable[[str], object],
 ) -> Tried:
-    """Try each learning rate of the grid with each algorithm, and return the results.
+    """Try each optimizer with each learning rate on each algorithm, and return the results.
 
-    Algorithms with the same weights (`same_as`) are tried once.
+    Algorithms with the same weights (`same_as`) are tried once. A setting with which one seed has
+    failed is not tried with the next seed: it has lost already.
     """
-    jobs: dict[str, dict[float, list[Job]]] = {}
-    for name in dict.fromkeys(ALGORITHMS[name].same_as or name for name in names):
-        if ALGORITHMS[name].prepare is None:
-            jobs[name] = {
-                lr: [serve_job(name, seed, WITH_SERVER, problem, lr) for seed in SEEDS]
-                for lr in GRID
-            }
-        else:
-            jobs[name] = {lr: [train_job(name, seed, problem, lr) for seed in SEEDS] for lr in GRID}
-    everything = [job for rates in jobs.values() for tries in rates.values() for job in tries]
-    run(everything, records, processes, say)
-    return {
-        name: {
-            lr: interval([steps_in(records[job.key]) for job in tries]).mean
-            for lr, tries in rates.items()
-        }
-        for name, rates in jobs.items()
+    every = [Setting(optimizer, lr) for optimizer in OPTIMIZERS for lr in GRID]
+    trained = dict.fromkeys(ALGORITHMS[name].same_as or name for name in names)
+    found: dict[str, dict[Setting, list[float]]] = {
+        name: {s: [] for s in every} for name in trained
     }
+    for seed in SEEDS:
+        jobs: dict[Job, list[float]] = {
+            _job(name, seed, problem, setting): steps
+            for name, tries in found.items()
+            for setting, steps in tries.items()
+            if math.inf not in steps
+        }
+        run(list(jobs), records, processes, say)
+        for job, steps in jobs.items():
+            steps.append(steps_in(records[job.key]))
+    return {name: {s: mean(steps) for s, steps in tries.items()} for name, tries in found.items()}
+
+
+def _job(name: str, seed: int, problem: Problem, setting: Setting) -> Job:
+    if ALGORITHMS[name].prepare is None:
+        return serve_job(name, seed, WITH_SERVER, problem, setting)
+    return train_job(name, seed, problem, setting)
 
 
 def conditions(problem: Problem) -> str:
@@ -58,16 +65,19 @@ def conditions(problem: Problem) -> str:
 
 
 def tuned_table(tried: Tried) -> str:
-    """Return the tries as a table in Markdown: a row per algorithm, its best in bold."""
-    rates = list(next(iter(tried.values())))
+    """Return the tries as a table in Markdown; the best of an algorithm in bold."""
+    rates = sorted({setting.lr for tries in tried.values() for setting in tries})
     lines = [
-        f"| algorithm | {' | '.join(f'{lr:g}' for lr in rates)} |",
-        "|---|" + "---:|" * len(rates),
+        f"| algorithm | optimizer | {' | '.join(f'{lr:g}' for lr in rates)} |",
+        "|---|---|" + "---:|" * len(rates),
     ]
     for name, tries in tried.items():
-        reached = [lr for lr in rates if tries[lr] < float("inf")]
+        reached = any(not math.isinf(steps) for steps in tries.values())
         first = best(tries) if reached else None
-        values = [f"{tries[lr]:.0f}" if lr in reached else "" for lr in rates]
-        values = [f"**{v}**" if lr == first else v for lr, v in zip(rates, values, strict=True)]
-        lines.append(f"| {name} | {' | '.join(values)} |")
+        for optimizer in dict.fromkeys(setting.optimizer for setting in tries):
+            row = []
+            for setting in (Setting(optimizer, lr) for lr in rates):
+                value = "" if math.isinf(tries[setting]) else f"{tries[setting]:.0f}"
+                row.append(f"**{value}**" if setting == first else value)
+            lines.append(f"| {name} | {optimizer} | {' | '.join(row)} |")
     return "\n".join(lines)

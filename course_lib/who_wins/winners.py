@@ -10,9 +10,14 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from course_lib.cost_model import (
+    direct_all_reduce_time,
+    one_shot_all_reduce_time,
+    ring_all_reduce_time,
+)
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.measure import Pace, Served
-from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.problem import Problem, gradient_bytes, network_of
 from course_lib.who_wins.records import Records
 from course_lib.who_wins.sweep import Place, pace_job, serve_job, train_job
 
@@ -37,8 +42,7 @@ class Cell(NamedTuple):
         seconds: for each algorithm, seconds to the target by seed; infinite if it did not reach it.
         exact: for each algorithm, whether its steps repeat exactly on this network.
         pace: for each algorithm, seconds until each worker has computed one more gradient. This
-            gives
-            the time of an epoch, however much the loss falls.
+            gives the time of an epoch, however much the loss falls.
 
     """
 
@@ -112,6 +116,17 @@ def updates_of(
     return found
 
 
+def last_average(problem: Problem, place: Place) -> float:
+    """Return the seconds of an all-reduce of the weights, by formula: the fastest of three.
+
+    If the ranks' weights differ, no rank holds the mean that reached the target: they have to
+    average once more, at the end.
+    """
+    ways = (ring_all_reduce_time, direct_all_reduce_time, one_shot_all_reduce_time)
+    network = network_of(*place)
+    return min(way(gradient_bytes(), problem.workers, network) for way in ways)
+
+
 def cells_of(
     names: Sequence[str],
     places: Iterable[Place],
@@ -134,8 +149,10 @@ def cells_of(
                 continue
             pace = Pace(**records[pace_job(name, place, problem).key])
             exact[name], paces[name] = pace.exact, pace.seconds / pace.period
+            end = last_average(problem, place) if ALGORITHMS[name].differ else 0.0
             seconds[name] = [
-                math.inf if math.isinf(each) else pace.after(int(each)) for each in steps[name]
+                math.inf if math.isinf(each) else pace.after(int(each)) + end
+                for each in steps[name]
             ]
         cells.append(Cell(place, seconds, exact, paces))
     return cells

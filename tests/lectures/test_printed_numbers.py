@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from course_lib.cost_model import direct_all_reduce_time, ring_all_reduce_time
 from course_lib.data import digits
+from course_lib.ranks import Network
+from course_lib.who_wins.problem import Problem, batches, loss_of, new_model
 from tests.helpers import ROOT
 
 
@@ -274,3 +277,72 @@ def test_11_numbers_that_do_not_multiply():
     first, third = text.splitlines()
     assert first.endswith(f"= {math.prod((8, 16, 16, 4)):6,}, 50% of 16,384")
     assert third.endswith(f"= {math.prod((8, 16, 16, 8)):6,}, 100% of 16,384")
+
+
+WHO_WINS = "12_who_wins"
+PLACES_12 = {
+    f"{latency}, {bandwidth}": (alpha, beta)
+    for latency, alpha in (("20 µs", 20e-6), ("5 ms", 5e-3), ("20 ms", 20e-3))
+    for bandwidth, beta in (("30 kB/s", 30e3), ("1 MB/s", 1e6), ("10 MB/s", 10e6))
+}
+
+
+def test_12_exact_sums_take_the_steps_of_one_process_with_all_rows():
+    """Synchronous training is that of one process with the batch of all ranks."""
+    text = printed(WHO_WINS, "cell-03c")
+    *_, a, b, c, d, e = row(text, "direct")
+    lr = row(printed(WHO_WINS, "cell-02g"), "direct     AdamW     learning rate")[0]
+    problem, found = Problem(), []
+    for seed in range(5):
+        model = new_model(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr)
+        ranks = [batches(problem, seed, rank) for rank in range(4)]
+        for step in range(1, problem.steps + 1):  # noqa: B007
+            images, labels = (torch.cat(each) for each in zip(*map(next, ranks), strict=True))
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            if loss_of([param.detach() for param in model.parameters()]) <= problem.target:
+                break
+        found.append(step)
+    assert found == [a, b, c, d, e]
+
+
+def test_12_the_formulas_on_the_page_are_those_of_the_cost_model():
+    computed = re.findall(r"([\w -]+?) ([\d.]+) ms", printed(WHO_WINS, "cell-05"))
+    compute = {name.strip(): float(ms) for name, ms in computed}
+    text = printed(WHO_WINS, "cell-06c").split("s to the target")[0]
+    n = sum(4 * param.numel() for param in new_model(0).parameters())
+    for name, (alpha, beta) in PLACES_12.items():
+        direct, one_bit, gossip, local, ring = row(text, name)
+        network = Network(alpha, beta)
+        once = 1e3 * direct_all_reduce_time(n, 4, network)
+        bits = 1e3 * direct_all_reduce_time(n / 32, 4, network)
+        around = 1e3 * ring_all_reduce_time(n, 4, network)
+        both = 1e3 * (alpha + 2 * n / beta)
+        assert direct == pytest.approx(compute["direct"] + once, abs=0.2)
+        assert ring == pytest.approx(compute["ring"] + around, abs=0.2)
+        assert one_bit == pytest.approx(compute["1-bit"] + bits, abs=0.2)
+        assert local == pytest.approx(compute["local SGD"] + once / 8, abs=0.2)
+        hidden = max(0, both - compute["alone"])
+        assert gossip == pytest.approx(compute["gossip"] + hidden, abs=0.2)
+
+
+def test_12_executed_all_reduces_take_what_the_product_says():
+    derived = printed(WHO_WINS, "cell-06c").split("s to the target")[1]
+    executed = printed(WHO_WINS, "cell-09b")
+    for name in PLACES_12:
+        *formula, ring, ring_half = row(derived, name)
+        *found, found_ring, _ = row(executed, name)
+        assert found[0] == pytest.approx(formula[0], rel=0.02, abs=0.011)  # direct
+        assert found[4] == pytest.approx(formula[4], rel=0.03, abs=0.02)  # gossip
+        assert found_ring == pytest.approx(ring, rel=0.02, abs=0.011)
+        assert ring_half < ring
+
+
+def test_12_tuned_alike_the_synchronous_run_is_ahead_of_diloco():
+    text = printed(WHO_WINS, "cell-24c").split("\ndirect, SGD against")[0]
+    seconds = {
+        name: row(text, name)[2] for name in ("direct, SGD", "DiLoCo, AdamW", "direct, AdamW")
+    }
+    assert seconds["direct, AdamW"] < seconds["DiLoCo, AdamW"] < seconds["direct, SGD"]

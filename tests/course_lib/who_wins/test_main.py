@@ -13,8 +13,8 @@ import pytest
 from course_lib.who_wins import tune
 from course_lib.who_wins.__main__ import main, panels_of
 from course_lib.who_wins.algorithms import ALGORITHMS
-from course_lib.who_wins.rates import best, read
 from course_lib.who_wins.records import Records
+from course_lib.who_wins.settings import best, read
 from tests.helpers import ROOT
 
 SMALL = (
@@ -81,22 +81,25 @@ def test_processes_side_by_side_give_the_same_map(
     assert outputs[0] == outputs[1]
 
 
-def test_tuning_tries_the_same_rates_for_all_and_the_map_takes_the_best(
+def test_tuning_tries_the_same_settings_for_all_and_the_map_takes_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "rates.csv"
+    file = tmp_path / "settings.csv"
     monkeypatch.setattr(tune, "GRID", (1e-9, 0.5))
-    monkeypatch.setattr(tune, "SEEDS", (1000,))
+    monkeypatch.setattr(tune, "OPTIMIZERS", ("SGD", "momentum"))
+    monkeypatch.setattr(tune, "SEEDS", (1000, 1001))
     monkeypatch.setattr("course_lib.who_wins.__main__.FILE", file)
-    some = {name: ALGORITHMS[name] for name in ("ring", "flat", "asynchronous", "local SGD")}
+    some = {name: ALGORITHMS[name] for name in ("flat", "bucketed", "asynchronous", "local SGD")}
     monkeypatch.setattr("course_lib.who_wins.__main__.ALGORITHMS", some)
     assert main([*SMALL, "--folder", str(tmp_path), "--tune", "--write"]) == 0
-    assert "6 of 6 runs" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "12 of 12 runs" in err and "6 of 6 runs" in err  # 1e-9 fails, and is not tried again
     tried = read(file)
-    assert list(tried) == ["flat", "asynchronous", "local SGD"]  # ring's is flat's
+    assert list(tried) == ["flat", "asynchronous", "local SGD"]  # bucketed's is flat's
     for name, tries in tried.items():
-        assert list(tries) == [1e-9, 0.5] and math.isinf(tries[1e-9]), name
-    assert [best(tries) for tries in tried.values()] == 3 * [0.5]
+        assert list(tries) == [(o, lr) for o in ("SGD", "momentum") for lr in (1e-9, 0.5)], name
+        assert [math.isinf(steps) for steps in tries.values()] == [True, False, True, False], name
+        assert best(tries).lr == 0.5
 
 
 @pytest.mark.parametrize(
@@ -118,8 +121,6 @@ def test_what_cannot_be_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_letters_differ_and_the_second_panel_is_baguas() -> None:
-    letters = [each.letter for each in ALGORITHMS.values()]
-    assert len(set(letters)) == len(letters)
+def test_the_second_panel_is_baguas() -> None:
     assert list(panels_of(list(ALGORITHMS))) == ["all", "the families in BAGUA's paper"]
     assert list(panels_of(["flat", "1-bit"])) == ["all"]

@@ -1,11 +1,14 @@
 """Derived seconds are those of the training executed to its end."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.who_wins.algorithms import ALGORITHMS, EVERY, learning_rate
+from course_lib.ranks import Network
+from course_lib.who_wins.algorithms import ALGORITHMS, EVERY, setting_of
 from course_lib.who_wins.measure import (
     FREE,
     Lumps,
@@ -23,8 +26,10 @@ from course_lib.who_wins.problem import (
     steps_to,
     training_rows,
 )
+from course_lib.who_wins.settings import Setting
 
 SMALL = Problem(workers=3, rows=4)
+GENTLE = Setting("SGD", 0.1)
 SLOW, FAST = (5e-3, 1e5), (20e-6, 10e6)
 OTHERS = [("flat", FAST), ("1-bit", SLOW), ("decentralized", FAST)]
 IN_STEP = [name for name, each in ALGORITHMS.items() if each.prepare is not None]
@@ -52,6 +57,12 @@ def test_no_pattern_is_made_up() -> None:
     assert pace_of([float(i**2) for i in range(20)], 1) is None
 
 
+def end_of(problem: Problem, name: str, steps: int, network: Network) -> float:
+    """Execute all steps, with each all-reduce that the algorithm may take; the fastest counts."""
+    networks = [replace(network, all_reduce=each) for each in ALGORITHMS[name].all_reduce]
+    return min(run_steps(problem, name, setting_of(name), 7, steps, n)[0][-1] for n in networks)
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -63,10 +74,9 @@ def test_a_whole_training_takes_what_a_few_steps_foretell(
     name: str, place: tuple[float, float]
 ) -> None:
     network = network_of(*place)
-    whole, _ = run_steps(SMALL, name, learning_rate(name), 7, 25, network)
     pace = time_steps(SMALL, name, network)
     assert pace.exact and len(pace.times) < 25
-    assert pace.after(25) == pytest.approx(whole[-1], rel=1e-9)
+    assert pace.after(25) == pytest.approx(end_of(SMALL, name, 25, network), rel=1e-9)
 
 
 @pytest.mark.large
@@ -76,34 +86,55 @@ def test_every_whole_training_takes_what_a_few_steps_foretell(
     name: str, place: tuple[float, float]
 ) -> None:
     problem, network = Problem(), network_of(*place)
-    whole, _ = run_steps(problem, name, learning_rate(name), 7, 7 * EVERY, network)
     pace = time_steps(problem, name, network)
     tolerance = 1e-9 if pace.exact else 0.02
-    assert pace.after(len(whole)) == pytest.approx(whole[-1], rel=tolerance)
+    end = end_of(problem, name, 7 * EVERY, network)
+    assert pace.after(7 * EVERY) == pytest.approx(end, rel=tolerance)
 
 
 @pytest.mark.parametrize("name", IN_STEP)
 def test_weights_do_not_depend_on_the_network(name: str) -> None:
     """Else they could not be trained once for all networks."""
     steps = EVERY if ALGORITHMS[name].period > 1 else 2
-    _, free = run_steps(SMALL, name, 0.1, 0, steps, None)
-    _, slow = run_steps(SMALL, name, 0.1, 0, steps, network_of(1e-3, 1e5))
+    _, free = run_steps(SMALL, name, GENTLE, 0, steps, None)
+    _, slow = run_steps(SMALL, name, GENTLE, 0, steps, network_of(1e-3, 1e5))
     for a, b in zip(free[-1], slow[-1], strict=True):
         assert torch.equal(a, b)
 
 
-def test_what_trains_the_same_has_the_same_weights() -> None:
-    for name, each in ALGORITHMS.items():
-        if each.same_as is not None:
-            _, looks = run_steps(SMALL, name, learning_rate(name), 3, 5, None)
-            _, others = run_steps(SMALL, each.same_as, learning_rate(name), 3, 5, None)
-            for a, b in zip(looks[-1], others[-1], strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("name", [n for n in IN_STEP if ALGORITHMS[n].same_as])
+def test_what_trains_the_same_has_the_same_weights(name: str) -> None:
+    _, looks = run_steps(SMALL, name, GENTLE, 3, 5, None)
+    _, others = run_steps(SMALL, ALGORITHMS[name].same_as or "", GENTLE, 3, 5, None)
+    for a, b in zip(looks[-1], others[-1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [FAST, SLOW])
+def test_equal_workers_give_a_bound_nothing_to_do(place: tuple[float, float]) -> None:
+    """Else bounded staleness could not share the training of asynchronous."""
+    lumps = lumps_of(SMALL, "SGD")
+    free, bounded = (
+        run_server(SMALL, name, GENTLE, 0, 20, network_of(*place), lumps)
+        for name in ("asynchronous", "bounded staleness")
+    )
+    assert free[0] == bounded[0]
+    assert torch.equal(free[1][-1][0], bounded[1][-1][0])
+
+
+def test_the_fastest_all_reduce_counts() -> None:
+    """Far away one-shot waits for one latency, a ring of four for six. Narrow, a ring is enough."""
+    four = Problem(workers=4, rows=4)
+    far, narrow = network_of(1.0, 1e9), network_of(0.0, 1e3)
+    paces = [time_steps(four, name, far).seconds for name in ("flat", "flat, ring")]
+    assert paces == pytest.approx([1.0, 6.0], rel=0.03)
+    paces = [time_steps(four, name, narrow).seconds for name in ("flat", "flat, ring")]
+    assert paces == pytest.approx(2 * [6 / 4 * gradient_bytes() / 1e3], rel=0.01)
 
 
 def test_weights_that_differ_are_averaged() -> None:
-    _, looks = run_steps(SMALL, "decentralized", 0.5, 0, 3, None)
-    _, flat = run_steps(SMALL, "flat", 0.5, 0, 3, None)
+    _, looks = run_steps(SMALL, "decentralized", GENTLE, 0, 3, None)
+    _, flat = run_steps(SMALL, "flat", GENTLE, 0, 3, None)
     # After the first step all have mixed equal weights: the mean is that of synchronous SGD.
     for a, b in zip(looks[0], flat[0], strict=True):
         torch.testing.assert_close(a, b)
@@ -111,9 +142,9 @@ def test_weights_that_differ_are_averaged() -> None:
 
 @pytest.mark.parametrize("place", [(1e-3, 1e6), (20e-3, 1e5)])
 def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]) -> None:
-    network, lumps = network_of(*place), lumps_of(SMALL)
-    lumped, a = run_server(SMALL, "asynchronous", 0.1, 0, 9, network, lumps)
-    counted, b = run_server(SMALL, "asynchronous", 0.1, 0, 9, network, Lumps(0, 0), counted=True)
+    network, lumps = network_of(*place), lumps_of(SMALL, "SGD")
+    lumped, a = run_server(SMALL, "asynchronous", GENTLE, 0, 9, network, lumps)
+    counted, b = run_server(SMALL, "asynchronous", GENTLE, 0, 9, network, Lumps(0, 0), counted=True)
     assert lumped[-1] == pytest.approx(counted[-1], rel=0.02)
     for mine, theirs in zip(a[-1], b[-1], strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -121,9 +152,9 @@ def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]
 
 def test_lumps_do_not_depend_on_what_was_read_before() -> None:
     """The first of a process would else be charged for reading the digits."""
-    known = lumps_of(SMALL)
+    known = lumps_of(SMALL, "SGD")
     training_rows.cache_clear()
-    assert lumps_of(SMALL) == known
+    assert lumps_of(SMALL, "SGD") == known
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "bounded staleness"])
@@ -132,7 +163,7 @@ def test_the_servers_port_carries_every_gradient(name: str) -> None:
     network = network_of(20e-6, 30e3)
     for workers in (2, 4):
         problem = Problem(workers, 4)
-        times, _ = run_server(problem, name, 0.1, 0, 12, network, lumps_of(problem))
+        times, _ = run_server(problem, name, GENTLE, 0, 12, network, lumps_of(problem, "SGD"))
         rest = (times[-1] - times[3]) / 8
         assert rest == pytest.approx(gradient_bytes() / 30e3, rel=0.02)
 
@@ -140,25 +171,25 @@ def test_the_servers_port_carries_every_gradient(name: str) -> None:
 def test_bounded_staleness_waits_for_a_straggler() -> None:
     slow = Problem(workers=3, rows=4, straggler=20.0)
     ends = [
-        run_server(slow, name, 0.1, 0, 30, FREE, lumps_of(slow))[0][-1]
+        run_server(slow, name, GENTLE, 0, 30, FREE, lumps_of(slow, "SGD"))[0][-1]
         for name in ("asynchronous", "bounded staleness")
     ]
     assert ends[1] > 2 * ends[0]
 
 
 def test_a_straggler_holds_up_who_waits_for_it() -> None:
-    lumps = lumps_of(SMALL)
+    lumps = lumps_of(SMALL, "SGD")
     slow = Problem(workers=3, rows=4, straggler=3.0)
-    alone, _ = run_steps(SMALL, "flat", 0.1, 0, 3, FREE)
-    with_one, _ = run_steps(slow, "flat", 0.1, 0, 3, FREE)
+    alone, _ = run_steps(SMALL, "flat", GENTLE, 0, 3, FREE)
+    with_one, _ = run_steps(slow, "flat", GENTLE, 0, 3, FREE)
     assert with_one[-1] == pytest.approx(3 * alone[-1], rel=0.05)
-    served, _ = run_server(SMALL, "asynchronous", 0.1, 0, 20, FREE, lumps)
-    slowed, _ = run_server(slow, "asynchronous", 0.1, 0, 20, FREE, lumps)
+    served, _ = run_server(SMALL, "asynchronous", GENTLE, 0, 20, FREE, lumps)
+    slowed, _ = run_server(slow, "asynchronous", GENTLE, 0, 20, FREE, lumps)
     assert served[-1] < slowed[-1] < 1.6 * served[-1]
 
 
 def test_steps_count_from_one_and_losses_fall() -> None:
-    _, looks = run_steps(SMALL, "flat", 0.5, 0, 12, None)
+    _, looks = run_steps(SMALL, "flat", GENTLE, 0, 12, None)
     losses = [loss_of(look) for look in looks]
     assert min(losses) < losses[0]
     below = next(i for i, loss in enumerate(losses, 1) if loss <= losses[5])

@@ -7,6 +7,7 @@ import pytest
 from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.measure import time_steps
 from course_lib.who_wins.problem import Problem, network_of
+from course_lib.who_wins.winners import last_average
 from tests.helpers import ROOT
 
 LATENCY, BANDWIDTH = 20e-6, 100e3
@@ -33,4 +34,9 @@ def test_the_map_has_the_times_of_today(name: str) -> None:
     # The page gives the mean over seeds that take different numbers of steps, with three digits.
     before, after = pace.after(math.floor(steps)), pace.after(math.floor(steps) + 1)
     found = before + (steps % 1) * (after - before)
-    assert said == pytest.approx(found, rel=0.02), "python -m course_lib.who_wins makes the page"
+    end = last_average(Problem(), (LATENCY, BANDWIDTH)) if ALGORITHMS[name].differ else 0.0
+    # Seconds rise with each meeting: one of the five seeds may need one more than the mean does.
+    off = end / 5 if ALGORITHMS[name].period > 1 else 0.0
+    found += end
+    why = "python -m course_lib.who_wins makes the page"
+    assert said == pytest.approx(found, abs=0.02 * found + off), why

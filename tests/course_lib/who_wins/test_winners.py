@@ -1,10 +1,15 @@
 """The winner of a cell, whether it is clear, and where the map differs from published results."""
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from course_lib.who_wins.winners import Cell, beside_bagua, interval
+from course_lib.ranks import Ranks
+from course_lib.who_wins.problem import Problem, gradient_bytes, network_of
+from course_lib.who_wins.winners import Cell, beside_bagua, interval, last_average
 
 NAMES = ("flat", "1-bit", "decentralized")
 
@@ -51,3 +56,11 @@ def test_the_published_finding_is_held_against_edges_without_their_corner() -> N
     low, high = beside_bagua(cells, NAMES, by_epoch=True)
     assert low.differ == {(1, 10): "flat"}
     assert high.agree == [(5, 90)]
+
+
+@pytest.mark.parametrize("place", [(1e-3, 1e5), (20e-6, 1e7)])
+def test_the_last_average_takes_as_long_as_executed(place: tuple[float, float]) -> None:
+    network = replace(network_of(*place), all_reduce="direct")
+    ranks = Ranks(4, on="simulated", network=network)
+    ranks.run(lambda: dist.all_reduce(torch.ones(gradient_bytes() // 4)))
+    assert last_average(Problem(), place) == pytest.approx(ranks.trace.makespan, rel=0.01)
