@@ -12,18 +12,15 @@ from torch import nn
 
 from course_lib.cost_model import direct_all_reduce_time, ring_all_reduce_time
 from course_lib.data import digits
-<<<<<<< HEAD
-from course_lib.ranks import Network
-from course_lib.who_wins.problem import Problem, batches, loss_of, new_model
-=======
 from course_lib.mesh import transformer
 from course_lib.pipeline_parallel import (
     interleaved,
     one_forward_one_backward,
     peak_activations,
 )
+from course_lib.ranks import Network
 from course_lib.running_model import SHAPE
->>>>>>> read9
+from course_lib.who_wins.problem import Problem, batches, loss_of, new_model
 from tests.helpers import ROOT
 
 
