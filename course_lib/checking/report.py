@@ -5,10 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from course_lib.checking.cases import VALUES
 from course_lib.checking.causes import cause_of
+from course_lib.checking.report_html import html_of
 from course_lib.ranks import Trace
 
 _IN = " " * 6
@@ -51,6 +53,8 @@ class CheckReport:
         places: where all cases ran, for example ``simulated ranks``.
         trace: of the simplest case that failed and took time: one rank alone communicates in none.
         traced: that case's name.
+        function: name of the student's function.
+        alone: whether one case was asked for, of several.
 
     """
 
@@ -60,6 +64,8 @@ class CheckReport:
     places: tuple[str, ...] = ()
     trace: Trace | None = field(default=None, compare=False, repr=False)
     traced: str = field(default="", compare=False, repr=False)
+    function: str = field(default="", compare=False, repr=False)
+    alone: bool = False
 
     @property
     def passed(self) -> bool:
@@ -86,12 +92,18 @@ class CheckReport:
         number = next(i for i, each in enumerate(self.results, 1) if each is result)
         return f"hidden case {number}"
 
+    @staticmethod
+    def the_same(count: int) -> str:
+        """Return the words before the names of `count` cases that failed like the one above."""
+        return f"The same in {count} other case{'s' if count > 1 else ''}"
+
     @property
     def heading(self) -> str:
         """How many cases passed, and where they ran."""
         good = sum(result.passed for result in self.results)
         where = f", on {' and on '.join(self.places)}" if self.places else ""
-        return f"{self.name}: {good} of {len(self.results)} cases passed{where}"
+        alone = " (one case alone)" if self.alone else ""
+        return f"{self.name}: {good} of {len(self.results)} cases passed{where}{alone}"
 
     @property
     def points(self) -> str:
@@ -121,6 +133,23 @@ class CheckReport:
     def _ipython_display_(self) -> None:
         """Show nothing as a cell's value: ``check`` has printed the report already."""
 
+    def _repr_html_(self) -> str:
+        """Return the report as a notebook shows it, with the timeline of the failed case."""
+        return html_of(self, self.picture)
+
+    @cached_property
+    def picture(self) -> tuple[bytes, str] | None:
+        """What the ranks did in the case `traced`: a PNG, drawn when asked for, and in words."""
+        if self.trace is None or not self.trace.operations:
+            return None
+        from course_lib.ranks.trace.figure import png_of  # matplotlib comes only where one looks
+
+        try:
+            figure = self.trace.plot()
+            return png_of(figure), figure.alt
+        except Exception:  # the picture is an extra: the report says what is wrong
+            return None
+
     def __str__(self) -> str:
         lines = [self.heading]
         lines += [f"  ✓ {self.title_of(result)}" for result in self.results if result.passed]
@@ -135,7 +164,7 @@ class CheckReport:
                 explained = True
             if others:
                 names = " · ".join(map(self.title_of, others))
-                lines += _wrapped(f"{the_same(len(others))}: {names}")
+                lines += _wrapped(f"{self.the_same(len(others))}: {names}")
         lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
 
@@ -158,11 +187,6 @@ def _by_cause(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
         [first, *sorted(others, key=lambda each: order[id(each)])]
         for first, *others in causes.values()
     ]
-
-
-def the_same(count: int) -> str:
-    """Return the words before the names of `count` cases that failed like the one above them."""
-    return f"The same in {count} other case{'s' if count > 1 else ''}"
 
 
 def _wrapped(text: str) -> list[str]:

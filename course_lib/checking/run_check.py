@@ -77,10 +77,11 @@ def run_check(
                 traces.append((result, trace))
         results.append(result)
         progress(result)
-    shown = min(traces, key=lambda each: tuple(each[0].difficulty), default=None)
-    if shown is None:
-        return CheckReport(name, tuple(results), check.worth)
-    return CheckReport(name, tuple(results), check.worth, trace=shown[1], traced=shown[0].name)
+    report = CheckReport(name, tuple(results), check.worth, function=check.function)
+    if not traces:
+        return report
+    shown, trace = min(traces, key=lambda each: tuple(each[0].difficulty))
+    return replace(report, trace=trace, traced=shown.name)
 
 
 def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
