@@ -55,7 +55,7 @@ class Mutant:
 def says(report: CheckReport, reason: str) -> bool:
     """Return whether this is said of a failed case: ``✗``, its name, why, and all about it.
 
-    A hidden case has no name here, and nothing more is said about it, as in the report itself.
+    Of a hidden case it is ``✗ hidden case`` and why.
     """
     return any(
         reason in " ".join(f"✗ {_said_of(result)}".split())
@@ -66,7 +66,7 @@ def says(report: CheckReport, reason: str) -> bool:
 
 def _said_of(result: CaseResult) -> str:
     if result.hidden:
-        return result.reason
+        return f"hidden case {result.reason}"
     return f"{result.name} {result.reason} {result.detail}"
 
 
