@@ -32,13 +32,13 @@ def cause_of(reason: str) -> str:
     return "; ".join(dict.fromkeys(parts))
 
 
-def difficulty_of(case: Case, inputs: Iterable[Any]) -> tuple[int, ...]:
+def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, ...]:
     """Return how hard it is to find a mistake in a case; the smaller, the simpler.
 
     First counts in how many ways it is unusual: another dtype than float32, tensors that are not
-    contiguous, no numbers at all, and each of its parameters, since a special case is one of which
-    there is more to say; several groups and a call before it count twice. Then the number of ranks,
-    then the number of digits of how many numbers there are: 6 and 9 numbers are alike.
+    contiguous, no numbers at all, and each parameter more than the check's `first` case has, since
+    of a special case there is more to say; several groups and a call before it count twice. Then
+    the number of ranks, then the number of digits of how many numbers there are: 6 and 9 are alike.
     """
     numbers = sum(tensor.numel() for tensor in tensors_in(list(inputs)))
     form = case.form
@@ -48,6 +48,6 @@ def difficulty_of(case: Case, inputs: Iterable[Any]) -> tuple[int, ...]:
         + 2 * (len(case.groups) > 1)
         + 2 * (case.after is not None)
         + (numbers == 0)
-        + len(case.parameters)
+        + max(0, len(case.parameters) - len(first.parameters))
     )
     return unusual, case.world_size, len(str(numbers))

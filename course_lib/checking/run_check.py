@@ -142,7 +142,7 @@ class _Examination:
             summary=_cut(summary, MAX_REASON),
             expected=_cut(expected, MAX_REASON),
             got=_cut(got, MAX_REASON),
-            difficulty=difficulty_of(self._case, inputs),
+            difficulty=difficulty_of(self._case, inputs, next(iter(self._check.cases), self._case)),
         )
 
     def _judge(self, observed: Observed) -> None:

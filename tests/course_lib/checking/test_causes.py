@@ -54,7 +54,8 @@ def test_other_words_are_another_cause(one: str, other: str) -> None:
 
 
 def difficulty(case: Case, *shape: int) -> tuple[int, ...]:
-    return difficulty_of(case, [{"x": torch.zeros(shape)}] * case.world_size)
+    first = Case("first", 1, {"shape": [1]})
+    return difficulty_of(case, [{"x": torch.zeros(shape)}] * case.world_size, first)
 
 
 def test_a_case_is_harder_for_each_thing_that_is_unusual_in_it() -> None:
