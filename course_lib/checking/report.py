@@ -201,5 +201,5 @@ class CheckFailed(AssertionError):
         self.report = report
 
     def _render_traceback_(self) -> list[str]:
-        """Tell IPython what to show: that it failed. Why, the report above it says."""
-        return [f"CheckFailed: {self.report.heading}"]
+        """Tell IPython what to show: nothing that the report above it has said."""
+        return ["CheckFailed: the report above says what failed, and why"]

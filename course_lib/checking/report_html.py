@@ -13,26 +13,27 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
 _STYLE = """<style>
-.course-report { --line: var(--jp-border-color2, #8886); --box: #8882;
+div.course-report { --line: var(--jp-border-color2, #8886); --box: #8882;
   line-height: 1.45; overflow-wrap: break-word; }
-.course-report p { margin: .3em 0; max-width: 70em; }
-.course-report .good { color: var(--jp-success-color1, #388e3c); font-weight: bold; }
-.course-report .bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
-.course-report summary { cursor: pointer; margin: .3em 0; }
-.course-report details.case { border-left: 3px solid var(--line); margin: .5em 0;
+div.course-report p { margin: .3em 0; max-width: 70em; }
+div.course-report .good { color: var(--jp-success-color1, #388e3c); font-weight: bold; }
+div.course-report .bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
+div.course-report summary { cursor: pointer; margin: .3em 0; }
+div.course-report details.case { border-left: 3px solid var(--line); margin: .5em 0;
   padding: .1em 0 .1em .8em; }
-.course-report details.first { border-left-color: var(--jp-error-color1, #e04848); }
-.course-report table { border: 0; border-collapse: collapse; margin: .4em 0; }
-.course-report td, .course-report th { background: none; border: 1px solid var(--line);
+div.course-report details.first { border-left-color: var(--jp-error-color1, #e04848); }
+div.course-report table { border: 0; border-collapse: collapse; margin: .4em 0; }
+div.course-report td, div.course-report th { background: none; border: 1px solid var(--line);
   padding: .25em .8em; text-align: left; white-space: normal; }
-.course-report td { font-family: var(--jp-code-font-family, monospace); }
-.course-report pre { background: var(--box); margin: .4em 0; max-width: 100%; overflow-x: auto;
+div.course-report td { font-family: var(--jp-code-font-family, monospace); }
+div.course-report pre { background: var(--box); margin: .4em 0; max-width: 100%; overflow-x: auto;
   padding: .5em .8em; white-space: pre; }
-.course-report code { background: var(--box); overflow-wrap: anywhere; padding: .1em .4em;
+div.course-report code { background: var(--box); overflow-wrap: anywhere; padding: .1em .4em;
   user-select: all; white-space: normal; }
-.course-report img { background: white; display: block; height: auto; max-width: 100%; }
-.course-report ul { margin: .2em 0; padding-left: 1.6em; }
+div.course-report img { background: white; display: block; height: auto; max-width: 100%; }
+div.course-report ul { margin: .2em 0; padding-left: 1.6em; }
 </style>"""
 
 
