@@ -157,8 +157,8 @@ def caption_of(trace: Mapping[str, Any]) -> str:
     case = f"in the case “{trace['case']}”" if trace.get("case") else "in it"
     part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
     return (
-        f"The first visible case that failed after something was sent: what each rank did {case}, "
-        f"on the clock of the grader's network.{part}"
+        f"The simplest visible case that failed after something was sent: what each rank "
+        f"did {case}, on the clock of the grader's network.{part}"
     )
 
 

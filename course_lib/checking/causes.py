@@ -1,4 +1,4 @@
-"""Which failing cases have one cause, and which of them is the simplest to look at.
+"""The causes of failing cases, and how hard each case is to look at.
 
 Two failures have the same cause if their reasons are the same words once numbers, ranks and places
 are left out. A cause is told once, for its simplest case; the others are named.
@@ -36,9 +36,10 @@ def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, 
     """Return how hard it is to find a mistake in a case; the smaller, the simpler.
 
     First counts in how many ways it is unusual: another dtype than float32, tensors that are not
-    contiguous, no numbers at all, and each parameter more than the check's `first` case has, since
-    of a special case there is more to say; several groups and a call before it count twice. Then
-    the number of ranks, then the number of digits of how many numbers there are: 6 and 9 are alike.
+    contiguous, no numbers at all. Several groups and a call before it count twice. Each parameter
+    more than the check's `first` case has counts too: of a special case there is more to say. Then
+    comes the number of ranks, then the number of digits of how many numbers there are: 6 and 9 are
+    alike.
     """
     numbers = sum(tensor.numel() for tensor in tensors_in(list(inputs)))
     form = case.form

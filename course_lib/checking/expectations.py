@@ -191,9 +191,9 @@ def time_within(
 ) -> Expectation:
     """Expect the case to take at most the time of a formula on the virtual clock.
 
-    A difference of half a percent decides nothing: 44.06 µs is within 44.03 µs. Of a few numbers
-    the bytes take a thousandth of a message's latency, and which chunk is longer by one shows in
-    the time. A message too many makes several percent in every case; bytes too many make as much
+    A difference of half a percent decides nothing: 44.06 µs is within 44.03 µs. The bytes of
+    a few numbers take a thousandth of a message's latency, and which chunk is longer by one shows
+    in the time. A message too many makes several percent in every case; bytes too many make as much
     in a case with many numbers, which a check of time needs.
 
     Args:

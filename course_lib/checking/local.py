@@ -37,8 +37,8 @@ def check(
 ) -> CheckReport:
     """Examine `function` on several ranks of this machine and show how it went.
 
-    It runs on simulated ranks first, which are exact; if it is right there, on real ones. Of a case
-    that failed, a notebook also shows what its ranks did over time.
+    It runs on simulated ranks first, which are exact; if it is right there, on real ones. A
+    notebook also shows what the ranks did over time in a case that failed.
 
     Args:
         name: ``assignment/check``, as it stands under the task; the assignment's number will do.
@@ -219,7 +219,7 @@ class _Shown:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end_line()
-        # What stands there when a person interrupts says what took so long: that stays.
+        # When a person interrupts, the line says what took so long: then it stays.
         if self._handle is not None and kind is not None and issubclass(kind, Exception):
             self._handle.update({}, raw=True)
 

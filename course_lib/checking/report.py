@@ -139,7 +139,7 @@ class CheckReport:
 
     @cached_property
     def picture(self) -> tuple[bytes, str] | None:
-        """What the ranks did in the case `traced`: a PNG, drawn when asked for, and in words."""
+        """The timeline of the case `traced`: a PNG, drawn when asked for, and the same in words."""
         if self.trace is None or not self.trace.operations:
             return None
         from course_lib.ranks.trace.figure import png_of  # matplotlib comes only where one looks
