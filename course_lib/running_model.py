@@ -1,10 +1,11 @@
 """One small transformer, trained in the ways of the course: one row of a table for each way.
 
     >>> from course_lib.running_model import measure, table
-    >>> print(table([measure("one rank", steps=1), measure("data parallel", steps=1)]))
+    >>> rows = [measure("one rank", steps=1), measure("data parallel", steps=1)]
+    >>> print(table(rows))  # doctest: +ELLIPSIS
     way              ranks  ms a step  kB sent  kB state  kB saved    loss
-    one rank             1      ...
-    data parallel        4      ...
+    one rank             1 ...
+    data parallel        4 ...
 
 A lecture adds the rows of the ways that it explains. Model, data, global batch, optimizer and
 network are the same in all rows. So a row shows what its way changes: the time of a step, the bytes
