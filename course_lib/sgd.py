@@ -5,9 +5,9 @@
 
 The model w is to minimise the mean loss over N examples, F(w) = 1/N * sum_i f_i(w). Gradient
 descent needs all N gradients for one step. Mini-batch SGD takes a batch of B examples and steps
-along *their* mean gradient, with learning rate α:
+along *their* mean gradient, with learning rate η:
 
-    g_B = 1/B * sum_{i in batch} ∇f_i(w)          w ← w - α * g_B
+    g_B = 1/B * sum_{i in batch} ∇f_i(w)          w ← w - η * g_B
 
 On average over the draw of the batch, g_B is the full gradient ∇F(w); what varies is by how much a
 single draw misses it. With σ² = 1/N * sum_i |∇f_i - ∇F|², the spread of single gradients, a batch
@@ -66,7 +66,7 @@ def minibatches(
 
 @torch.no_grad()
 def sgd_step(params: Iterable[Tensor], lr: float) -> None:
-    """Update in place, w ← w - α * g, with g from `.grad` and α = `lr`.
+    """Update in place, w ← w - η * g, with g from `.grad` and η = `lr`.
 
     Bit for bit what `torch.optim.SGD(params, lr)` does without momentum or weight decay. Parameters
     whose `.grad` is None took no part in the loss, and stay as they are. Gradients are left in

@@ -18,6 +18,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.data import digits
+from course_lib.mesh import transformer
+from course_lib.running_model import SHAPE
 from tests.helpers import ROOT
 from tests.lectures.test_printed_numbers import printed, row
 
@@ -61,6 +63,27 @@ def test_01_the_steps_lie_on_a_hyperbola():
     shown = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", fit.splitlines()[0])]
     assert shown == pytest.approx([least, cost, cost / least], rel=0.01, abs=0.6)
     assert least + cost / sizes == pytest.approx(steps, rel=0.08)
+
+
+def test_01_estimated_tokens_and_steps_lie_on_the_hyperbola():
+    text = printed("01_minibatch_sgd", "estimate-tokens")
+    for line, loss in zip(text.splitlines(), (3.0, 2.5, 2.0), strict=True):
+        critical = math.exp(math.log(2e8) - math.log(loss) / 0.21)
+        assert f"critical {critical / 1e6:.1f} M" in line
+        pairs = re.findall(r"B = (\d+) M: tokens x ([\d.]+), steps x ([\d.]+)", line)
+        assert [int(batch) for batch, _, _ in pairs] == [4, 16]
+        for batch, tokens, steps in pairs:
+            assert float(tokens) == pytest.approx(1 + 1e6 * int(batch) / critical, abs=0.06)
+            # (S/S_min - 1) (E/E_min - 1) = 1, up to the digits shown
+            assert (float(tokens) - 1) * (float(steps) - 1) == pytest.approx(1, rel=0.1)
+
+
+def test_01_an_h100_has_enough_tokens():
+    text = printed("01_minibatch_sgd", "estimate-roofline")
+    share, corner, most = (int(each.replace(",", "")) for each in re.findall(r"[\d,]+\d", text))
+    assert share == round(16e6 / 16384)
+    assert corner == round(989 / 3.35)
+    assert most == pytest.approx(share * 16384 / corner, rel=0.01)
 
 
 # --- lecture 02 ---------------------------------------------------------------------------------
@@ -141,6 +164,36 @@ def test_02_unequal_shards_need_weights(network):
         assert computed < measured / 1e3 < computed + 2e-3, "and an all-reduce"
 
 
+def test_02_the_running_model_in_two_ways():
+    """Bytes of a ring, 16 bytes of state for each parameter, and the same loss."""
+    parameters = sum(param.numel() for param in transformer(SHAPE).parameters())
+    text = printed("02_data_parallel_sgd", "running-table")
+    ranks, alone, nothing, state, saved, loss = row(text, "one rank")
+    team, together, sent, *rest = row(text, "data parallel")
+    assert [ranks, nothing, team] == [1, 0, RANKS]
+    assert sent == round(2 * (RANKS - 1) / RANKS * 4 * parameters / 1e3)
+    assert rest[0] == state == round(16 * parameters / 1e3)
+    assert rest[1] == pytest.approx(saved / RANKS, rel=0.01)
+    assert rest[2] == pytest.approx(loss, abs=1e-4)
+    ring = 2e3 * (RANKS - 1) * (20e-6 + 4 * parameters / RANKS / 10e6)
+    assert alone / RANKS + ring < together < alone / RANKS + ring + 5, "and the optimizer's step"
+    assert together == pytest.approx(alone / 2, rel=0.02), "it halves"
+
+
+def test_02_estimates_of_bandwidth_and_of_a_straggler():
+    text = printed("02_data_parallel_sgd", "estimate-bandwidth")
+    for line, ranks in zip(text.splitlines(), (512, 4096), strict=True):
+        shown = re.findall(r"(\d+\.\d) s", line)
+        computing = 6 * 70 * 4e6 / ranks / 400e3
+        sending = 2 * 140 / 50 * (1 - 1 / ranks)
+        assert [float(each) for each in shown] == pytest.approx([computing, sending], abs=0.06)
+        assert (computing > sending) == (ranks == 512)
+    worth = re.findall(r"\d+\.\d", printed("02_data_parallel_sgd", "estimate-straggler"))
+    equal, without, share = (float(each) for each in worth)
+    assert 512 - equal == pytest.approx(46.5, abs=0.06), "the 47 of the text"
+    assert without < share < 512
+
+
 # --- lecture 04 ---------------------------------------------------------------------------------
 
 
@@ -154,6 +207,31 @@ def test_04_youngs_interval_and_the_share_that_trains():
     lost = 1 / best + (best / 2 + 10) / between
     share = float(re.findall(r"1 of the best interval: ([\d.]+)%", text)[-1])
     assert share == pytest.approx(100 * (1 - lost), abs=1.5)
+
+
+def test_04_the_estimated_intervals_lose_least():
+    text = printed("04_pytorch_ddp", "estimate-saving")
+    for line, speed in zip(text.splitlines(), (10e9, 640e9), strict=True):
+        minutes, lost = (
+            float(each) for each in re.findall(r"every +([\d.]+) min, lost ([\d.]+)", line)[0]
+        )
+        every = np.linspace(60, 3600, 100_000)
+        losses = 1e12 / speed / every + every / 2 / 10800
+        assert minutes == pytest.approx(every[losses.argmin()] / 60, abs=0.1)
+        assert lost == pytest.approx(100 * losses.min(), abs=0.06)
+
+
+def test_04_the_estimated_memory_of_a_parameter():
+    """Weight, gradient and AdamW's two moments; once more the gradient in DDP's buckets."""
+    param = nn.Parameter(torch.ones(100))
+    param.grad = torch.ones(100)
+    optimizer = torch.optim.AdamW([param])
+    optimizer.step()
+    moments = [each for each in optimizer.state[param].values() if each.numel() == 100]
+    held = sum(each.nbytes for each in (param, param.grad, *moments)) // 100
+    text = printed("04_pytorch_ddp", "estimate-memory")
+    assert row(text, "gradient_as_bucket_view")[:2] == [held, 80 / held]
+    assert row(text, "default")[:2] == [held + 4, 80 / (held + 4)]
 
 
 def test_04_the_table_has_every_argument_of_ddp():
