@@ -122,6 +122,7 @@ def build(site: Path) -> int:
         return status
     (site / "index.html").write_text(HOME.format(first=FIRST), encoding="utf-8")
     (site / ".nojekyll").touch()  # or GitHub leaves out folders that begin with an underscore
+    subprocess.run([sys.executable, HERE / "cards.py", "--to", site / "cards.pdf"], check=True)
     wrong = [f"broken link: {each}" for each in broken_links(site)]
     wrong += [f"fetched from elsewhere: {each}" for each in remote_resources(site)]
     for each in wrong:

@@ -346,3 +346,91 @@ def test_12_tuned_alike_the_synchronous_run_is_ahead_of_diloco():
         name: row(text, name)[2] for name in ("direct, SGD", "DiLoCo, AdamW", "direct, AdamW")
     }
     assert seconds["direct, AdamW"] < seconds["DiLoCo, AdamW"] < seconds["direct, SGD"]
+
+
+def test_03_one_shot_or_direct_is_the_fastest_of_six():
+    """α = 1 ms, β = 100 MB/s; up to three times as fast as the best of the others."""
+    lines = re.findall(r"K = +(\d+), +([\d,]+) bytes (.*)", printed("03_collectives", "code-53c"))
+    assert len(lines) == 9
+    for k, size, rest in lines:
+        *times, winner = rest.split()
+        k, wire = int(k), int(size.replace(",", "")) / 100e3  # ms
+        central, tree, ring, halving, direct, one_shot = map(float, times)
+        assert one_shot == pytest.approx(1 + (k - 1) * wire, abs=0.006)
+        assert direct == pytest.approx(2 + 2 * (k - 1) / k * wire, abs=0.006)
+        assert ring == pytest.approx(2 * (k - 1) * (1 + wire / k), abs=0.006)
+        fastest = min(one_shot, direct)
+        assert winner == ("one_shot" if fastest == one_shot else "direct")
+        assert 1.2 < min(central, tree, ring, halving) / fastest < 3
+
+
+def test_03_without_a_switch_the_ring_is_the_fastest_and_central_gains():
+    text = printed("03_collectives", "code-56b")
+    ring = 2 * 11 * (1 + 1 / 100e3 * 100e3)  # ms: 100 kB a chunk, 1 ms of latency
+    assert row(text, "ring ") == pytest.approx([ring, ring], abs=0.05)
+    times = {name: row(text, name) for name in ("tree", "halving_doubling", "direct", "one_shot")}
+    assert all(circle > switch and circle > 2 * ring for switch, circle in times.values())
+    assert times["direct"][1] / times["direct"][0] == pytest.approx(5, abs=0.1)
+    switch, circle = row(text, "central")
+    assert 3 * ring < circle < switch
+
+
+def test_03_estimates():
+    """512 H100 of 989 TFLOP/s, 400 Gb/s and 10 µs between nodes, 450 GB/s and 5 µs inside."""
+    step = 6 * 70e9 * 4e6 / 512 / (0.4 * 989e12)
+    between, inside = 2 * 63 * (10e-6 + 140e9 / 512 / 50e9), 2 * 7 * (5e-6 + 140e9 / 8 / 450e9)
+    expected = [step, 2 / 3 * step, 2 * 511 * (10e-6 + 140e9 / 512 / 50e9), between + inside]
+    text = printed("03_collectives", "estimates-bandwidth")
+    assert [float(each) for each in re.findall(r"([\d.]+) s\b", text)] == pytest.approx(
+        expected, abs=0.05
+    )
+    text = printed("03_collectives", "estimates-latency")
+    message = 10e-3 + 2 * 5e-3  # ms: α and o at both ends
+    assert row(text, "derived: ring") == pytest.approx([2 * 511 * message], abs=0.006)
+    for name in ("tree", "halving_doubling"):
+        assert row(text, f"derived: {name}") == pytest.approx([2 * 9 * message], abs=0.006)
+
+
+def last_sum(backward: float, count: int, call: float, wire: float) -> float:
+    """Return when the last of `count` equal buckets has arrived, bucket by bucket."""
+    free = 0.0
+    for bucket in range(1, count + 1):
+        free = max(free, backward * bucket / count) + call + wire / count
+    return free
+
+
+def test_05_best_sizes_of_a_bucket():
+    """48 layers, 4 ranks: of all whole numbers of buckets, the one with the earliest last sum."""
+    product = 2 * 64 * 128**2 / 7.5e9
+    size = 48 * 4 * 128**2
+    text = printed("05_bucketing_and_overlap", "cell-44")
+    for label, latency, bandwidth in (
+        ("  20 µs", 20e-6, 200e6),
+        ("  80 µs", 80e-6, 200e6),
+        ("  320 µs", 320e-6, 200e6),
+        ("  50 MB/s", 80e-6, 50e6),
+        ("  800 MB/s", 80e-6, 800e6),
+    ):
+        times = {
+            m: last_sum(95 * product, m, 6 * latency, 1.5 * size / bandwidth) for m in range(1, 200)
+        }
+        best = size / min(times, key=times.get) / 1024
+        assert row(text, label) == pytest.approx([best], abs=0.6)
+
+
+def test_05_estimates():
+    """7 billion parameters of 2 bytes, 64 H100 at 40 %, 8,192 tokens each, 400 Gb/s and 10 µs."""
+    backward, call = 4 * 7e9 * 8192 / (0.4 * 989e12), 2 * 63 * 10e-6
+    wire = 2 * 63 / 64 * 14e9 / 50e9
+    text = printed("05_bucketing_and_overlap", "estimates-bucket")
+    shown = re.findall(r"(\d+) buckets of .* MiB: ([\d.]+) s", text)
+    counts = [int(count) for count, _ in shown]
+    for count, seconds in shown:
+        assert float(seconds) == pytest.approx(
+            last_sum(backward, int(count), call, wire), abs=0.006
+        )
+    assert counts[1] == min(range(1, 600), key=lambda m: last_sum(backward, m, call, wire))
+    assert float(shown[0][1]) > 1.9 * float(shown[1][1]), "25 MiB takes twice as long"
+    text = printed("05_bucketing_and_overlap", "estimates-tokens")
+    tokens = float(re.findall(r"ETHERNET_400 +([\d,]+)", text)[0].replace(",", ""))
+    assert tokens == pytest.approx(8192 * wire / backward, abs=1)
