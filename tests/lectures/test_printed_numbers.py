@@ -72,7 +72,7 @@ def test_06_a_fixed_rate_ends_in_a_neighbourhood_and_a_shrinking_one_converges()
         end = path[long // 2 :]
         assert gamma / 10 < min(end), "it arrived"
         assert max(end) < 10 * gamma
-        least, largest, *_ = row(text, f"γ = {gamma}")
+        least, largest, *_ = row(text, f"η = {gamma}")
         late = path[2000:3000]
         assert [least, largest] == pytest.approx([min(late), max(late)], abs=2e-4)
     shrinking = distances(lambda t: 3 / (300 + t), long)
