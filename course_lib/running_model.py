@@ -204,18 +204,24 @@ def _train(prepare: Callable[[nn.Module], Prepared], batches: Sequence[Tensor]) 
 
 
 class _Saved:
-    """Counts the bytes that autograd saves, each piece of memory once and no weights."""
+    """Counts the bytes that autograd saves, each piece of memory once and no weights.
+
+    It holds on to the pieces: a piece that is freed would lend its address to the next, and two
+    would look like one. Weights that ZeRO-3 gathers are freed after use, and so count nothing.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._seen = {param.untyped_storage().data_ptr() for param in model.parameters()}
-        self.bytes = 0
+        self._weights = {param.untyped_storage()._cdata for param in model.parameters()}
+        self._pieces: dict[int, torch.UntypedStorage] = {}
 
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self.bytes += storage.nbytes()
+        self._pieces[storage._cdata] = storage
         return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.nbytes() for at, p in self._pieces.items() if at not in self._weights)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from autograder.course import handed_out
 from course_lib.checking import CheckReport, run_check
-from course_lib.checking.mutants import Mutant
+from course_lib.checking.mutants import Mutant, says
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner, Place
 from course_lib.ranks import Ranks
@@ -191,7 +191,7 @@ def test_mutant(folder: Path, mutant: Mutant, on: Place) -> None:
     reason = mutant.reason
 
     def is_found(report: CheckReport) -> bool:
-        return not report.passed and reason in " ".join(str(report).split())
+        return says(report, reason)
 
     report = run(folder, mutant.task, mutant.function, on, is_found)
     assert not report.passed, f"{mutant.mistake} got through"

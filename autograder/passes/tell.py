@@ -90,11 +90,15 @@ def _counted(check: CheckVerdict) -> str:
 
 
 def _why(check: CheckVerdict) -> str:
-    """Return the first visible failure; of hidden failures say only that there are some."""
+    """Return the simplest visible failure; of hidden failures say only that there are some."""
     failed = [case for case in check.cases if not case["passed"]]
     visible = [case for case in failed if not case["hidden"]]
-    if visible:
-        return f"{_plain(visible[0]['name'])}: {_plain(visible[0]['reason'])}"
+    if visible:  # the one that the report below begins with; older verdicts have no difficulty
+        first = min(
+            visible,
+            key=lambda case: (not case.get("ran", True), tuple(case.get("difficulty", ()))),
+        )
+        return f"{_plain(first['name'])}: {_plain(first['reason'])}"
     return "only hidden cases fail" if failed else ""
 
 
@@ -153,8 +157,8 @@ def caption_of(trace: Mapping[str, Any]) -> str:
     case = f"in the case “{trace['case']}”" if trace.get("case") else "in it"
     part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
     return (
-        f"The first visible case that failed after something was sent: what each rank did {case}, "
-        f"on the clock of the grader's network.{part}"
+        f"The simplest visible case that failed after something was sent: what each rank "
+        f"did {case}, on the clock of the grader's network.{part}"
     )
 
 

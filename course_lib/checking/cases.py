@@ -38,14 +38,24 @@ class Wrong(Exception):
         message: which rank, which element, expected and got.
         hint: one sentence, or empty.
         detail: more lines, for example a table of what was sent; or empty.
+        expected: the value that should have come out, where the message is about one value.
+        got: the value in its place.
 
     """
 
-    def __init__(self, message: str, hint: str = "", detail: str = "") -> None:
+    def __init__(
+        self, message: str, hint: str = "", detail: str = "", *, expected: str = "", got: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.detail = detail
+        self.expected = expected
+        self.got = got
+
+    def with_hint(self, hint: str) -> Wrong:
+        """Return the same finding with another hint."""
+        return Wrong(self.message, hint, self.detail, expected=self.expected, got=self.got)
 
 
 @dataclass(frozen=True)

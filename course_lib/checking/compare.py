@@ -63,8 +63,8 @@ def expect_close(
     )
     for mistake, value in (lookalikes or {}).items():
         if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol):
-            raise Wrong(message, f"This equals {mistake}.")
-    raise Wrong(message)
+            raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
+    raise Wrong(message, expected=right, got=theirs)
 
 
 def expect_number(
@@ -91,8 +91,8 @@ def expect_number(
     message = f"{what}: expected {right}, got {theirs}"
     for mistake, value in (lookalikes or {}).items():
         if abs(got - value) <= atol + rtol * abs(value):
-            raise Wrong(message, f"This equals {mistake}.")
-    raise Wrong(message)
+            raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
+    raise Wrong(message, expected=right, got=theirs)
 
 
 def expect_equal(
@@ -132,7 +132,8 @@ def expect_equal(
         elif isinstance(wanted, bool | str) or type(wanted) is int:
             if type(value) is not type(wanted) or value != wanted:
                 got = repr(value)[:60] if type(value) is type(wanted) else describe(value)
-                raise Wrong(f"{name}: expected {wanted!r}, got {got}")
+                message = f"{name}: expected {wanted!r}, got {got}"
+                raise Wrong(message, expected=repr(wanted), got=got)
         else:
             options: dict[str, Any] = {"rtol": rtol, "atol": atol}
             judge = expect_close if isinstance(wanted, Tensor) else expect_number
@@ -141,7 +142,7 @@ def expect_equal(
             except Wrong as wrong:
                 for mistake, theirs in (lookalikes or {}).items():
                     if _passes(judge, value, dict(leaves(theirs)).get(place), name, options):
-                        raise Wrong(wrong.message, f"This equals {mistake}.") from None
+                        raise wrong.with_hint(f"This equals {mistake}.") from None
                 raise
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{what}: {min(extra)} was not asked for")

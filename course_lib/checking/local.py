@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,49 +16,97 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from course_lib.checking.cases import Check
+from course_lib.checking.cases import Case, Check
+from course_lib.checking.compare import describe
+from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.report import CheckFailed, CheckReport
-from course_lib.checking.run_check import run_check
+from course_lib.checking.report_html import html_of
+from course_lib.checking.run_check import Runner, run_check
 from course_lib.checking.runners import LocalRunner
 from course_lib.learner import diary
-from course_lib.ranks import Trace
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 
 
 def check(
-    name: str, function: Callable[..., Any], *, on: Literal["simulated", "cpu", "gpu"] = "cpu"
+    name: str,
+    function: Callable[..., Any],
+    *,
+    on: Literal["simulated", "cpu", "gpu"] = "cpu",
+    case: str | None = None,
 ) -> CheckReport:
-    """Examine `function` on several ranks of this machine and print how it went.
+    """Examine `function` on several ranks of this machine and show how it went.
 
-    It runs on simulated ranks first, which are exact; if it is right there, on real ones. Below the
-    report of a case that failed, a notebook shows what its ranks did over time.
+    It runs on simulated ranks first, which are exact; if it is right there, on real ones. A
+    notebook also shows what the ranks did over time in a case that failed.
 
     Args:
-        name: ``assignment/check``, as it stands under the task.
+        name: ``assignment/check``, as it stands under the task; the assignment's number will do.
         function: what you wrote.
         on: the real ranks; ``"simulated"``: none.
+        case: the name of one case, as a report has it: only that one is run, and nothing is noted
+            in your progress.
 
     Returns:
         The report.
 
     Raises:
-        CheckFailed: a case failed; the printed report says which, and why.
-        LookupError: there is no such check, or its file was not found.
+        CheckFailed: a case failed; the report above it says which, and why.
+        LookupError: there is no such check or case, or the check's file was not found.
+        TypeError: `function` is none.
 
     """
-    assignment, _, short = name.partition("/")
-    checks = load_checks(find_assignment(assignment) / "checks.py")
-    if short not in checks:
-        raise LookupError(f"{assignment} has no check '{short}'; it has {', '.join(checks)}")
-    report = examine(name, checks[short], function, on=on)
-    print(report, flush=True)
-    diary.keep(diary.CHECKS, {"checked": name, "fraction": report.fraction, "all": report.passed})
+    if not callable(function):
+        raise TypeError(
+            f"check(name, function) needs the function itself: check({name!r}, f), not "
+            f"check({name!r}, f()). It got {describe(function)}"
+        )
+    with _Shown() as shown:
+        shown.say(f"reading {name} …")
+        name, found = find_check(name)
+        if case is not None:
+            found = _only(found, case)
+        report = examine(name, found, function, on=on, say=shown.say, echo=shown.echo)
+        report = replace(report, alone=case is not None)
+        shown.report(report)
+    if case is None:
+        told = {"checked": name, "fraction": report.fraction, "all": report.passed}
+        diary.keep(diary.CHECKS, told)
     if not report.passed:
-        if report.trace is not None:
-            _show_timeline(report.trace, report.traced)
         raise CheckFailed(report)
     return report
+
+
+def find_check(name: str) -> tuple[str, Check]:
+    """Return a check and its full name; ``3/broadcast`` is ``03_collectives/broadcast``.
+
+    Raises:
+        LookupError: there is none; the message has the names that there are.
+
+    """
+    said, slash, short = name.partition("/")
+    assignment = _full_name(said)
+    if not slash and assignment not in _assignments():
+        raise LookupError(
+            f"'{name}' names no check: a name is assignment/check, as in 03_collectives/broadcast. "
+            f"Assignments that were found: {', '.join(_assignments()) or 'none'}"
+        )
+    checks = load_checks(find_assignment(assignment) / "checks.py")
+    if short not in checks:
+        raise LookupError(
+            f"{assignment} has no check '{short}'; it has {', '.join(checks)}. Write for example "
+            f"check('{assignment}/{next(iter(checks))}', …)"
+        )
+    return f"{assignment}/{short}", checks[short]
+
+
+def _only(check: Check, case: str) -> Check:
+    """Return the check with this case alone."""
+    found = tuple(each for each in check.cases if each.name == case)
+    if not found:
+        there = "; ".join(each.name for each in check.cases)
+        raise LookupError(f"there is no case '{case}'; there are: {there}")
+    return replace(check, cases=found)
 
 
 def examine(
@@ -66,11 +115,27 @@ def examine(
     function: Callable[..., Any],
     *,
     on: Literal["simulated", "cpu", "gpu"] = "cpu",
+    say: Callable[[str], None] = lambda _: None,
+    echo: Callable[[str], None] = lambda text: print(text, end=""),
 ) -> CheckReport:
-    """Run a check on simulated ranks and, if it passes, on real ones; return the report."""
+    """Run a check on simulated ranks and, if it passes, on real ones; return the report.
+
+    Args:
+        name: of the check, with its assignment.
+        check: the check.
+        function: the student's.
+        on: the real ranks.
+        say: told what is going on, before it begins.
+        echo: takes what simulated ranks print.
+
+    """
+    most = max(case.world_size for case in check.cases)
+    say(f"starting {most} rank{'s' if most > 1 else ''} …")
     with ExitStack() as stack:
         runners = {
-            place: stack.enter_context(LocalRunner(function, place, quiet=place != "simulated"))
+            place: stack.enter_context(
+                LocalRunner(function, place, quiet=place != "simulated", echo=echo)
+            )
             for place in dict.fromkeys(("simulated", on))
         }
         for run in runners.values():
@@ -78,7 +143,8 @@ def examine(
         places: tuple[str, ...] = ()
         for place, run in runners.items():
             places = (*places, WORDS[place])
-            report = replace(run_check(name, check, run, seed="public"), places=places)
+            told = _telling(run, say, WORDS[place])
+            report = replace(run_check(name, check, told, seed="public"), places=places)
             if not report.passed:
                 # What passes on simulated ranks and fails on real ones failed there.
                 return replace(report, places=places[-1:])
@@ -86,13 +152,76 @@ def examine(
         return report
 
 
-def _show_timeline(trace: Trace, case: str) -> None:
-    """Show the student's own run in a notebook; a terminal shows no figures."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if trace.operations and getattr(shell, "kernel", None) is not None:
+def _telling(run: Runner, say: Callable[[str], None], where: str) -> Runner:
+    """Return the runner, which says before each case which one it is."""
+
+    def told(check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
+        number = next(i for i, each in enumerate(check.cases, 1) if each is case)
+        say(f"{where}, case {number} of {len(check.cases)}: {case.name}")
+        return run(check, case, inputs)
+
+    return told
+
+
+class _Shown:
+    """Where a check shows itself; a context, after which no half line is left.
+
+    In a notebook it is one output, which changes: it says what is going on, then it is the report,
+    then the report with its picture. In a terminal it is a line that overwrites itself, and then
+    the report. Where nobody reads along, it is the report alone.
+    """
+
+    def __init__(self) -> None:
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        self._notebook = getattr(shell, "kernel", None) is not None
+        self._handle: Any = None
+        self._line = False
+
+    def say(self, text: str) -> None:
+        """Say what is going on."""
+        if self._notebook:
+            self._show({"text/plain": text})
+        elif sys.stderr.isatty():
+            room = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{text[:room]}", end="", file=sys.stderr, flush=True)
+            self._line = True
+
+    def echo(self, text: str) -> None:
+        """Pass on what the ranks printed."""
+        self._end_line()
+        print(text, end="", flush=True)
+
+    def report(self, report: CheckReport) -> None:
+        """Show the report; its picture follows when it is drawn."""
+        if not self._notebook:
+            self._end_line()
+            print(report, flush=True)
+            return
+        self._show({"text/html": html_of(report), "text/plain": str(report)})
+        if not report.passed and report.picture is not None:
+            self._show({"text/html": report._repr_html_(), "text/plain": str(report)})
+
+    def _show(self, bundle: dict[str, str]) -> None:
         from IPython.display import display
 
-        display(trace.plot(title=f"What your ranks did in the case ‘{case}’"))
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _end_line(self) -> None:
+        if self._line:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            self._line = False
+
+    def __enter__(self) -> _Shown:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end_line()
+        # When a person interrupts, the line says what took so long: then it stays.
+        if self._handle is not None and kind is not None and issubclass(kind, Exception):
+            self._handle.update({}, raw=True)
 
 
 def find_assignment(name: str) -> Path:
@@ -109,10 +238,31 @@ def find_assignment(name: str) -> Path:
         beside = folder != here or here.name == name or any(here.glob(f"{name}.ipynb"))
         if beside and (folder / "checks.py").is_file():
             return folder
+    there = ", ".join(_assignments()) or "none"
     raise LookupError(
         f"checks.py of '{name}' was not found. Keep it beside the notebook, as it was handed out, "
-        "and start Jupyter in that folder or above it."
+        f"and start Jupyter in that folder or above it. Assignments that were found: {there}"
     )
+
+
+def _full_name(said: str) -> str:
+    """Return an assignment's name; its number will do, as in ``3`` or ``03``."""
+    if not said.isdecimal():
+        return said
+    known = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
+    same = [folder for folder in known if int(folder.partition("_")[0]) == int(said)]
+    return same[0] if same else said
+
+
+def _assignments() -> list[str]:
+    """Return the names of the assignments that can be found from here, in order."""
+    here = Path.cwd()
+    places = [parent / "assignments" for parent in (here, *here.parents)]
+    places.append(Path(__file__).resolve().parents[2] / "assignments")
+    found = {path.parent.name for place in places for path in place.glob("*/checks.py")}
+    if (here / "checks.py").is_file():
+        found |= {here.name, *(path.stem for path in here.glob("*.ipynb"))}
+    return sorted(found)
 
 
 def load_checks(path: Path) -> dict[str, Check]:

@@ -14,6 +14,8 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
+from course_lib.checking.report import CaseResult, CheckReport
+
 Function = Callable[..., Any]
 
 
@@ -32,7 +34,7 @@ class Mutant:
     mistake: str
     function: Function
     reason: str | None
-    """Text that the report must contain; ``None`` if the solution is right."""
+    """Text that must be said of a failed case, see `says`; ``None`` if the solution is right."""
     where: tuple[str, ...] = EVERYWHERE
     """The places in which it fails."""
 
@@ -48,6 +50,24 @@ class Mutant:
                 node.id = self.task
         definition.name = self.task
         return ast.unparse(definition)
+
+
+def says(report: CheckReport, reason: str) -> bool:
+    """Return whether this is said of a failed case: ``✗``, its name, why, and all about it.
+
+    Of a hidden case it is ``✗ hidden case`` and why.
+    """
+    return any(
+        reason in " ".join(f"✗ {_said_of(result)}".split())
+        for result in report.results
+        if not result.passed
+    )
+
+
+def _said_of(result: CaseResult) -> str:
+    if result.hidden:
+        return f"hidden case {result.reason}"
+    return f"{result.name} {result.reason} {result.detail}"
 
 
 def _marks(decorator: ast.expr) -> bool:

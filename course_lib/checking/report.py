@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from course_lib.checking.cases import VALUES
+from course_lib.checking.causes import cause_of
+from course_lib.checking.report_html import html_of
 from course_lib.ranks import Trace
 
 _IN = " " * 6
@@ -30,6 +34,14 @@ class CaseResult:
     """Whether it was run at all; `reason` says why not."""
     trouble: str = ""
     """For the author: the exception that escaped a judge. Else empty."""
+    summary: str = ""
+    """The reason without what `detail` says as well; empty: the same."""
+    expected: str = ""
+    """The one value that should have come out, where the reason is about one."""
+    got: str = ""
+    """The value in its place."""
+    difficulty: Sequence[int] = ()
+    """How hard it is to find a mistake in the case: see `causes.difficulty_of`."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +51,10 @@ class CheckReport:
     Attributes:
         worth: part → its share of the points; empty: all or nothing.
         places: where all cases ran, for example ``simulated ranks``.
-        trace: of the first case that failed and took time: one rank alone communicates in none.
+        trace: of the simplest case that failed and took time: one rank alone communicates in none.
         traced: that case's name.
+        function: name of the student's function.
+        alone: whether one case was asked for, of several.
 
     """
 
@@ -50,6 +64,8 @@ class CheckReport:
     places: tuple[str, ...] = ()
     trace: Trace | None = field(default=None, compare=False, repr=False)
     traced: str = field(default="", compare=False, repr=False)
+    function: str = field(default="", compare=False, repr=False)
+    alone: bool = False
 
     @property
     def passed(self) -> bool:
@@ -57,9 +73,45 @@ class CheckReport:
         return bool(self.results) and all(result.passed for result in self.results)
 
     @property
+    def causes(self) -> list[list[CaseResult]]:
+        """The failed cases, a list for each cause: its simplest case, then the others in order.
+
+        The lists stand in the order of their first ones, from simple to hard.
+        """
+        return _by_cause(self.results)
+
+    @property
     def reason(self) -> str:
-        """The first failure in one line, or an empty string."""
-        return next((result.reason for result in self.results if not result.passed), "")
+        """Why the simplest failed case failed, in one line; or an empty string."""
+        return next((cases[0].reason for cases in self.causes), "")
+
+    def title_of(self, result: CaseResult) -> str:
+        """Return a case's name; of a hidden one its number."""
+        if not result.hidden:
+            return result.name
+        number = next(i for i, each in enumerate(self.results, 1) if each is result)
+        return f"hidden case {number}"
+
+    @staticmethod
+    def the_same(count: int) -> str:
+        """Return the words before the names of `count` cases that failed like the one above."""
+        return f"The same in {count} other case{'s' if count > 1 else ''}"
+
+    @property
+    def heading(self) -> str:
+        """How many cases passed, and where they ran."""
+        good = sum(result.passed for result in self.results)
+        where = f", on {' and on '.join(self.places)}" if self.places else ""
+        alone = " (one case alone)" if self.alone else ""
+        return f"{self.name}: {good} of {len(self.results)} cases passed{where}{alone}"
+
+    @property
+    def points(self) -> str:
+        """The share of the points, where a failed check has parts; else an empty string."""
+        if self.passed or not self.worth:
+            return ""
+        told = ", ".join(f"{p} {'✓' if earned else '✗'}" for p, earned in self.parts.items())
+        return f"{100 * self.fraction:.0f} % of the points: {told}"
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -81,25 +133,64 @@ class CheckReport:
     def _ipython_display_(self) -> None:
         """Show nothing as a cell's value: ``check`` has printed the report already."""
 
+    def _repr_html_(self) -> str:
+        """Return the report as a notebook shows it, with the timeline of the failed case."""
+        return html_of(self, self.picture)
+
+    @cached_property
+    def picture(self) -> tuple[bytes, str] | None:
+        """The timeline of the case `traced`: a PNG, drawn when asked for, and the same in words."""
+        if self.trace is None or not self.trace.operations:
+            return None
+        from course_lib.ranks.trace.figure import png_of  # matplotlib comes only where one looks
+
+        try:
+            figure = self.trace.plot()
+            return png_of(figure), figure.alt
+        except Exception:  # the picture is an extra: the report says what is wrong
+            return None
+
     def __str__(self) -> str:
-        good = sum(result.passed for result in self.results)
-        where = f", on {' and on '.join(self.places)}" if self.places else ""
-        lines = [f"{self.name}: {good} of {len(self.results)} cases passed{where}"]
+        lines = [self.heading]
+        lines += [f"  ✓ {self.title_of(result)}" for result in self.results if result.passed]
         explained = False
-        for number, result in enumerate(self.results, 1):
-            name = f"hidden case {number}" if result.hidden else result.name
-            lines.append(f"  {'✓' if result.passed else '✗'} {name}")
-            if result.passed:
-                continue
-            lines += textwrap.wrap(result.reason, 90, initial_indent=_IN, subsequent_indent=_IN)
+        for first, *others in self.causes:
+            lines.append(f"  ✗ {self.title_of(first)}")
             # One full explanation is help, ten are noise; of a hidden case it would be a leak.
-            if result.detail and not explained and not result.hidden:
-                lines.append(textwrap.indent(result.detail, _IN))
+            full = bool(first.detail) and not explained and not first.hidden
+            lines += _wrapped(first.summary if full and first.summary else first.reason)
+            if full:
+                lines.append(textwrap.indent(first.detail, _IN))
                 explained = True
-        if self.worth and not self.passed:
-            told = ", ".join(f"{p} {'✓' if earned else '✗'}" for p, earned in self.parts.items())
-            lines.append(f"  {100 * self.fraction:.0f} % of the points: {told}")
+            if others:
+                names = " · ".join(map(self.title_of, others))
+                lines += _wrapped(f"{self.the_same(len(others))}: {names}")
+        lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
+
+
+def _by_cause(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
+    """Return the failed results, a list for each cause.
+
+    Cases that were not run come last, and hidden ones behind visible ones, in their own order: how
+    hard they are is not to be read from a report.
+    """
+
+    def place(result: CaseResult) -> tuple[Any, ...]:
+        return not result.ran, result.hidden, () if result.hidden else tuple(result.difficulty)
+
+    causes: dict[object, list[CaseResult]] = {}
+    for result in sorted((each for each in results if not each.passed), key=place):
+        causes.setdefault((result.hidden, cause_of(result.reason)), []).append(result)
+    order = {id(result): i for i, result in enumerate(results)}
+    return [
+        [first, *sorted(others, key=lambda each: order[id(each)])]
+        for first, *others in causes.values()
+    ]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 90, initial_indent=_IN, subsequent_indent=_IN)
 
 
 class CheckFailed(AssertionError):
@@ -110,5 +201,5 @@ class CheckFailed(AssertionError):
         self.report = report
 
     def _render_traceback_(self) -> list[str]:
-        """Tell IPython what to show: the report says all, a traceback through our code nothing."""
-        return [f"CheckFailed: {self}"]
+        """Tell IPython what to show: nothing that the report above it has said."""
+        return ["CheckFailed: the report above says what failed, and why"]

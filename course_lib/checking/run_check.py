@@ -20,6 +20,7 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
+from course_lib.checking.causes import difficulty_of
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
@@ -34,7 +35,7 @@ raises `RanksError`, whose `trace` attribute may hold what was recorded until th
 
 MAX_REASON = 2000
 """Characters of a reason: what a student returns may be in it."""
-_KEPT = "Was it right in the other cases? Then something is kept from the call before."
+_KEPT = "Each of the two calls alone is right: something is kept from the call before."
 _PROGRAMS_OWN = "The program that calls the function does, and nobody may make that shorter."
 
 
@@ -59,8 +60,7 @@ def run_check(
 
     """
     results: list[CaseResult] = []
-    first: Trace | None = None
-    traced = ""
+    traces: list[tuple[CaseResult, Trace]] = []
     timeouts = 0
     cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
     for case, is_hidden in cases:
@@ -68,22 +68,41 @@ def run_check(
             reason = f"not run: {timeouts} cases before it took longer than their limit"
             result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, ran=False)
         else:
-            examination = _Examination(name, check, case, run, seed)
+            kept = _KEPT if _right_alone(case, results) else ""
+            examination = _Examination(name, check, case, run, seed, kept)
             result = examination.result(is_hidden)
             timeouts += examination.timed_out
-            shows = examination.trace is not None and examination.trace.makespan > 0
-            if not result.passed and first is None and shows and not is_hidden:
-                first, traced = examination.trace, case.name
+            trace = examination.trace
+            if not result.passed and not is_hidden and trace is not None and trace.makespan > 0:
+                traces.append((result, trace))
         results.append(result)
         progress(result)
-    return CheckReport(name, tuple(results), check.worth, trace=first, traced=traced)
+    report = CheckReport(name, tuple(results), check.worth, function=check.function)
+    if not traces:
+        return report
+    shown, trace = min(traces, key=lambda each: tuple(each[0].difficulty))
+    return replace(report, trace=trace, traced=shown.name)
+
+
+def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
+    """Return whether both calls of a case with a call before it have passed as cases of their own.
+
+    `task` names such a case after the two: ``3 ranks, after ‘2 ranks’``.
+    """
+    if case.after is None:
+        return False
+    alone = {case.after.name, case.name.removesuffix(f", after ‘{case.after.name}’")}
+    return alone <= {result.name for result in results if result.passed}
 
 
 class _Examination:
     """One case: run, judged, explained."""
 
-    def __init__(self, name: str, check: Check, case: Case, run: Runner, seed: str) -> None:
+    def __init__(
+        self, name: str, check: Check, case: Case, run: Runner, seed: str, kept: str
+    ) -> None:
         self._name, self._check, self._case, self._run, self._seed = name, check, case, run, seed
+        self._kept = kept
         self.trace: Trace | None = None
         self.timed_out = False
         self._trouble = ""
@@ -96,29 +115,34 @@ class _Examination:
     def result(self, hidden: bool) -> CaseResult:
         inputs = self._inputs()
         start = time.monotonic()
-        reason, detail = "", ""
+        reason = detail = summary = expected = got = ""
         try:
             observed = self._run(self._check, self._case, inputs)
             self._judge(observed if isinstance(observed, Observed) else Observed(observed))
         except Wrong as wrong:
             reason = f"{wrong.message}. {wrong.hint}" if wrong.hint else wrong.message
-            detail = wrong.detail
+            detail, expected, got = wrong.detail, wrong.expected, wrong.got
         except RanksError as error:
             self.timed_out = isinstance(error, RankTimeout)
             self.trace = getattr(error, "trace", None)
             reason, detail = _in_one_line(error), _explanation(error)
+            summary = error.summary
         except NotPlainError as error:
             reason = str(error)
         parts = {part: not reason or part in self._granted for part in self._check.worth}
         return CaseResult(
             self._case.name,
             not reason,
-            reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …",
-            detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]} …",
+            _cut(reason, MAX_REASON),
+            _cut(detail, MAX_DETAIL),
             time.monotonic() - start,
             hidden,
             parts,
             trouble=self._trouble,
+            summary=_cut(summary, MAX_REASON),
+            expected=_cut(expected, MAX_REASON),
+            got=_cut(got, MAX_REASON),
+            difficulty=difficulty_of(self._case, inputs, next(iter(self._check.cases), self._case)),
         )
 
     def _judge(self, observed: Observed) -> None:
@@ -143,10 +167,10 @@ class _Examination:
         except Wrong as wrong:
             hint = wrong.hint
             if self._case.after is not None:
-                hint = hint or _KEPT
+                hint = hint or self._kept
             else:
                 hint = hint or _outside_the_group(self._case, self.trace)
-            raise Wrong(wrong.message, hint, wrong.detail) from None
+            raise wrong.with_hint(hint) from None
         except (OSError, MemoryError):  # no answer's doing
             raise
         except Exception:
@@ -184,6 +208,10 @@ class _Examination:
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
         if findings:
             raise findings[0]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def _expect_few_empty(trace: Trace) -> None:

@@ -48,6 +48,7 @@ class LocalRunner:
         on: the kind of ranks.
         quiet: whether what the ranks print is thrown away.
         ranks: those to use, by world size, and to keep more in; whoever gives them closes them.
+        echo: takes what simulated ranks print.
 
     """
 
@@ -58,7 +59,9 @@ class LocalRunner:
         *,
         quiet: bool = False,
         ranks: dict[int, Ranks] | None = None,
+        echo: Callable[[str], None] = lambda text: print(text, end=""),
     ) -> None:
+        self._echo = echo
         self._function = function
         self._on = on
         self._quiet = quiet
@@ -117,7 +120,7 @@ class LocalRunner:
             raise RanksError(error.summary.replace("Rank 0's", "A rank's")) from None
         labels = cell_labels()
         if printed := answer["printed"]:
-            print(printed, end="")
+            self._echo(printed)
         places = {f"{basename(name)}, line": f"{label}, line" for name, label in labels.items()}
 
         def relabelled(text: str) -> str:

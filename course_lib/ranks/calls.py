@@ -106,7 +106,10 @@ def pack_call(
 
     """
     if not callable(fn):
-        raise TypeError(f"run(fn, …) needs a function, got {type(fn).__name__}")
+        raise TypeError(
+            "run(fn, …) needs a function, the thing itself: ranks.run(f, x), not ranks.run(f(x)). "
+            f"It got {'None' if fn is None else f'one of type {type(fn).__name__}'}"
+        )
     if inspect.iscoroutinefunction(fn):
         name = getattr(fn, "__name__", type(fn).__name__)
         raise TypeError(

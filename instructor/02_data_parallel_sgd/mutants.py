@@ -259,7 +259,7 @@ element_by_element: One call sums a whole tensor
 edits_of(average_gradients__new_tensors)("""
 freezes: changes which of the parameters require a gradient
     grad / world_size → …; param.requires_grad_(False)
-replaces_the_weights: changes the parameters, which is not its to
+replaces_the_weights: changes the parameters, which must stay as
     grad / world_size → …; param.data = torch.zeros_like(param.data)
 walks_a_list: TypeError
     get_world_size(group) → get_world_size(group); params = params[:]

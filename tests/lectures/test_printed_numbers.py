@@ -12,7 +12,14 @@ from torch import nn
 
 from course_lib.cost_model import direct_all_reduce_time, ring_all_reduce_time
 from course_lib.data import digits
+from course_lib.mesh import transformer
+from course_lib.pipeline_parallel import (
+    interleaved,
+    one_forward_one_backward,
+    peak_activations,
+)
 from course_lib.ranks import Network
+from course_lib.running_model import SHAPE
 from course_lib.who_wins.problem import Problem, batches, loss_of, new_model
 from tests.helpers import ROOT
 
@@ -181,7 +188,7 @@ def test_07_tuned_alike_the_synchronous_run_is_as_good_as_diloco():
 
 @pytest.mark.parametrize(("shards", "replicas"), [(1, 8), (4, 2), (8, 1)])
 def test_09_hybrid_sharding_sends_less_across(shards, replicas):
-    """ZeRO-3 over S ranks and an all-reduce of a part over R; Adam in fp32 holds 16 bytes."""
+    """ZeRO-3 over the shards, an all-reduce over the replicas; Adam in fp32 holds 16 bytes."""
     sharding = 3 * (shards - 1) / shards
     averaging = 2 / shards * (replicas - 1) / replicas
     across = averaging if replicas > 1 else sharding
@@ -205,6 +212,29 @@ def test_09_an_all_reduce_in_two_levels_crosses_with_as_much():
     sent, across, _ = row(text, "DDP in two levels sends")
     assert across == 2 / 4 * 1 / 2
     assert sent == 2 * 3 / 4 + across
+
+
+def test_09_rows_of_the_running_model():
+    """Sent 2Ψ(K-1)/K, with ZeRO-3 3Ψ; fp32 state 16, 10, 7 and 4 bytes on four ranks."""
+    text = printed("09_sharding_the_model", "running-model-run")
+    psi = sum(param.numel() for param in transformer(SHAPE).parameters()) / 1e3
+    kept = {"data parallel": 16, "overlap": 16, "ZeRO-1": 10, "ZeRO-2": 7, "ZeRO-3": 4}
+    saved = row(text, "data parallel")[4]
+    loss = row(text, "one rank")[-1]
+    for way, nbytes in kept.items():
+        _, _, sent, *state_saved_loss = row(text, way)
+        assert state_saved_loss == [pytest.approx(nbytes * psi, abs=0.5), saved, loss]
+        times = 3 if way == "ZeRO-3" else 2
+        assert sent == pytest.approx(times * 3 / 4 * 4 * psi, rel=0.01)
+
+
+def test_09_how_many_gpus_hold_70_billion():
+    text = printed("09_sharding_the_model", "estimates-gpus-run")
+    assert re.findall(r"least number +(\w+)", text) == ["none"] * 3 + [str(math.ceil(16 * 70 / 64))]
+    for name, floor in (("DDP", 1120), ("ZeRO-1", 280), ("ZeRO-2", 140), ("ZeRO-3", 0)):
+        (line,) = (line for line in text.splitlines() if f" {name} " in line)
+        each = floor + (1120 - floor) / 64
+        assert float(re.findall(r"([\d.]+) GB", line)[0]) == pytest.approx(each, abs=0.06)
 
 
 def test_10_six_weights_on_two_ranks_are_those_of_autograd():
@@ -261,15 +291,19 @@ def test_11_squares_of_a_causal_mask_are_those_counted_on_a_grid():
 
 
 def test_11_layouts_of_gpt_3_fit_and_add_up():
-    """Fastest first, none above the memory, and each row adds up."""
+    """Fastest first, none above the memory, each row adds up; texts in flight as schedules say."""
     text = printed("11_n_dimensional_parallelism", "cell-search-table")
     rows = [[float(n) for n in line.split()] for line in text.splitlines()[1:]]
     totals = [each[-1] for each in rows]
     assert totals == sorted(totals), "the fastest first; the row for comparison is slower"
-    for tensor, pipeline, data, _, held, *parts, total in rows:
+    for tensor, pipeline, data, v, held, *parts, total in rows:
         assert tensor * pipeline * data == 512
-        weights = 12 * 12288**2 * 96 + 51200 * 12288
-        assert 16 * weights / (tensor * pipeline) / 1e9 < held <= 72.5
+        p, v, weights = int(pipeline), int(v), 12 * 12288**2 * 96 + 51200 * 12288
+        plan = interleaved(p, 2 * p, v) if v > 1 else one_forward_one_backward(p, 2 * p)
+        layers = peak_activations(plan)[0] * 96 / (p * v)  # of all texts in flight on rank 0
+        activations = 34 * 2048 * 12288 / tensor * layers
+        assert held == pytest.approx((16 * weights / (tensor * p) + activations) / 1e9, abs=0.5)
+        assert held <= 72.5
         assert sum(parts) == pytest.approx(total, abs=0.03)
 
 

@@ -25,6 +25,12 @@ from course_lib.ranks.explain.words import counted, names, one_or_many
 
 _HEADING = 200
 """Characters of an exception's message that stand above the table."""
+_NO_VIEW = "view size is not compatible with input tensor's size and stride"
+_RESHAPE_COPIES = (
+    "Careful: where .view(…) fails, .reshape(…) makes a copy. It is enough to read from. Writing "
+    "into it never changes the tensor x itself: at the end, copy it back with x.copy_(…)."
+)
+"""PyTorch's own advice, .reshape(…), leads from this error into the next mistake."""
 _CALLS_SHOWN = 1
 """Calls inside installed packages, one after the other, up to which a traceback shows them all."""
 
@@ -151,6 +157,8 @@ def rank_error(
     # Without a line of the user's own, the function has not begun: its arguments did not fit.
     if failure.kind == "TypeError" and not failure.where:
         error.add_detail(argument_hint(failure.message))
+    if failure.kind == "RuntimeError" and failure.message.startswith(_NO_VIEW):
+        error.add_detail(_RESHAPE_COPIES)
     error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}
     return error
 

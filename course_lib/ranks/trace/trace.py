@@ -14,9 +14,10 @@ import torch
 
 from course_lib.ranks.costs.collective_time import collective_bytes
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.words import format_bytes, format_table
+from course_lib.ranks.explain.words import format_bytes
 from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
+from course_lib.ranks.trace.table import Table
 from course_lib.ranks.trace.timeline import Timeline, draw_timelines
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class Trace:
         """Seconds from the first start to the last end."""
         return max((event.end for event in self.events), default=0.0)
 
-    def table(self) -> str:
-        """Return the operations as a table, one line each.
+    def table(self) -> Table:
+        """Return the operations as a table, one line each: text, which a notebook shows as HTML.
 
         The column `group` stays empty where all ranks take part; `sent` is what the rank sends,
         which for a collective is derived as in `bytes_sent`.
@@ -127,7 +128,7 @@ class Trace:
             group = group_label(e, self.world_size)
             row = (start, end, str(e.rank), e.kind, group, peer, size, sent, e.dtype, e.where)
             rows.append(row)
-        return format_table(rows)
+        return Table(rows)
 
     @property
     def timeline(self) -> Timeline:

@@ -14,6 +14,7 @@ from autograder.commands.new import NewError, new
 from autograder.commands.release import release
 from autograder.course import handed_out
 from course_lib.checking import run_check
+from course_lib.checking.mutants import says
 from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
@@ -61,7 +62,7 @@ def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Pa
                     hidden=hidden_of(folder).HIDDEN["rotate"],
                 )
             assert report.passed == (reason is None), str(report)
-            assert (reason or "") in " ".join(str(report).split())
+            assert reason is None or says(report, reason), str(report)
     finally:
         for ranks in pool.values():
             ranks.close()

@@ -15,7 +15,7 @@ from autograder.examination.check import examine
 from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.mutants import Mutant
+from course_lib.checking.mutants import Mutant, says
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
 from tests.helpers.tiers import in_full, tier
@@ -70,4 +70,4 @@ def test_mutant(graded: tuple[Path, SandboxedPlace], mutant: Mutant) -> None:
         assert examined.report.passed, str(examined.report)
     else:
         assert not examined.report.passed, f"{mutant.mistake} got through"
-        assert mutant.reason in " ".join(str(examined.report).split()), str(examined.report)
+        assert says(examined.report, mutant.reason), str(examined.report)

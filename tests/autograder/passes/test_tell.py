@@ -31,7 +31,8 @@ SUMS = {"world_size": 2, "bytes_sent": [8, 0], "calls": [{"send": 1}, {}]}
 
 def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
     reason = "" if passed else "rank 1: expected 2, got 3"
-    return {"name": "2 ranks", "passed": passed, "hidden": hidden, "reason": reason, **more}
+    told = {"name": "2 ranks", "passed": passed, "hidden": hidden, "reason": reason}
+    return told | more
 
 
 def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbformat.NotebookNode]:
@@ -54,6 +55,14 @@ def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbform
             "visible 1 of 1; 0 of 1 hidden | only hidden cases fail |",
         ),
         ([case(False, True), case(False)], "visible 0 of 1; 0 of 1 hidden | 2 ranks: rank 1"),
+        (
+            [
+                case(False, name="late", ran=False, difficulty=()),
+                case(False, name="hard", difficulty=(2, 2)),
+                case(False, name="simple", difficulty=(1, 4)),
+            ],
+            "visible 0 of 3 | simple: rank 1",
+        ),
     ],
 )
 def test_the_first_failure_is_a_visible_one(

@@ -141,6 +141,18 @@ def test_time_against_the_formula() -> None:
     assert finding(time_within(formula), trace_of(twice), network=None) == ""
 
 
+@pytest.mark.parametrize("exactly", [False, True])
+def test_half_a_percent_of_time_decides_nothing(exactly: bool) -> None:
+    trace = trace_of(all_reduce)
+
+    def limit(factor: float) -> str:
+        return finding(time_within(lambda *_: trace.makespan * factor, exactly=exactly), trace)
+
+    assert limit(44.03 / 44.06) == limit(1 - 0.0049) == limit(1 + 0.0049) == ""
+    assert "expected" in limit(1 - 0.0051)
+    assert bool(limit(1 + 0.0051)) is exactly
+
+
 def test_overlap_with_computation() -> None:
     def hidden() -> None:
         handle = dist.all_reduce(torch.ones(NUMBERS), async_op=True)

@@ -15,10 +15,18 @@ import torch.distributed as dist
 
 from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
 from course_lib.checking.cases import case_generator
-from course_lib.checking.local import LocalRunner, find_assignment, load_checks, load_module
+from course_lib.checking.local import (
+    LocalRunner,
+    find_assignment,
+    find_check,
+    load_checks,
+    load_module,
+)
 from course_lib.checking.program import pack_program
+from course_lib.learner import diary
 from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
+from tests.helpers.kernels import kernel
 
 
 def right_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -51,7 +59,8 @@ def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any)
     printed = capsys.readouterr().out
     assert "✓ lengths that divide" in printed
     assert "✗ lengths that do not divide" in printed
-    assert caught.value._render_traceback_() == [f"CheckFailed: {caught.value}"]
+    shown = caught.value._render_traceback_()
+    assert shown == ["CheckFailed: the report above says what failed, and why"]
 
 
 def test_an_unknown_check_names_the_known_ones() -> None:
@@ -59,6 +68,104 @@ def test_an_unknown_check_names_the_known_ones() -> None:
         check("02_data_parallel_sgd/shards", right_bounds)
     with pytest.raises(LookupError, match=r"checks\.py of '99_nothing' was not found"):
         check("99_nothing/task", right_bounds)
+
+
+def test_an_assignment_goes_by_its_number_and_a_name_without_one_is_explained() -> None:
+    for said in ("2", "02", "02_data_parallel_sgd"):
+        name, found = find_check(f"{said}/shard_bounds")
+        assert (name, found.function) == ("02_data_parallel_sgd/shard_bounds", "shard_bounds")
+    with pytest.raises(LookupError, match=r"assignment/check.*02_data_parallel_sgd, 03_coll"):
+        find_check("shard_bounds")
+    with pytest.raises(LookupError, match=r"'77' was not found.*02_data_parallel_sgd, 03_coll"):
+        find_check("77/shard_bounds")
+
+
+def test_what_a_function_returned_is_no_function() -> None:
+    with pytest.raises(TypeError, match=r"check\('2/shard_bounds', f\), not .* got a tuple of 2"):
+        check("2/shard_bounds", right_bounds(4, 2, 0))  # type: ignore[arg-type]
+
+
+def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
+    noted: list[Any] = []
+    monkeypatch.setattr(diary, "keep", lambda *args: noted.append(args))
+
+    def wrong_where_it_does_not_divide(length: int, world_size: int, rank: int) -> tuple[int, int]:
+        return rank * (length // world_size), (rank + 1) * (length // world_size)
+
+    with pytest.raises(CheckFailed) as all_cases:
+        check("2/shard_bounds", wrong_where_it_does_not_divide, on="simulated")
+    assert len(noted) == 1
+    one = check(
+        "2/shard_bounds",
+        wrong_where_it_does_not_divide,
+        on="simulated",
+        case="lengths that divide",
+    )
+    assert [result.name for result in one.results] == ["lengths that divide"]
+    assert "one case alone" in str(one)
+    with pytest.raises(CheckFailed) as alone:
+        check(
+            "2/shard_bounds",
+            wrong_where_it_does_not_divide,
+            on="simulated",
+            case="lengths that do not divide",
+        )
+    assert alone.value.report.reason == all_cases.value.report.reason  # with the same inputs
+    assert len(noted) == 1
+    with pytest.raises(LookupError, match="no case 'x'; there are: lengths that divide; lengths"):
+        check("2/shard_bounds", right_bounds, case="x")
+
+
+def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def chatty(length: int, world_size: int, rank: int) -> tuple[int, int]:
+        print("hello")
+        return right_bounds(length, world_size, rank)
+
+    check("2/shard_bounds", chatty)
+    out, told = capsys.readouterr()
+    shown = [line for line in told.split("\r\033[K") if line]
+    assert shown[0] == "reading 2/shard_bounds …"
+    assert shown[1] == "starting 1 rank …"
+    assert shown[2] == "simulated ranks, case 1 of 3: lengths that divide"
+    assert shown[-1] == "CPU ranks, case 3 of 3: fewer elements than ranks"
+    assert told.endswith("\r\033[K")  # the report begins on an empty line
+    assert "hello" in out and "3 of 3 cases passed" in out
+
+
+def test_where_nobody_reads_along_there_is_the_report_alone(capsys: Any) -> None:
+    report = check("2/shard_bounds", right_bounds)
+    out, told = capsys.readouterr()
+    assert (out, told) == (f"{report}\n", "")
+
+
+def test_a_notebook_shows_one_output_that_becomes_the_report() -> None:
+    define = """
+import torch.distributed as dist
+from course_lib.checking import check
+
+def average_gradients(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+"""
+    call = "check('2/average_gradients', average_gradients, on='simulated')"
+    with kernel(cwd=ROOT) as running:
+        assert not running.run(define).error
+        wrong = running.run(call)
+        unknown = running.run("check('2/nothing', average_gradients)")
+        right = running.run(
+            "check('2/shard_bounds', lambda n, k, r: (n * r // k, n * (r + 1) // k))"
+        )
+    (shown,) = wrong.bundles
+    assert "<img alt=" in shown["text/html"] and "<details" in shown["text/html"]
+    assert "✗ 2 ranks" in shown["text/plain"]
+    # The red box under it says nothing a second time.
+    assert wrong.error == "CheckFailed: the report above says what failed, and why"
+    assert unknown.bundles == [{}] and "has no check 'nothing'" in unknown.error
+    (shown,) = right.bundles
+    assert "cases passed" in shown["text/plain"]
 
 
 def test_a_handed_out_folder_is_found_from_within(tmp_path: Path, monkeypatch: Any) -> None:

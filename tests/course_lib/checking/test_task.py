@@ -291,6 +291,24 @@ def test_what_is_kept_from_one_call_to_the_next_is_found_in_turn(
     assert words in run(function, check).results[-1].reason
 
 
+def always_wrong(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    return total(x, group) + 1
+
+
+def test_that_something_is_kept_is_said_only_where_both_calls_alone_are_right() -> None:
+    def one_more_each_call(x: torch.Tensor, group: Any = None, kept: Any = {}) -> Any:  # noqa: B006
+        kept[dist.get_rank()] = kept.get(dist.get_rank(), -1) + 1
+        return total(x, group) + kept[dist.get_rank()]
+
+    cases = (Case("1 rank", 1), Case("2 ranks", 2))
+    check = sum_task(cases=cases, in_turn=[(1, 1)])
+    kept = "something is kept from the call before"
+    report = run(one_more_each_call, check)
+    assert [result.passed for result in report.results] == [True, True, False]
+    assert kept in report.results[-1].reason
+    assert kept not in run(always_wrong, check).results[-1].reason
+
+
 def gathering_in_call(number: int) -> Callable[..., Any]:
     """Return `total`, which in this one of its calls gathers as well."""
     return edited(

@@ -345,3 +345,10 @@ def test_places_that_do_not_exist() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match='on="gpu" needs a GPU'):
             Ranks(2, on="gpu")
+
+
+def test_what_a_function_returned_is_refused_with_what_was_meant(ranks: Ranks) -> None:
+    with pytest.raises(TypeError, match=r"ranks\.run\(f, x\), not ranks\.run\(f\(x\)\).*type list"):
+        ranks.run([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="It got None"):
+        ranks.run(None)  # type: ignore[arg-type]

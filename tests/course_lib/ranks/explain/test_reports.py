@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.ranks import DeadlockError, RankState
+from course_lib.ranks import DeadlockError, RankError, Ranks, RankState
 from course_lib.ranks.explain.failure import Failure, describe, rank_error
 from course_lib.ranks.explain.mismatch import unfinished
 from course_lib.ranks.explain.stack_frames import frames_of, shortened
@@ -115,3 +115,14 @@ def test_a_paragraph_can_be_added() -> None:
 def test_a_failure_without_frames_is_one() -> None:
     failure = Failure("ValueError", "", "", "ValueError", mismatch=False, pickled=None)
     assert rank_error({0: failure}, 0, [RankState(0, "raised")], None).frames == {}
+
+
+def test_advice_of_pytorch_that_leads_into_the_next_mistake_is_completed() -> None:
+    x = torch.zeros(2, 3).t()
+    with Ranks(2, on="simulated") as ranks, pytest.raises(RankError) as caught:
+        ranks.run(lambda: x.view(-1))
+    assert "reshape(...)" in caught.value.detail  # PyTorch's
+    assert "makes a copy" in caught.value.detail
+    flat = x.reshape(-1)
+    flat += 1
+    assert not x.any()  # so it is

@@ -1,0 +1,54 @@
+"""The causes of failing cases, and how hard each case is to look at.
+
+Two failures have the same cause if their reasons are the same words once numbers, ranks and places
+are left out. A cause is told once, for its simplest case; the others are named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from course_lib.checking.cases import Case
+from course_lib.checking.on_ranks.effects import tensors_in
+
+_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+_LEFT_OUT = (
+    (r"\bb?float\d+\b", "float"),  # one dtype is as good as another
+    (rf"(?<![\w.]){_NUMBER}(?: ?(?:B|[KMG]iB|ns|µs|ms|s)\b)?", "#"),
+    (r"\[#(?:, #)*\]", ""),  # the place of an element
+    (r"#(?:(?:, |-| and | → rank )#)+", "#"),
+    (r" \(#\)", ""),
+    (r"\b[Rr]anks?\b", "rank"),
+)
+
+
+def cause_of(reason: str) -> str:
+    """Return the reason without numbers, ranks and places; what is said of each rank, once."""
+    for pattern, instead in _LEFT_OUT:
+        reason = re.sub(pattern, instead, reason)
+    parts = (part.rstrip(".") for part in reason.split("; "))
+    return "; ".join(dict.fromkeys(parts))
+
+
+def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, ...]:
+    """Return how hard it is to find a mistake in a case; the smaller, the simpler.
+
+    First counts in how many ways it is unusual: another dtype than float32, tensors that are not
+    contiguous, no numbers at all. Several groups and a call before it count twice. Each parameter
+    more than the check's `first` case has counts too: of a special case there is more to say. Then
+    comes the number of ranks, then the number of digits of how many numbers there are: 6 and 9 are
+    alike.
+    """
+    numbers = sum(tensor.numel() for tensor in tensors_in(list(inputs)))
+    form = case.form
+    unusual = (
+        (form.dtype != "float32")
+        + (form.layout != "contiguous")
+        + 2 * (len(case.groups) > 1)
+        + 2 * (case.after is not None)
+        + (numbers == 0)
+        + max(0, len(case.parameters) - len(first.parameters))
+    )
+    return unusual, case.world_size, len(str(numbers))

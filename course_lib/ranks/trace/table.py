@@ -1,0 +1,39 @@
+"""A table that is text, and that a notebook shows as a table of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from course_lib.ranks.explain.words import format_table
+
+
+class Table(str):
+    """Rows as columns of text: a ``str``, to be printed and searched as ever.
+
+    As the value of a cell it is an HTML table, whose cells wrap with the window.
+    """
+
+    _rows: Sequence[Sequence[str]]
+
+    def __new__(cls, rows: Sequence[Sequence[str]]) -> Table:
+        """Make one of a head and its rows."""
+        made = super().__new__(cls, format_table(rows))
+        made._rows = rows
+        return made
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # without it IPython shows \n for the end of a line
+
+    def _repr_html_(self) -> str:
+        head, *body = self._rows
+        lines = [_line("th", head), *(_line("td", row) for row in body)]
+        # Both classes keep a dollar sign from being read as the begin of a formula.
+        return f'<table class="tex2jax_ignore mathjax_ignore">{"".join(lines)}</table>'
+
+
+def _line(tag: str, cells: Sequence[str]) -> str:
+    style = "text-align: left; white-space: normal"
+    told = "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell in cells)
+    return f"<tr>{told}</tr>"

@@ -1,0 +1,135 @@
+"""Equal failures are told once, and the simplest case of them is shown."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from course_lib.checking import Case, CaseResult, CheckReport, Form
+from course_lib.checking.causes import cause_of, difficulty_of
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "rank 0: sum[0, 2]: expected 1.5, got -3 (6 of 6 elements differ). This equals X.",
+            "rank 2: sum[11]: expected -2e-05, got 4 (1 of 9 elements differ). This equals X.",
+        ),
+        (
+            "Ranks 0, 1 raised ValueError: no  (Cell In[3], line 2)",
+            "Rank 2 raised ValueError: no  (Cell In[3], line 2)",
+        ),
+        ("Ranks 0, 1 raised ValueError: no", "Ranks 0-3, 5 raised ValueError: no"),
+        (
+            "Nobody goes on. rank 0 waits in recv from rank 1 (8 B); rank 1 waits in recv from "
+            "rank 0 (8 B).",
+            "Nobody goes on. rank 0 waits in recv from rank 2 (1.5 KiB); rank 1 waits in recv from "
+            "rank 0 (1.5 KiB); rank 2 waits in recv from rank 1 (1.5 KiB).",
+        ),
+        ("It waits: rank 0 → rank 1 → rank 0.", "It waits: rank 0 → rank 2 → rank 1 → rank 0."),
+        ("rank 0 waits in recv from rank 1 (8 B)", "rank 0 waits in recv from rank 1"),
+        ("the ranks need 44.06 µs, expected 44.03 µs", "the ranks need 1.2 ms, expected 1 ms"),
+        (
+            "rank 0: tensor has dtype torch.float32, expected torch.bfloat16",
+            "rank 1: tensor has dtype torch.float32, expected torch.float64",
+        ),
+    ],
+)
+def test_numbers_ranks_and_places_do_not_make_another_cause(one: str, other: str) -> None:
+    assert cause_of(one) == cause_of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("rank 0: loss: expected 1, got 2", "rank 0: gradient: expected 1, got 2"),
+        ("rank 0 calls 1 × all_reduce, 8 B", "rank 0 calls 1 × broadcast, 8 B"),
+        ("expected 1, got 2. This equals the sum.", "expected 1, got 2"),
+        ("rank 0 waits in recv from rank 1", "rank 0 waits in send to rank 1"),
+    ],
+)
+def test_other_words_are_another_cause(one: str, other: str) -> None:
+    assert cause_of(one) != cause_of(other)
+
+
+def difficulty(case: Case, *shape: int) -> tuple[int, ...]:
+    first = Case("first", 1, {"shape": [1]})
+    return difficulty_of(case, [{"x": torch.zeros(shape)}] * case.world_size, first)
+
+
+def test_a_case_is_harder_for_each_thing_that_is_unusual_in_it() -> None:
+    plain = Case("plain", 2, {"shape": [3]})
+    unusual = [
+        Case("dtype", 2, {"shape": [3]}, Form(dtype="bfloat16")),
+        Case("layout", 2, {"shape": [3]}, Form(layout="transposed")),
+        Case("groups", 2, {"shape": [3]}, Form(groups=((0,), (1,)))),
+        Case("after", 2, {"shape": [3]}, after=plain),
+        Case("special", 2, {"shape": [3], "frozen": [1]}),
+        Case("more ranks", 3, {"shape": [3]}),
+    ]
+    for case in unusual:
+        assert difficulty(plain, 3) < difficulty(case, 3), case.name
+    assert difficulty(plain, 3) < difficulty(plain, 300)
+    assert difficulty(plain, 3) < difficulty(plain, 0)
+    assert difficulty(plain, 3) == difficulty(plain, 4)  # then the order of the cases decides
+
+
+def result(name: str, reason: str, difficulty: tuple[int, ...] = (), **more: object) -> CaseResult:
+    fields = {"detail": f"all about {name}" if reason else "", **more}
+    return CaseResult(name, not reason, reason, seconds=0.1, difficulty=difficulty, **fields)  # type: ignore[arg-type]
+
+
+def test_a_cause_is_told_once_for_its_simplest_case() -> None:
+    report = CheckReport(
+        "t/f",
+        (
+            result("right", ""),
+            result("hard", "rank 3: sum[7]: expected 1, got 2", (4, 4)),
+            result("other", "rank 0 calls 2 × barrier", (2, 2)),
+            result("simple", "rank 0: sum[0]: expected 3, got 4", (0, 2)),
+            result("middle", "rank 1: sum[2]: expected 5, got 6", (1, 2)),
+        ),
+    )
+    assert str(report).splitlines() == [
+        "t/f: 1 of 5 cases passed",
+        "  ✓ right",
+        "  ✗ simple",
+        "      rank 0: sum[0]: expected 3, got 4",
+        "      all about simple",
+        "      The same in 2 other cases: hard · middle",
+        "  ✗ other",
+        "      rank 0 calls 2 × barrier",
+    ]
+    assert report.reason == "rank 0: sum[0]: expected 3, got 4"
+
+
+def test_every_case_is_named_once_whatever_failed() -> None:
+    reasons = ["", "a 1", "b", "a 22", "", "b", "c"]
+    results = tuple(result(f"case-{i}", why, (7 - i,)) for i, why in enumerate(reasons))
+    words = str(CheckReport("t/f", results)).split()
+    assert all(words.count(f"case-{i}") == 1 for i in (0, 1, 4))
+    assert all(f"case-{i}" in words for i in range(7))
+
+
+def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
+    report = CheckReport(
+        "t/f",
+        (
+            result("seen", "rank 0: wrong", (9, 9)),
+            result("secret A", "It is wrong.", (5, 5), hidden=True),
+            result("secret B", "It is wrong.", (0, 1), hidden=True),
+            result("late", "not run: 2 cases before it took long", ran=False),
+        ),
+    )
+    assert str(report).splitlines() == [
+        "t/f: 0 of 4 cases passed",
+        "  ✗ seen",
+        "      rank 0: wrong",
+        "      all about seen",
+        "  ✗ hidden case 2",
+        "      It is wrong.",
+        "      The same in 1 other case: hidden case 3",
+        "  ✗ late",
+        "      not run: 2 cases before it took long",
+    ]

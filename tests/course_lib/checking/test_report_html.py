@@ -1,0 +1,133 @@
+"""A report in a notebook: all of it is there, and no text of a student's becomes markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.checking import CaseResult, CheckReport
+from course_lib.checking.report_html import html_of
+from course_lib.ranks import Event, Trace
+
+
+class Read(HTMLParser):
+    """Reads HTML: its tags with their attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.values: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+        self.values += [value for _, value in attrs if value is not None]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append((f"/{tag}", ()))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def failed(name: str, reason: str, detail: str = "", **more: Any) -> CaseResult:
+    return CaseResult(name, False, reason, detail, 0.1, **more)
+
+
+def report_of(name: str, case: str, words: str, detail: str, value: str, got: str) -> CheckReport:
+    """Return a report with these texts in all places; causes do not depend on the texts."""
+    detail = detail.replace("\n", " ")  # lines and blank lines make the paragraphs
+    return CheckReport(
+        f"t/{name}",
+        (
+            CaseResult(f"right {case}", True, "", "", 0.1),
+            failed(
+                f"a {case}",
+                f"x: expected <{value}, got {got}>. {words}",
+                f"table\n|{detail}|\n\n|{detail}|",
+                expected=f"<{value}",
+                got=f"{got}>",
+                difficulty=(1,),
+            ),
+            failed(f"b {case}", "exactly this", difficulty=(2,), summary=words, detail="d"),
+            failed(f"c {case}", "exactly this", difficulty=(3,)),
+            failed(case, "It is wrong.", hidden=True),
+        ),
+        worth={f"values {words}": 1.0},
+        function=f"f{name}",
+        traced=f"b {case}",
+    )
+
+
+TEXTS = [st.text()] * 6
+MARKUP = st.sampled_from(
+    ["<script>x</script>", "</pre><img src=x onerror=y>", '" onload="y', "'>", "&lt;b&gt;", "]]>"]
+)
+
+
+@given(*[texts | MARKUP for texts in TEXTS], st.text() | MARKUP)
+def test_no_text_adds_a_tag_or_an_attribute(
+    name: str, case: str, words: str, detail: str, value: str, got: str, alt: str
+) -> None:
+    plain = Read(html_of(report_of("n", "c", "w", "d", "v", "g"), (b"png", "alt")))
+    read = Read(html_of(report_of(name, case, words, detail, value, got), (b"png", alt)))
+    assert read.tags == plain.tags
+    assert alt in read.values  # as it is
+
+
+@given(*TEXTS)
+def test_every_text_is_there_to_be_read(
+    name: str, case: str, words: str, detail: str, value: str, got: str
+) -> None:
+    def squeezed(text: str) -> str:
+        return "".join(text.split())
+
+    text = squeezed(Read(html_of(report_of(name, case, words, detail, value, got))).text)
+    for each in (f"t/{name}", f"b {case}", f"c {case}", words, detail, f"<{value}", f"{got}>"):
+        assert squeezed(each) in text
+
+
+def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:
+    read = Read(html_of(report_of("n", "c", "w", "d", "v", "g")))
+    folds = [names for tag, names in read.tags if tag == "details"]
+    assert [names for names in folds if "open" in names] == [("class", "open")]
+    # What passed, three causes, and the case that is like another one.
+    assert len(folds) == 5
+    assert 'check("t/n", fn, case="a c")' in read.text
+    assert 'case="c"' not in read.text  # nobody can run a hidden case
+
+
+def trace_of(where: str) -> Trace:
+    return Trace(
+        [
+            Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 1e-3, where),
+            Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 1e-3, where),
+        ],
+        2,
+    )
+
+
+def test_the_timeline_of_the_traced_case_is_in_the_report() -> None:
+    report = CheckReport(
+        "t/f",
+        (failed("a", "one", difficulty=(1,)), failed("b", "two", difficulty=(2,))),
+        trace=trace_of("Cell In[1], line 2"),
+        traced="b",
+    )
+    html = report._repr_html_()
+    (image,) = [tag for tag, _ in Read(html).tags if tag == "img"]
+    alt = next(value for value in Read(html).values if "2 ranks" in value)
+    assert "send" in alt
+    assert html.index("two") < html.index(f"<{image}")
+    assert "<img" not in html_of(report)  # it is not drawn unless asked for
+
+
+def test_a_trace_that_cannot_be_drawn_costs_the_picture_alone() -> None:
+    report = CheckReport("t/f", (failed("a", "one"),), trace=Trace([], 2), traced="a")
+    assert "one" in report._repr_html_()
+    assert "<img" not in report._repr_html_()

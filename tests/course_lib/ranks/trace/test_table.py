@@ -1,0 +1,33 @@
+"""A table is text for print and search, and markup of ours alone in a notebook."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+from hypothesis import given
+from hypothesis import strategies as st
+from IPython.core.formatters import DisplayFormatter
+
+from course_lib.ranks.trace.table import Table
+
+CELLS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
+ROWS = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=1, max_size=4)
+)
+
+
+@given(ROWS)
+def test_html_has_the_cells_and_no_markup_of_theirs(rows: list[list[str]]) -> None:
+    html = Table(rows)._repr_html_()
+    found = re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", html)
+    assert [unescape(cell) for cell in found] == [cell for row in rows for cell in row]
+    assert not any("<" in cell for cell in found)
+    assert html.count("<tr>") == len(rows)
+
+
+def test_as_a_cells_value_its_text_has_lines() -> None:
+    table = Table([("rank", "operation"), ("0", "send")])
+    shown, _ = DisplayFormatter().format(table)
+    assert shown["text/plain"] == str(table) == "rank  operation\n0     send"
+    assert shown["text/html"].startswith("<table")
