@@ -27,6 +27,15 @@ def test_a_lecture_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, LECTURE)), "\n".join(found)
 
 
+LINKS = "[Symbols](../docs/symbols.md) · [Glossary](../docs/glossary.md)"
+
+
+@pytest.mark.parametrize("path", LECTURES, ids=name)
+def test_a_lecture_leads_to_the_symbols_and_the_glossary(path: Path) -> None:
+    first = nbformat.read(path, as_version=4).cells[0].source
+    assert first.splitlines()[-1] == LINKS, "the last line of the first cell"
+
+
 def notebooks(folder: Path) -> list[Path]:
     return sorted(path for each in assignments(folder) for path in each.glob("*.ipynb"))
 
