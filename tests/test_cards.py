@@ -51,8 +51,8 @@ def pages(pdf: Path) -> int:
     return len(re.findall(rb"/Type /Page\b", pdf.read_bytes()))
 
 
-@pytest.mark.parametrize(("lectures", "expected"), [(2, 1), (6, 1), (7, 2)])
-def test_cards_are_printed_six_on_a_page(
+@pytest.mark.parametrize(("lectures", "expected"), [(2, 1), (8, 1), (9, 2)])
+def test_cards_are_printed_eight_on_a_page(
     cards: ModuleType, tmp_path: Path, lectures: int, expected: int
 ) -> None:
     for number in range(lectures):

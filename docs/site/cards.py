@@ -1,4 +1,4 @@
-"""Prints the lectures' cards, six on a page of A4: ``python docs/site/cards.py --to cards.pdf``.
+"""Prints the lectures' cards, eight on a page of A4: ``python docs/site/cards.py --to cards.pdf``.
 
 A card is the lecture's Markdown cell with the tag ``card``: its question, formula, figure and bug.
 The figure is the first image after the section to which the card links.
@@ -35,11 +35,11 @@ CARD = re.compile(
 )
 WORDS = 60
 PAGE = 8.27, 11.69  # inches of A4
-COLUMNS, ROWS = 2, 3
-MARGIN, GAP, PAD = 0.5, 0.2, 0.15  # inches: of the page, between cards, inside a card
-LINE = 0.17  # inches from one line of text to the next
-TITLE = FontProperties(size=10, weight="bold")
-TEXT = FontProperties(size=9)
+COLUMNS, ROWS = 2, 4
+MARGIN, GAP, PAD = 0.3, 0.15, 0.12  # inches: of the page, between cards, inside a card
+LINE = 0.15  # inches from one line of text to the next
+TITLE = FontProperties(size=9, weight="bold")
+TEXT = FontProperties(size=8)
 
 
 class Card(NamedTuple):
@@ -124,7 +124,8 @@ def draw(page: Figure, card: Card, left: float, top: float, width: float, height
         page.text(*at(left, y), line, font=TITLE, va="top")
         y -= LINE
     y -= 0.04
-    for line in wrapped(card.question, TEXT, width):
+    again = card.question == card.title
+    for line in [] if again else wrapped(card.question, TEXT, width):
         page.text(*at(left, y), line, font=TEXT, va="top")
         y -= LINE
     for line in reversed(wrapped(f"Bug: {card.bug}", TEXT, width)):
