@@ -17,7 +17,8 @@ order:
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
 - `limits`: of a case, in a notebook and in the grader
 - `run_check`: runs its cases, wherever the ranks are
-- `report`: how it went, for the student and for the grader
+- `causes`: which failing cases have the same cause, and which of them is the simplest
+- `report`: how it went, for the student and for the grader; `report_html`: the same in a notebook
 - `runners`, `local`: `check`, on ranks of this machine
 - `predictions`: a guess, locked before a run shows the number
 - `program`: what of a check goes to the ranks
