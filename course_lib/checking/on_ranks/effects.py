@@ -31,6 +31,9 @@ class Watch:
     """
 
     def __init__(self, watched: Mapping[str, Any]) -> None:
+        # A case before this one may have left them changed, and have ended by an exception.
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
         self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
         self._parameters: dict[str, tuple[Sequence[Tensor], bool, dict[str, Any]]] = {}
         self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
@@ -48,7 +51,7 @@ class Watch:
 
     def told(self, output: Any) -> dict[str, Any]:
         """Return what is there now, and of some what was there before. `output`: of the program."""
-        told = {
+        return {
             "inputs": {name: sent_back(tensors) for name, tensors in self._tensors.items()},
             "addresses": {
                 "of the inputs": {name: _addresses(each) for name, each in self._tensors.items()},
@@ -68,8 +71,6 @@ class Watch:
             "gradients": torch.is_grad_enabled(),
             "dtype": str(torch.get_default_dtype()),
         }
-        torch.set_default_dtype(torch.float32)  # the next case may be this process's, too
-        return told
 
 
 def sent_back(tensors: Sequence[Tensor]) -> list[Tensor | None]:
