@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -76,6 +77,15 @@ def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_wheel_brings_what_the_lectures_link_to() -> None:
+    """The desk of a student who has no checkout gets it from there."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    shared = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    pages = "".join(path.read_text(encoding="utf-8") for path in LECTURES)
+    linked = set(re.findall(r"\(\.\./((?:docs|benchmarks)/[\w/]+\.\w+)", pages))
+    assert linked and linked <= set(shared), sorted(linked - set(shared))
 
 
 def readme_rows() -> list[str]:
