@@ -24,7 +24,7 @@ demo: .venv/ready  ## the course end to end: release, six submissions, grading, 
 WORKERS ?= 4
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: .venv/ready  ## the default tests, about 12 minutes; choose some with ARGS="-k sharding"
+test: .venv/ready  ## the default tests, about 10 minutes; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
 test-all: .venv/ready  ## and the large ones: every assignment, every mistake, whole classes; hours
