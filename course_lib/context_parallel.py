@@ -83,7 +83,8 @@ def ring_attention(
     Raises ValueError if the shapes differ, or T is not the number of this rank's tokens.
     """
     rank, world_size = place_in(group)
-    expected = len(positions_of(length, world_size, rank, zigzag))
+    all_pieces = [_pieces(length, world_size, r, zigzag) for r in range(world_size)]
+    expected = _tokens(all_pieces[rank])
     if not queries.shape == keys.shape == values.shape:
         shapes = ", ".join(str(tuple(each.shape)) for each in (queries, keys, values))
         raise ValueError(f"queries, keys and values must have one shape, got {shapes}")
@@ -92,7 +93,6 @@ def ring_attention(
             f"rank {rank} of {world_size} has {expected} of {length} tokens, "
             f"got {queries.shape[-2]}: take those of positions_of"
         )
-    all_pieces = [_pieces(length, world_size, r, zigzag) for r in range(world_size)]
     result: Tensor = _RingAttention.apply(queries, keys, values, all_pieces, causal, group)  # type: ignore[no-untyped-call]
     return result
 
@@ -119,8 +119,8 @@ class _RingAttention(torch.autograd.Function):
         wide = torch.promote_types(queries.dtype, torch.float32)
         result = queries.new_zeros(queries.shape, dtype=wide)
         log_sums = queries.new_full(queries.shape[:-1], -torch.inf, dtype=wide)
+        mine = pieces[place_in(group)[0]]
         for source, (k, v) in _slices_going_round(keys, values, pieces, group):
-            mine = pieces[place_in(group)[0]]
             for rows, columns, diagonal in _visible(mine, pieces[source], causal):
                 scores = _scores(queries[..., rows, :], k[..., columns, :], diagonal)
                 old = log_sums[..., rows]
@@ -157,9 +157,7 @@ class _RingAttention(torch.autograd.Function):
             _wait(messages)  # the terms of the ranks where this slice has been
             here += arriving
             if world_size > 1:
-                following = _tokens(pieces[(source - 1) % world_size])
-                arriving = here.new_empty(2, *keys.shape[:-2], following, keys.shape[-1])
-                messages = _start_to_pass(here, arriving, group)
+                arriving, messages = _start_to_pass(here, source, pieces, group)
         _wait(messages)
         dk, dv = arriving if world_size > 1 else here
         return dq.to(queries.dtype), dk.to(keys.dtype), dv.to(values.dtype), None, None, None
@@ -176,17 +174,22 @@ def _slices_going_round(
         if step == world_size - 1:
             yield source, held
             return
-        following = _tokens(pieces[(source - 1) % world_size])
-        arriving = held.new_empty(2, *keys.shape[:-2], following, keys.shape[-1])
-        messages = _start_to_pass(held, arriving, group)
+        arriving, messages = _start_to_pass(held, source, pieces, group)
         yield source, held
         _wait(messages)
         held = arriving
 
 
-def _start_to_pass(outgoing: Tensor, incoming: Tensor, group: Group) -> list[dist.Work]:
-    """Begin to send to the next rank of the ring, and to receive from the one before."""
+def _start_to_pass(
+    outgoing: Tensor, source: int, pieces: list[list[Piece]], group: Group
+) -> tuple[Tensor, list[dist.Work]]:
+    """Begin to pass on what belongs to `source`; return the next slice's place and the messages.
+
+    It goes to the next rank of the ring. From the one before comes what belongs to source - 1.
+    """
     rank, world_size = place_in(group)
+    tokens = _tokens(pieces[(source - 1) % world_size])
+    incoming = outgoing.new_empty(*outgoing.shape[:-2], tokens, outgoing.shape[-1])
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=after)
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=before)
@@ -194,7 +197,7 @@ def _start_to_pass(outgoing: Tensor, incoming: Tensor, group: Group) -> list[dis
     works: list[dist.Work] = dist.batch_isend_irecv(
         [send, receive] if rank < after else [receive, send]
     )
-    return works
+    return incoming, works
 
 
 def _wait(messages: list[dist.Work]) -> None:

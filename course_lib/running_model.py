@@ -18,6 +18,7 @@ gradient travels (26 ms for a ring of four) beside how long it is computed.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -148,10 +149,13 @@ class Row(NamedTuple):
     loss: float
 
 
+_text = cache(documentation_text)
+
+
 def batch_of(step: int) -> Tensor:
     """Return the global batch of a step: (ROWS, length + 1) bytes of Python's documentation."""
     length = SHAPE.length + 1
-    text = documentation_text()[step * ROWS * length :][: ROWS * length]
+    text = _text()[step * ROWS * length :][: ROWS * length]
     return text.view(ROWS, length).long()
 
 

@@ -157,7 +157,7 @@ class PythonGroup(dist.ProcessGroup):
 def _check_contiguous(what: str, tensors: Any) -> None:
     """Refuse what gloo and NCCL refuse, on all kinds of ranks and in the same words."""
     if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
-        if what in ("recv", "irecv"):  # what comes into a copy of x does not come into x
+        if what == "recv":  # what comes into a copy of x does not come into x
             raise ValueError(
                 f"{what} needs a contiguous tensor: receive into a new one, then x.copy_(it)"
             )

@@ -192,9 +192,10 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
     return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
 
 
-def interrupted(states: Sequence[RankState]) -> str:
-    """Return what is printed when a person stops a call."""
-    told = "Interrupted. The ranks were ended. When you interrupted, they did this:"
+def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:
+    """Return what is printed when a person stops a call; `kept`: the ranks live on."""
+    now = "keep their variables" if kept else "were ended"
+    told = f"Interrupted. The ranks {now}. When you interrupted, they did this:"
     return f"{told}\n\n{format_states(states)}\n"
 
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from course_lib.ranks.sockets import JsonLines
 from course_lib.ranks.stopping import uninterrupted
 
+_UNREADABLE = "the process that starts the ranks sent an answer that cannot be read"
 _MAX_LINE = 1 << 16
 
 NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
@@ -257,9 +258,7 @@ class ForkServer:
             except ConnectionError:  # it ended before it had read all that was asked
                 there = False
             except ValueError:
-                raise ForkServerError(
-                    "the process that starts the ranks sent an answer that cannot be read"
-                ) from None
+                raise ForkServerError(_UNREADABLE) from None
             if not there:
                 raise ForkServerError(
                     f"the process that starts the ranks ended with status {self.process.wait(10)}. "
@@ -272,9 +271,7 @@ class ForkServer:
                 self._alive.discard(message["exit"])
                 self._exits[message["exit"]] = int(message["status"])
         except (ValueError, TypeError, KeyError):
-            raise ForkServerError(
-                "the process that starts the ranks sent an answer that cannot be read"
-            ) from None
+            raise ForkServerError(_UNREADABLE) from None
         return message
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 from course_lib.ranks.calls import Call, CallOptions, pack_call
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import RankState, format_states
+from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.explain.failure import interrupted
 from course_lib.ranks.memory import Packed, anonymous_file, pack, path_of
 from course_lib.ranks.output.printer import Printer, RankOutput
 from course_lib.ranks.placement import Placement
@@ -103,12 +104,8 @@ class Processes:
     def _say_interrupted(self) -> None:
         team = self.team
         if team is not None and len(team.members) == self.world_size:
-            table = format_states(team.interrupted or team.watch.states())
-            now = "keep their variables" if team.reusable else "were ended"
-            print(
-                f"Interrupted. The ranks {now}. When you interrupted, they did this:\n\n{table}\n",
-                file=sys.stderr,
-            )
+            states = team.interrupted or team.watch.states()
+            print(interrupted(states, kept=team.reusable), file=sys.stderr)
 
     def states(self) -> list[RankState]:
         """Return what the ranks do now; empty if none runs."""
