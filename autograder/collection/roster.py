@@ -15,11 +15,9 @@ import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
-from autograder.collection.times import read_time
 from autograder.files import write_whole
 
 _STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
@@ -49,11 +47,7 @@ class Student:
     email: str = ""
     section: str = ""
     submitted_at: str = ""
-
-    @property
-    def when(self) -> datetime | None:
-        """The time of their submission, if the list has it."""
-        return read_time(self.submitted_at) if self.submitted_at.strip(" -") else None
+    """The time of their submission as the list writes it; empty or ``-`` if it has none."""
 
 
 class Roster:

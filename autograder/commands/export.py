@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autograder.collection.listing import SourceError
 from autograder.collection.roster import Roster, read_roster
+from autograder.collection.times import course_zone
 from autograder.course import data_folder, load_config
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
 from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksheet
@@ -58,7 +59,7 @@ def export(
         if len(assignments) == 1:
             return worksheet(grades, zero, fill), grades
         return moodle_gradebook(grades, zero, titles), grades
-    return plain(grades, zero), grades
+    return plain(grades, zero, course_zone(data)), grades
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from autograder.settings import Settings
 DESCRIPTION = (
     "Show for each assignment the number of submissions, and how many are graded, outdated "
     "(graded with other code or checks than now), failed (because of the machine or a check), "
-    "booked, or waiting for a person. Reads only."
+    "with points in the gradebook, perhaps older ones, or waiting for a person. Reads only."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
@@ -48,7 +48,7 @@ def row(found: list[Standing]) -> tuple[int, ...]:
         sum(each.complete for each in found),
         sum(each.outdated for each in found),
         sum(bool(each.failed) for each in found),
-        sum(each.booked for each in found),
+        sum(each.points for each in found),
         sum(each.by_hand for each in found),
     )
 

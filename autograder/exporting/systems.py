@@ -12,11 +12,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from datetime import tzinfo
 from pathlib import Path
 
 from autograder.collection.roster import Student, decode
 from autograder.collection.tables import csv_text
-from autograder.collection.times import local
+from autograder.collection.times import shown
 from autograder.exporting.grades import MISSING, ExportError, Grade
 
 PLAIN = (
@@ -35,7 +36,7 @@ ByStudent = Mapping[str, Mapping[str, Grade]]
 """Student id → assignment → grade."""
 
 
-def plain(grades: Sequence[Grade], zero: bool) -> str:
+def plain(grades: Sequence[Grade], zero: bool, zone: tzinfo | None = None) -> str:
     """Return one line for each student and assignment, with all that is known."""
     rows = []
     for grade in grades:
@@ -43,7 +44,7 @@ def plain(grades: Sequence[Grade], zero: bool) -> str:
         rows.append(
             (
                 *(grade.assignment, who.student_id, who.last_name, who.first_name, who.name),
-                *(who.email, grade.status, local(grade.submitted), grade.days_late or ""),
+                *(who.email, grade.status, shown(grade.submitted, zone), grade.days_late or ""),
                 *(_number(grade.raw_score), grade.late_penalty or ""),
                 *(_points(grade, zero), grade.max_score),
             )

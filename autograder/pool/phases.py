@@ -24,6 +24,7 @@ from autograder.pool.class_list import (
 )
 from autograder.pool.local import grade_all
 from autograder.pool.outcome import MACHINE, Outcome
+from autograder.pool.penalties import renew_penalties
 from autograder.pool.progress import Progress
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import SandboxedPlace
@@ -118,13 +119,20 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         if not waiting:
             booked = sum(found.booked for found in all_)
             print(f"nothing to book: {booked} booked already")
+            _tell_penalties(renew_penalties(config, assignment))
             return stale
         progress = Progress("booking", len(waiting))
         failed = book(
             *(folders, config, assignment, waiting),
             lambda student, why: progress.step(note=f"{student}: {why}" if why else ""),
         )
+        _tell_penalties(renew_penalties(config, assignment))
     return [*stale, *failed]
+
+
+def _tell_penalties(changed: int) -> None:
+    if changed:
+        print(f"late penalties changed for {changed} by the deadline and policy of now")
 
 
 @contextlib.contextmanager
