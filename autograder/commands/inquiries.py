@@ -31,7 +31,8 @@ TASK.md, submitted like any other file. The next autograder feedback shows quest
 under that task."""
 EXAMPLES = """\
 examples:
-  autograder inquiries dates 02_data_parallel_sgd --from "2026-11-25 00:00" --until "2026-12-02 23:59"
+  autograder inquiries dates 02_data_parallel_sgd --from "2026-11-25 00:00" \\
+      --until "2026-12-02 23:59"
   autograder inquiries take 02_data_parallel_sgd questions.zip
   autograder inquiries list
   autograder inquiries show ada 02_data_parallel_sgd average_gradients
