@@ -25,7 +25,7 @@ root_doc = "docs/site/index"
 include_patterns = [
     *("docs/site/**.md", "docs/site/api/*.rst", "docs/*.md", "README.md", "CONTRIBUTING.md"),
     *("CHANGELOG.md", "AGENTS.md", "lectures/*.ipynb", "assignments/*/*.ipynb"),
-    *("assignments/README.md", "instructor/README.md", "benchmarks/README.md"),
+    *("assignments/README.md", "instructor/*.md", "benchmarks/README.md"),
     *(
         "benchmarks/results/*.md",
         "autograder/README.md",
