@@ -9,7 +9,7 @@ from pathlib import Path
 
 from course_lib.learner import _course
 from course_lib.learner._course import PACKAGE, Task, cells, find_course, is_check, role
-from course_lib.learner.diary import CHECKS, kept
+from course_lib.learner.diary import CHECKS, in_lecture, kept
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (
@@ -65,8 +65,9 @@ def _without(name: str) -> str:
 
 def standing(name: str, tasks: list[Task], desk: Path) -> str:
     """Return what a learner should consider: how far they are, and the cost of reading."""
-    passed = {e.get("checked") for e in kept(CHECKS, desk) if e.get("all")}
-    tried = {e.get("checked") for e in kept(CHECKS, desk)}
+    checks = [entry for entry in kept(CHECKS, desk) if not in_lecture(entry)]
+    passed = {entry.get("checked") for entry in checks if entry.get("all")}
+    tried = {entry.get("checked") for entry in checks}
     checked = [task for task in tasks if task.checked]
     solved = sum(f"{name}/{task.name}" in passed for task in checked)
     begun = sum(f"{name}/{task.name}" in tried for task in checked)

@@ -7,6 +7,7 @@ import copy
 import errno
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from course_lib.learner import _course
-from course_lib.learner.__main__ import main
+from course_lib.learner import _course, diary
+from course_lib.learner.__main__ import COMMANDS, main
 from course_lib.learner.check import plan
 from course_lib.learner.lab import NoHome
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
@@ -204,7 +205,35 @@ def test_progress_counts_points_predictions_and_time(course: Path, capsys: Any) 
     assert main(["progress"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == [NAME, "1/3", "1", "of", "2", "16", "min"]
-    assert lines[3].split() == ["together", "1/3", "2", "of", "3", "16", "min"]
+    assert [line.split() for line in lines[3:5]] == [
+        [name, "0", "min"] for name in ("elsewhere", "gone")
+    ]
+    assert lines[5].split() == ["together", "1/3", "2", "of", "3", "16", "min"]
+
+
+def test_a_check_that_a_lecture_calls_gives_no_points(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["start", NAME])
+    for folder, notebook in (("lectures", "00_start"), (f"assignments/{NAME}", NAME)):
+        monkeypatch.chdir(course / "work" / folder)
+        monkeypatch.setenv("JPY_SESSION_NAME", f"{folder}/{notebook}.ipynb")
+        diary.keep(diary.CHECKS, {"checked": f"{NAME}/rank", "fraction": 1.0, "all": True})
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        assert main(["solution", NAME]) == 1
+        assert main(["progress"]) == 0
+        told = capsys.readouterr().out
+        if notebook == "00_start":
+            assert "solved 0" in told and not re.search(f"{NAME} +0/3", told)
+            assert re.search("00_start +0 min", told) and re.search("together +0 min", told)
+    assert "solved 1" in told and re.search(f"{NAME} +3/3", told)
+
+
+def test_without_a_command_the_commands_are_listed(capsys: Any) -> None:
+    assert main([]) == 0
+    told = capsys.readouterr().out
+    for name, line in COMMANDS.items():
+        assert re.search(rf"^ +{name} +{re.escape(line[:30])}", told, re.MULTILINE)
 
 
 def test_solution_is_shown_after_a_question(
