@@ -13,8 +13,8 @@ from course_lib.learner.diary import CHECKS, in_lecture, kept
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (
-    "Show the solution of an assignment, or of one of its tasks. It asks first. The solution is in "
-    "instructor/; a student's copy of the course may not have that folder."
+    "Show the solution of an assignment, or of one of its tasks. It asks first. A copy of the "
+    "course that a teacher made for students may have no solutions."
 )
 _MARK = re.compile(r" *### (BEGIN|END) SOLUTION\n?")
 
@@ -58,8 +58,8 @@ def _without(name: str) -> str:
     reference = next((p for p in (PACKAGE / f"{module}.py", PACKAGE / module) if p.exists()), None)
     also = f" You can read the reference implementation: {reference}." if reference else ""
     return (
-        "course solution: this copy of the course has no instructor/, the folder with the "
-        f"solutions. Your teacher has them.{also}"
+        "course solution: this copy of the course has no solutions: they are in the folder "
+        f"instructor/, which your teacher has.{also}"
     )
 
 

@@ -253,7 +253,7 @@ def test_solution_is_shown_after_a_question(
 def test_solution_says_where_there_is_none(course: Path, capsys: Any) -> None:
     (course / "instructor").rename(course.parent / "kept back")
     assert main(["solution", NAME, "--yes"]) == 2
-    assert "has no instructor/" in capsys.readouterr().err
+    assert "has no solutions" in capsys.readouterr().err
 
 
 def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
