@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nbformat import v4
 
 from course_lib.learner import _course, diary
 from course_lib.learner.__main__ import COMMANDS, main
 from course_lib.learner.check import plan
-from course_lib.learner.lab import NoHome
+from course_lib.learner.lab import FIRST, NoHome, opened
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
-from tests.helpers.desk_files import write
+from tests.helpers.desk_files import notebook, write
 
 WRONG = "def rank():\n    return 7"
 AS_CHECK_DOES = """
@@ -215,15 +216,15 @@ def test_a_check_that_a_lecture_calls_gives_no_points(
     course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(["start", NAME])
-    for folder, notebook in (("lectures", "00_start"), (f"assignments/{NAME}", NAME)):
+    for folder, stem in (("lectures", "00_start"), (f"assignments/{NAME}", NAME)):
         monkeypatch.chdir(course / "work" / folder)
-        monkeypatch.setenv("JPY_SESSION_NAME", f"{folder}/{notebook}.ipynb")
+        monkeypatch.setenv("JPY_SESSION_NAME", f"{folder}/{stem}.ipynb")
         diary.keep(diary.CHECKS, {"checked": f"{NAME}/rank", "fraction": 1.0, "all": True})
         monkeypatch.setattr(sys, "stdin", io.StringIO(""))
         assert main(["solution", NAME]) == 1
         assert main(["progress"]) == 0
         told = capsys.readouterr().out
-        if notebook == "00_start":
+        if stem == "00_start":
             assert "solved 0" in told and not re.search(f"{NAME} +0/3", told)
             assert re.search("00_start +0 min", told) and re.search("together +0 min", told)
     assert "solved 1" in told and re.search(f"{NAME} +3/3", told)
@@ -272,6 +273,16 @@ def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
     monkeypatch.setattr("course_lib.learner.lab.open_lab", opened)
     assert main(["lab", "--no-browser", "--desk", "/d", "--port=9000"]) == 1
     assert passed == [(Path("/d"), ["--no-browser", "--port=9000"])]
+
+
+def test_lab_shows_lecture_00_until_it_has_been_run(tmp_path: Path) -> None:
+    assert opened(tmp_path) == "lectures"  # there is none
+    write(tmp_path / FIRST, notebook("a = 1"))
+    assert opened(tmp_path) == FIRST
+    ran = notebook("a = 1")
+    ran.cells[-1] = v4.new_code_cell("a = 1", outputs=[v4.new_output("stream", text="1")])
+    write(tmp_path / FIRST, ran)
+    assert opened(tmp_path) == "lectures"
 
 
 def test_a_missing_package_or_a_read_only_place_is_one_sentence(
