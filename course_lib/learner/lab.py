@@ -24,7 +24,7 @@ DESCRIPTION = (
 )
 SETTINGS = Path(__file__).resolve().parents[1] / "ranks" / "notebook" / "jupyterlab"
 """A Jupyter configuration folder. Closing a notebook ends its kernel, and with it the ranks.
-There are no panels for instructors and no news. ``custom/custom.css`` dims figures if it is dark."""
+There are no panels for instructors and no news; ``custom`` dims figures on dark pages."""
 FIRST = "lectures/00_start_here.ipynb"
 
 
