@@ -34,7 +34,11 @@ ROOMS = {room for floor in FLOORS for room in floor}
 # Code that extends PyTorch needs these two, and so does `costs`, which lies below `_torch`.
 EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._pytree.tree_leaves"}
 # Only rooms that show something need the packages with which notebooks show it.
-LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
+LIBRARIES = {
+    "trace": {"matplotlib", "PIL", "IPython"},
+    "output": {"IPython"},
+    "notebook": {"IPython"},
+}
 
 
 def rooms_of_ranks() -> dict[str, set[str]]:

@@ -125,7 +125,7 @@ def read_roster(path: Path) -> Roster:
         students[student.student_id] = student
     if not students:
         raise SourceError(
-            f"{path} has a header and no student: give each a line, with a student_id"
+            f"{path} has a header but no students: add one line per student, with a student_id"
         )
     return Roster(students.values())
 

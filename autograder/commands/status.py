@@ -63,7 +63,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folders = Folders.of(root, load_config(root))
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
     if not names:
-        print("nothing was released or submitted yet: run nbgrader generate_assignment NAME")
+        print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")
         return 0
     width = max(map(len, (*names, "assignment")))
     print("  ".join([f"{'assignment':{width}}", *HEADS]))

@@ -106,8 +106,9 @@ def worksheet(grades: Sequence[Grade], zero: bool, fill: Path | None) -> str:
         header, lines = _own_file(fill)
         if not {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
             raise ExportError(
-                f"{fill} is no grading worksheet of Moodle: it lacks a column Identifier, Grade or "
-                "Last modified (grade)"
+                f"{fill} is not a grading worksheet from Moodle: it needs the columns Identifier, "
+                "Grade and Last modified (grade). In Moodle, open the assignment and use "
+                '"Download grading worksheet"'
             )
         keys = [key for key in ("ID number", "Username", "Email address") if key in header]
         ours = {who.system_id: who.student_id for who in _students(grades) if who.system_id}

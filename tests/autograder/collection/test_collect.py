@@ -346,7 +346,7 @@ def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
         ("student_id\nada\nada\n", "in the list twice"),
         ("student_id\n../ada\n", "cannot be a student id"),
         ("student_id\n<script>\n", "cannot be a student id"),
-        ("student_id\n", "a header and no student"),
+        ("student_id\n", "a header but no students: add one line per student"),
         ("", "is empty"),
     ],
 )
