@@ -18,10 +18,10 @@ A submission's path through ``nbgrader autograde``:
 A class goes through the same passes in two phases. `pool` examines it in many processes, without a
 gradebook. `passes.book` then puts the results in place of step 3.
 
-Around it: `collection` takes in submissions. `exporting` writes grades for other systems.
-`class_report` says how a class did, and why. `similarity` finds solutions that look alike.
-`inquiries` keeps questions about grades.
-`leaderboard` ranks the entries of the capstone by the time they take on the grader's clock.
+Around it: `collection` takes in submissions. `late_policy` is a policy for nbgrader. `exporting`
+writes grades for other systems. `class_report` says how a class did, and why. `similarity` finds
+solutions that look alike. `inquiries` keeps questions about grades. `leaderboard` ranks the entries
+of the capstone by the time they take on the grader's clock.
 
 `commands` has the commands: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
 shows it all on a class of six, `release` makes what students get from what instructors write.

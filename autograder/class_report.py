@@ -274,7 +274,7 @@ def as_page(report: ClassReport) -> str:
     return web_page(
         f"{report.assignment}: the class",
         f"""<p>{escape(_summary(report))}</p>
-<table><caption>Tasks. A bar is the share of the class with all points; its light part has some.
+<table><caption>Tasks. A bar is the class: blue with all points, grey with some.
 </caption><thead><tr><th>task</th><th class="n">points</th><th class="n">all of them</th>
 <th class="n">some</th><th class="n">mean</th><th class="n">check takes (median)</th></tr></thead>
 <tbody>{tasks}</tbody></table>

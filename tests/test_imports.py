@@ -116,6 +116,7 @@ RULES = {
     "autograder.settings": {"traitlets"},
     "autograder.foreign_text": set(),
     "autograder.web_page": set(),
+    "autograder.late_policy": {"nbgrader", "traitlets"},
     "autograder.class_report": {
         *("nbformat", "autograder.collection", "autograder.examination", "autograder.foreign_text"),
         "autograder.web_page",
@@ -151,7 +152,7 @@ RULES = {
         "autograder.settings",
         *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
         *("autograder.course", "autograder.passes", "autograder.examination"),
-        *("autograder.sandbox", "autograder.files"),
+        *("autograder.sandbox", "autograder.files", "autograder.collection"),
     },
     "autograder.commands": {
         "autograder.settings",
@@ -188,6 +189,7 @@ NEVER = {
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
         *(".files", ".foreign_text", ".gradebook", ".settings", ".class_report", ".web_page"),
+        ".late_policy",
     )
 }
 

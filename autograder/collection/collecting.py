@@ -11,6 +11,7 @@ import nbformat
 from traitlets.config import Config
 
 from autograder.collection._placing import Places, Record, digest_of, keep_aside, place
+from autograder.collection.extensions import read_extensions
 from autograder.collection.formats import Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
 from autograder.collection.roster import Roster, Student, read_roster, student_id_of
@@ -107,6 +108,7 @@ def collect(
     gathered = _gather(config, source, assignment, format)
     due = due or gradebook_due(config, assignment)
     zone = zone or course_zone(data)
+    own_due = read_extensions(data, assignment, zone)
     times = {student: _time_in(listed, zone) for student, listed in students.students.items()}
     if write and roster:
         students.write(kept)
@@ -120,7 +122,8 @@ def collect(
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
         for hand_in, each in vetted:
             each.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
-        collected.rows += _take(places, record, student, vetted, due, collected, write)
+        until = own_due.get(student, due)
+        collected.rows += _take(places, record, student, vetted, until, collected, write)
         progress(done, len(by_student))
     here = {row.student for row in collected.rows} | {each.who for each in collected.refused}
     for student in students.students:

@@ -434,6 +434,30 @@ def test_the_notebook_of_another_assignment_is_refused(course: Path, tmp_path: P
     assert why(collected).count("is the notebook of another assignment") == 2
 
 
+def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text(
+        "student_id,submitted_at\nada,2026-11-21 10:00 UTC\nming,2026-11-21 10:00 UTC\n"
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for student in ("ada", "ming"):
+        (folder / f"{student}.ipynb").write_bytes(notebook())
+    own = course / "grading/extensions.csv"
+    own.parent.mkdir(exist_ok=True)
+    text = f"assignment,student_id,until\n{ASSIGNMENT},ada,2026-11-22 09:00 UTC\nother,ming,never\n"
+    own.write_text(text)
+    due = read_time("2026-11-20 10:00 UTC")
+    rows = collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due).rows
+    assert [row.late for row in rows] == [0, 1]
+    own.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
+    with pytest.raises(SourceError, match="line 2: 'soon' is no time"):
+        collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
+    own.write_text("assignment,student_id\n")
+    with pytest.raises(SourceError, match="no column until"):
+        collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
+
+
 def test_days_late() -> None:
     due = datetime(2026, 11, 20, tzinfo=UTC)
     for hours, days in ((-5, 0), (0, 0), (1, 1), (24, 1), (25, 2)):

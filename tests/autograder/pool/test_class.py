@@ -253,6 +253,16 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
         status, said = autograder(*grade_one)
         assert status == 0 and "late penalties changed for 3" in said, said  # and "late"
         assert not any(penalty for _, penalty in penalties().values())
+        own = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
+        config.write_text(text + own + "c.PerDay.share = 0.25\n")
+        (course.root / "grading/extensions.csv").write_text(
+            f"assignment,student_id,until\n{ASSIGNMENT},right,2026-11-21 12:00 UTC\n"
+        )
+        status, said = autograder(*grade_one)
+        assert status == 0, said
+        now = penalties()
+        assert now["right"][1] == 0, "its own deadline"
+        assert now["sum"][1] == 0.5 * now["sum"][0], "two days have begun"
     finally:
         config.write_text(text)
 
