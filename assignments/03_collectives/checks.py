@@ -38,7 +38,7 @@ from course_lib.checking.shared.sums import (
 from course_lib.ranks import Network
 from course_lib.ranks.explain.words import counted
 
-# What may be sent, and how long it may take on the virtual clock ---------------------------------
+# Limits on messages, bytes and time on the virtual clock ------------------------------------------
 # A case has the ``shape`` of its tensors, and may have ``calls``, how often the function is called.
 # All limits are those of one call, times the calls. The formulas are those of
 # ``course_lib.cost_model``.
@@ -144,7 +144,7 @@ def two_level_time(case: Case, network: Network) -> float:
     return 2 * calls_of(case) * (within + between)
 
 
-# What the ranks have, and what they call -------------------------------------------------------
+# Inputs and programs of the ranks --------------------------------------------------------------
 
 
 def with_source(case, generator):
@@ -200,7 +200,7 @@ def run_two_levels(two_level_all_reduce, mine, given):
     return called("tensor", mine, call)
 
 
-# What is right, and what people get instead ----------------------------------------------------
+# The right results, and those of mistakes -------------------------------------------------------
 
 
 def gathered(order=range, without_own=False):

@@ -36,10 +36,10 @@ def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, 
     """Return how hard it is to find a mistake in a case; the smaller, the simpler.
 
     First counts in how many ways it is unusual: another dtype than float32, tensors that are not
-    contiguous, no numbers at all. Several groups and a call before it count twice. Each parameter
-    more than the check's `first` case has counts too: of a special case there is more to say. Then
-    comes the number of ranks, then the number of digits of how many numbers there are: 6 and 9 are
-    alike.
+    contiguous, no numbers at all, one rank where the `first` case has more. Several groups and a
+    call before it count twice. Each parameter more than the first case has counts too: of a special
+    case there is more to say. Then comes the number of ranks, then the number of digits of how many
+    numbers there are: 6 and 9 are alike.
     """
     numbers = sum(tensor.numel() for tensor in tensors_in(list(inputs)))
     form = case.form
@@ -49,6 +49,7 @@ def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, 
         + 2 * (len(case.groups) > 1)
         + 2 * (case.after is not None)
         + (numbers == 0)
+        + (case.world_size == 1 < first.world_size)
         + max(0, len(case.parameters) - len(first.parameters))
     )
     return unusual, case.world_size, len(str(numbers))

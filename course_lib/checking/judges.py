@@ -59,7 +59,9 @@ def equals(
             except Exception:  # an oracle need not know what more ranks would give
                 return None
 
-        return {"what all ranks together give: hand the group on, in every call": of_all}
+        return {
+            "the result over all ranks, not over the group: pass group=group to every call": of_all
+        }
 
     @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:

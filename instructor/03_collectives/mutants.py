@@ -498,18 +498,18 @@ def ring_all_reduce__padded(tensor, group=None):
 
 
 edits_of(ring_all_reduce__in_one_loop)("""
-into_a_copy: nothing was written into it
+into_a_copy: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → return flat.view(tensor.shape)
-contiguous_only: nothing was written into it
+contiguous_only: the tensor as it was before the call
     tensor.copy_(flat.view(tensor.shape)) → pass
 needs_contiguous: view size is not compatible
     tensor.flatten() → tensor.view(-1)
     tensor.copy_(flat.view(tensor.shape)) → pass
-in_other_memory: nothing was written into it
+in_other_memory: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → tensor.data = flat.view(tensor.shape)
-set: nothing was written into it
+set: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → tensor.set_(flat.view(tensor.shape))
 flat_as_it_is (simulated, grader): needs a contiguous tensor
@@ -612,7 +612,7 @@ def ring_all_reduce__powers_of_two_only(tensor, group=None):
     tensor.copy_(flat.view(tensor.shape))
 
 
-@fails("nothing was written into it")
+@fails("the tensor as it was before the call")
 def ring_all_reduce__rank_0_only(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.flatten().contiguous()
@@ -750,7 +750,7 @@ one_flat_ring (simulated, grader): What leaves the node
 blocking (simulated, grader): waits in send
     dist.isend → dist.send
     sending.wait() → pass
-in_other_memory: nothing was written into it
+in_other_memory: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → tensor.data = flat.view(tensor.shape)
 in_float64 (simulated, grader): What leaves the node
@@ -774,7 +774,7 @@ gathers_between_nodes (simulated): hidden case
   →     sending.wait()
   →     mine += incoming
   →     own = incoming
-into_a_copy: nothing was written into it
+into_a_copy: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → return flat
 contiguous_only: view size is not compatible

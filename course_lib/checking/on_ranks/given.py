@@ -95,6 +95,32 @@ def _world() -> dist.ProcessGroup | None:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
+class _FilledMemory:
+    """While it is active, memory of ``torch.empty`` holds nan, or the largest integer.
+
+    What it holds otherwise is chance, often zero: a function that forgets to write into it would be
+    right on some days. It is active for all threads of a process, from the first to the last.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._active, self._before = threading.Lock(), 0, 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._before = torch.get_deterministic_debug_mode()
+                torch.set_deterministic_debug_mode("warn")
+            self._active += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                torch.set_deterministic_debug_mode(self._before)
+
+
+_EMPTY = _FilledMemory()
+
 _DESTROYED = "the process group was destroyed or replaced: it belongs to the caller, who needs it"
 
 Program = Callable[[Callable[..., Any], Any, Given], Any]
@@ -118,6 +144,10 @@ class RankProgram:
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
         """Run the program; return its value and what it leaves behind."""
+        with _EMPTY:
+            return self._run(function, mine)
+
+    def _run(self, function: Callable[..., Any], mine: Any) -> Any:
         kept = self._kept_from(function, mine["before"]) if "before" in mine else []
         before = sent_back(kept)
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])

@@ -103,7 +103,9 @@ def chunk(tensor: Tensor, k: int, number: int) -> Tensor:
 
 
 MISTAKES: dict[str, _Of] = {
-    "what this rank had before: nothing was written into it": lambda ins, me: ins[me]["tensor"],
+    "the tensor as it was before the call: write the result into it": lambda ins, me: ins[me][
+        "tensor"
+    ],
     "K times what this rank had: what arrives is never used": lambda ins, me: (
         len(ins) * ins[me]["tensor"]
     ),
