@@ -71,8 +71,9 @@ NAMES = ("the model", "the parameters", "the matrix")
 """What programs watch beside their input."""
 
 
-LATE = ("aliases", "history", "overwritten")
-"""Effects on what comes back, which its values are told before."""
+LATE = ("aliases", "history", "overwritten", "random")
+"""Effects that explain no wrong value: the value is told before them. Dropout that draws is a model
+in the wrong mode."""
 
 Effect = tuple[str, Wrong]
 """Its code in `SENTENCES`, and the finding."""

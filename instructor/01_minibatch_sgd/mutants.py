@@ -57,9 +57,9 @@ numbers_from_1: rows 1 to
     argsort() → argsort() + 1
 own_generator: two epochs have the same batches
     generator, dtype → torch.Generator().manual_seed(0), dtype
-global_generator: random numbers of the torch generator
+global_generator: the same seed gives other batches
     torch.rand(n, generator=generator, dtype=torch.float64).argsort() → torch.randperm(n)
-pythons_random: random numbers of the Python generator
+pythons_random: the same seed gives other batches
     torch.rand(n, generator=generator, dtype=torch.float64).argsort()
   → torch.tensor(__import__('random').sample(range(n), n))
 reseeds: two epochs have the same batches
@@ -308,7 +308,7 @@ sets_the_mode: the model came in one mode
     model.zero_grad() → …; model.train()
 float32_only: dtype
     model(rows) → model(rows.float())
-shuffles_the_rows: random numbers of the torch generator
+shuffles_the_rows: rows of forward pass 0
     model.zero_grad() → order = torch.randperm(len(x)); x, y = x[order], y[order]; …
 one_backward_at_the_end: micro-batches in memory at a time
     part.backward() → pass
@@ -455,7 +455,7 @@ one_batch: expected
     range(num_batches) → range(1)
 reseeds: expected
     generator=generator → generator=generator.manual_seed(3)
-global_generator: random numbers of the torch generator
+global_generator: second time, with the same seed
     torch.randperm(len(x), generator=generator)[:batch_size] → torch.randperm(len(x))[:batch_size]
 the_theory_without_measuring: expected
     return total / num_batches → return full.square().sum().item() / batch_size
