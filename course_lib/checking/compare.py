@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,11 +86,17 @@ _NARROWER = {
 
 def _rounded(got: Tensor, expected: Tensor) -> str:
     """Return a hint if the numbers are nearly right, and roundings are what is between."""
-    if not expected.is_floating_point():
-        return ""
     got, exact = got.detach().double(), expected.double()
     scale = float(exact.abs().max())
     error = float((got - exact).abs().max())
+    if not expected.is_floating_point():
+        nearly = scale > 2**16 and error < 1e-2 * scale
+        return (
+            "This is nearly right: it went through a dtype that does not hold such integers. Keep "
+            f"{_name(expected.dtype)}."
+            if nearly
+            else ""
+        )
     for narrow in _NARROWER.get(expected.dtype, ()):
         fits = torch.equal(got, got.to(narrow).double())
         if fits and not torch.equal(exact, exact.to(narrow).double()) and error < 0.1 * scale:
@@ -105,7 +111,7 @@ def _rounded(got: Tensor, expected: Tensor) -> str:
             "This is nearly right. If the formula is: bfloat16 and float16 have 3 digits, so keep "
             "float32 in every operation."
         )
-    if expected.dtype == torch.bfloat16 and error < 0.1 * scale:
+    if expected.dtype == torch.bfloat16 and error < 0.05 * scale:
         return (
             "This is nearly right. If the formula is: each operation in bfloat16 rounds to 3 "
             "digits, so calculate in float32, and convert the result once."
@@ -190,12 +196,32 @@ def expect_equal(
             try:
                 judge(value, wanted, name, **options)
             except Wrong as wrong:
-                for mistake, theirs in (lookalikes or {}).items():
-                    if _passes(judge, value, dict(leaves(theirs)).get(place), name, options):
+                known = [(words, dict(leaves(it)).get(place)) for words, it in _items(lookalikes)]
+                for mistake, theirs in known:
+                    if _passes(judge, value, theirs, name, options):
                         raise wrong.with_hint(f"This equals {mistake}.") from None
+                for mistake, theirs in known:
+                    if _equals_where_wrong(value, theirs, wanted, options):
+                        hint = f"Where it is wrong, this equals {mistake}."
+                        raise wrong.with_hint(hint) from None
                 raise
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{what}: {min(extra)} was not asked for")
+
+
+def _items(lookalikes: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    return () if lookalikes is None else lookalikes.items()
+
+
+def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
+    """Return whether some elements are right, and several wrong ones are those of a mistake."""
+    tensors = [each for each in (value, mistake, right) if isinstance(each, Tensor)]
+    if len(tensors) < 3 or len({(each.shape, each.dtype) for each in tensors}) > 1:
+        return False
+    apart = ~torch.isclose(value, right, **options)
+    return 1 < int(apart.sum()) < apart.numel() and torch.allclose(
+        value[apart], mistake[apart], **options
+    )
 
 
 def _passes(judge: Any, value: Any, right: Any, what: str, options: dict[str, Any]) -> bool:

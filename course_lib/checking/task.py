@@ -25,6 +25,7 @@ import torch
 
 from course_lib.checking.answers import expect_form, form_seen_by
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
+from course_lib.checking.causes import degenerate
 from course_lib.checking.judges import Judge, form_of
 from course_lib.checking.on_ranks.given import Program, RankProgram
 from course_lib.checking.side_effects import effects_of, raise_first
@@ -204,19 +205,6 @@ def from_plain(cases: Sequence[Case]) -> tuple[Case, ...]:
         return max((i for i, way in enumerate(ways, 1) if way), default=0), degenerate(case, cases)
 
     return tuple(sorted(cases, key=special))
-
-
-def degenerate(case: Case, among: Sequence[Case]) -> bool:
-    """Return whether mistakes may hide in a case because numbers coincide in it.
-
-    One rank is its own neighbour, and a mean over one is a sum. So are nodes of one rank, a single
-    node, and as many nodes as each has ranks.
-    """
-    size = case.network.node_size
-    if size is not None and size > 0:
-        nodes = case.world_size // size
-        return nodes == 1 or size == 1 or nodes == size
-    return case.world_size == 1 < max(each.world_size for each in among)
 
 
 def in_many_forms(

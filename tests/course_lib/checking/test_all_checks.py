@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from course_lib.checking.cases import Case, Check, Form, case_generator
+from course_lib.checking.causes import degenerate
 from course_lib.checking.on_ranks.effects import tensors_in
-from course_lib.checking.task import degenerate
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable
 
