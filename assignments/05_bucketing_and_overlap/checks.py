@@ -392,6 +392,7 @@ CHECKS = {
                 "3 ranks, in two groups, two dtypes",
                 3,
                 chain(4, [[3], [1], [2, 0]], [[0, 1, 2, 3]], doubles=[1, 3], cap=8, first_cap=8),
+                Form(((0, 2), (1,)), layout="transposed", iterable="generator"),
             ),
             Case(
                 "4 ranks, 24 layers that take time",
@@ -421,6 +422,7 @@ CHECKS = {
                     cap=24,
                     first_cap=4,
                 ),
+                Form(iterable="tuple"),
             ),
             Case(
                 "2 ranks, two models at once",

@@ -280,7 +280,8 @@ def _vector(x: Tensor) -> Tensor:
 
 
 def _with_scale(exponent: Tensor, codes: Tensor) -> Tensor:
-    scale = torch.ldexp(torch.full((), 257.0, device=codes.device), exponent)
+    unit = torch.full((), 257.0, dtype=torch.float32, device=codes.device)
+    scale = torch.ldexp(unit, exponent)
     return torch.cat([scale.reshape(1).view(torch.uint8), codes])
 
 
@@ -395,7 +396,7 @@ equals_compressed_sum = equals(
         "C(Σ x): what each rank sends at first is not compressed": compressed_sum(parts=_exactly),
         "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
         "a tensor compressed as a whole: each shard is encoded by itself": compressed_sum(shards=1),
-        "what this rank had before: nothing was written into it": in_calls(
+        "the tensor as it was before the call: write the result into it": in_calls(
             "tensor", lambda inputs, me: inputs[me]["tensor"]
         ),
         "the mean: nobody asked to divide": lambda case, inputs, me: {

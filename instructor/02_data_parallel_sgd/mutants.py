@@ -201,7 +201,7 @@ sum: the sum over the ranks
 no_communication: nothing was averaged
     dist.all_reduce(grad, group=group) → pass
     grad / world_size → grad
-averages_the_parameters: nothing was averaged
+averages_the_parameters: changes weights, which must stay as it is
     dist.all_reduce(grad, group=group) → dist.all_reduce(param.data, group=group)
     grad / world_size → grad
 half_of_the_sum: 3 ranks
@@ -503,7 +503,7 @@ def average_gradients__one_buffer_for_all_calls(params, group=None, buffers={}):
         param.grad = mean.view(param.shape)
 
 
-@fails("hand the group on")
+@fails("pass group=group to every call")
 def average_gradients__group_of_the_first_call(params, group=None, kept={}):
     group = kept.setdefault("group", group)
     for param in params:

@@ -717,7 +717,7 @@ in_the_dtype_of_x: takes a float32 vector
     .to(torch.float32).reshape(-1) → .reshape(-1)
 contiguous_only: view size is not compatible
     x.detach().to(torch.float32).reshape(-1) → x.view(-1).float()
-into_a_copy: nothing was written into it
+into_a_copy: the tensor as it was before the call
     x.copy_(torch.cat(decoded).view(x.shape)) → return (torch.cat(decoded).view(x.shape))
 mean: nobody asked to divide
     x.copy_(torch.cat(decoded).view(x.shape)) → x.copy_(torch.cat(decoded).div(k).view(x.shape))
@@ -881,7 +881,7 @@ enlarges_small_draws_only: it must be scaled by n/k
 # State that is kept between calls ----------------------------------------------------------
 
 edits_of(compressed_all_reduce__messages)("""
-group_of_the_first_call: what all ranks together give
+group_of_the_first_call: the result over all ranks, not over the group
     def compressed_all_reduce__messages(x, encode, decode, group=None):
   → def compressed_all_reduce__messages(x, encode, decode, group=None, kept={}):
   →     group = kept.setdefault("group", group)

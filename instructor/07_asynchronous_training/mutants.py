@@ -575,7 +575,7 @@ who_completes_is_fresh: push 2 counts: expected False, got True
     state["version"] += 1 → …; versions[worker] += 1
 """)
 edits_of(diloco__by_hand)("""
-group_of_the_first_call: what all ranks together give
+group_of_the_first_call: the result over all ranks, not over the group
     def diloco__by_hand(params, inner_step, every, outer_lr, momentum, group=None):
   → def diloco__by_hand(params, inner_step, every, outer_lr, momentum, group=None, kept={}):
   →     group = kept.setdefault("group", group)
