@@ -1,16 +1,15 @@
-"""What a program says of the memory of parameters, and the mistake that shows there."""
+"""What a program says of parameters' memory: it is part of the answer, in words for a person."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from torch import Tensor
 
-from course_lib.checking.cases import Case
-
 OWN_MEMORY = "the parameters' own memory"
-"""Key of a program's answer: whether the parameters are where they were."""
+"""Key of a program's answer; its value is `memory_of`."""
+KEPT = "kept"
+REPLACED = "replaced: write into it, with p.data.copy_(new)"
 
 
 def addresses(params: Iterable[Tensor]) -> list[int]:
@@ -18,13 +17,6 @@ def addresses(params: Iterable[Tensor]) -> list[int]:
     return [param.data_ptr() for param in params]
 
 
-def _moved(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
-    return {OWN_MEMORY: False}
-
-
-MOVED = {
-    "what p.data = … does: others still look at the old memory. Write into it, p.data.copy_(…)": (
-        _moved
-    )
-}
-"""Words → oracle, for `equals`."""
+def memory_of(params: Iterable[Tensor], before: Sequence[int]) -> str:
+    """Return `KEPT` if the parameters are where they were, else `REPLACED`."""
+    return KEPT if addresses(params) == list(before) else REPLACED
