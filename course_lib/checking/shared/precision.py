@@ -16,7 +16,7 @@ from course_lib.checking.judges import Judge
 
 FLOAT32 = 2.0**-21
 """Relative error: some roundings to float32."""
-SMALL = 2.0**-7
+SMALL = 2.0**-8
 """Relative error: a rounding to bfloat16, or two."""
 
 
@@ -44,6 +44,6 @@ def rounding_of(wrong: Wrong) -> str:
         return ""
     dtype = "float32" if error <= FLOAT32 else "float16 or bfloat16"
     return (
-        f"It is right to {math.floor(-math.log10(error))} digits: on the way something was rounded "
-        f"to {dtype}. Calculate in a wider dtype, and convert only the result."
+        f"It is right to {math.floor(-math.log10(error))} digits. Was something rounded to {dtype} "
+        "on the way? Then calculate in a wider dtype, and convert only the result."
     )
