@@ -13,6 +13,7 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
+from course_lib.checking.shared.precision import tells_rounding
 
 from .judges import (
     FEW_ACTIVATIONS,
@@ -112,14 +113,16 @@ CHECKS = {
         inputs=layer_inputs("out"),
         program=layer_program,
         judges=[
-            equals(
-                layer_values("out"),
-                {
-                    OWN: layer_values("out", "own term"),
-                    RESIDUAL: layer_values("out", "residual"),
-                    ASSIGNED: layer_values("out", "assigned"),
-                    COPY: layer_values("out", "copy"),
-                },
+            tells_rounding(
+                equals(
+                    layer_values("out"),
+                    {
+                        OWN: layer_values("out", "own term"),
+                        RESIDUAL: layer_values("out", "residual"),
+                        ASSIGNED: layer_values("out", "assigned"),
+                        COPY: layer_values("out", "copy"),
+                    },
+                )
             )
         ],
         expects=[
@@ -139,14 +142,16 @@ CHECKS = {
         inputs=layer_inputs("in"),
         program=layer_program,
         judges=[
-            equals(
-                layer_values("in"),
-                {
-                    BIASES: layer_values("in", "K biases"),
-                    TWICE: layer_values("in", "K times"),
-                    ASSIGNED: layer_values("in", "assigned"),
-                    COPY: layer_values("in", "copy"),
-                },
+            tells_rounding(
+                equals(
+                    layer_values("in"),
+                    {
+                        BIASES: layer_values("in", "K biases"),
+                        TWICE: layer_values("in", "K times"),
+                        ASSIGNED: layer_values("in", "assigned"),
+                        COPY: layer_values("in", "copy"),
+                    },
+                )
             )
         ],
         expects=[
@@ -196,6 +201,10 @@ CHECKS = {
                 training(
                     "sgd", (2, 2), (9,), (2,), frozen=[0], again=[1, 0], unused=[1], before=True
                 ),
+            ),
+            Case(
+                "3 ranks, one that nobody uses",
+                *(3, training("momentum", (3, 2), (4,), steps=3, nobody=[1])),
             ),
             dtypes=("float32", "float64"),
         ),
