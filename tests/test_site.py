@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,9 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         browser.run("document.querySelector('.search li a').click()")
         browser.wait_for("location.pathname.endsWith('/lectures/06_compression.html')")
         assert browser.wait_for("document.querySelector('h1').innerText")[:20] in found
+        # A figure is dark on light, and does not glare where the page is dark.
+        figure = "getComputedStyle(document.querySelector('.cell_output img'))"
+        assert browser.run(f"{figure}.filter") == ("brightness(0.78)" if dark else "none")
         # Code is as light as the page is dark, and an equation stands in the middle.
         light = "(e => getComputedStyle(e).color.match(/\\d+/g).reduce((s, x) => s + +x, 0) / 765)"
         code = f"{light}(document.querySelector('.highlight pre'))"
@@ -115,3 +119,32 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         equation = "document.querySelector('div.math')"
         off = f"{middle}({equation}) - {middle}({equation}.querySelector('math'))"
         assert abs(browser.run(off)) < 5
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@needs_browser
+def test_a_search_begins_where_a_word_is_explained(site: Path) -> None:
+    with Browser() as browser:
+
+        def found(word: str) -> list[str]:
+            browser.open(f"{(site / 'search.html').as_uri()}?q={word}")
+            browser.wait_for("document.querySelectorAll('.search li').length >= 3")
+            browser.wait_for(
+                "document.querySelector('.search-summary').innerText.includes('found')"
+            )
+            links = "[...document.querySelectorAll('.search li a')].map(a => a.pathname)"
+            return [Path(path).stem for path in browser.run(links)]
+
+        assert found("deadlock")[:2] == ["00_start_here", "student_bugs"]
+        assert found("staleness")[0] == "07_asynchronous_training"
+        assert found("gossip")[0] == "08_decentralized_training"
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_lectures_have_their_numbers_in_the_sidebar(site: Path) -> None:
+    page = (site / "docs/site/index.html").read_text(encoding="utf-8")
+    for lecture in (ROOT / "lectures").glob("*.ipynb"):
+        link = rf'href="[./]*lectures/{lecture.stem}\.html">\s*{lecture.stem[:2]} · '
+        assert re.search(link, page), lecture.stem
