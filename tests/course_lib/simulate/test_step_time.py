@@ -17,7 +17,7 @@ from course_lib.simulate.memory import activations_at_once
 from course_lib.simulate.step_time import Both, layer_computation, output_layer, pipeline_idle
 
 INSIDE, BETWEEN = Link(1e-6, 100e9), Link(10e-6, 10e9)
-PERFECT = Reached(1.0, traffic=0.0, inside=1.0, between=1.0, hidden=1.0, waiting=0.0)
+PERFECT = Reached(1.0, attention=1.0, memory=1.0, eager=1.0, inside=1.0, between=1.0, hidden=1.0)
 DEVICE = Device(flops=1e12, memory_bandwidth=1e30)
 CLUSTER = Cluster(DEVICE, 80e9, 4, INSIDE, BETWEEN, reached=PERFECT)
 MODEL = Transformer(layers=4, width=64, heads=4, vocabulary=128, sequence=32)
@@ -86,8 +86,8 @@ def test_a_pipeline_is_its_work_and_its_bubble() -> None:
 def test_a_pipeline_of_replicas_of_parts_is_all_three() -> None:
     layout = Layout(data=2, tensor=2, pipeline=2, batch=8, overlap=False)
     result = estimate(MODEL, CLUSTER, layout)
-    parts = (result.computation, result.tensor, result.experts, result.pipeline, result.data)
-    assert result.seconds == pytest.approx(sum(parts) + result.optimizer + result.waiting)
+    parts = (result.computation, result.tensor, result.context, result.experts, result.pipeline)
+    assert result.seconds == pytest.approx(sum(parts) + result.data + result.optimizer)
     own = (2 * MODEL.layer_parameters + MODEL.embedding_parameters) / 2
     assert result.data == pytest.approx(ring_all_reduce_time(2 * own, 2, INSIDE))
     assert layout.ranks == 8
