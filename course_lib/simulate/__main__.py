@@ -171,14 +171,24 @@ def _search(options: argparse.Namespace) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} must be at least 1")
     options.batch, batch = None, options.batch
-    model, name, _ = _chosen(options)
-    found = search(model, CLUSTERS[name], options.ranks, batch, options.most)
+    model, name, like = _chosen(options)
+    progress = _bar if sys.stderr.isatty() else None
+    found = search(model, CLUSTERS[name], options.ranks, batch, options.most, like, progress)
     if options.json:
-        lines = [{**asdict(each.layout), **_plain(each.estimate)} for each in found]
+        lines = [
+            {**asdict(each.layout), **_plain(each.estimate), "binds": each.binds} for each in found
+        ]
         print(json.dumps(lines, indent=2))
     else:
         print(found_table(found))
     return 0
+
+
+def _bar(done: int, of: int) -> None:
+    """Draw how many layouts were tried, on one line of the terminal."""
+    full = 40 * done // of
+    end = "\n" if done == of else "\r"
+    print(f"[{'#' * full}{'.' * (40 - full)}] {done:,} of {of:,} layouts", end=end, file=sys.stderr)
 
 
 def _validate(options: argparse.Namespace) -> int:

@@ -250,32 +250,56 @@ START = {name: _REACHED[name.split(" ")[0]] for name in BOUNDS}
 """Reasonable guesses for those that are fitted, and the values of the others."""
 
 
-def loss(runs: Sequence[Run], made: Fit) -> float:
+class Known:
+    """Predictions that were made before: most steps of a fit change a few runs' only."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[object, ...], float] = {}
+
+    def of(self, run: Run, made: Fit) -> float:
+        """Return the seconds of a step of a run; its name tells it from the others."""
+        shared = {
+            name: value
+            for name, value in made.shared.items()
+            if (name != "eager" or run.layout.eager)
+            and (name != "tensor_hidden" or run.layout.tensor_overlap)
+        }
+        key = run.name, made.matmul[device(CLUSTERS[run.cluster])], *shared.values()
+        if key not in self.seconds:
+            self.seconds[key] = predict(run, made)
+        return self.seconds[key]
+
+
+def loss(runs: Sequence[Run], made: Fit, known: Known | None = None) -> float:
     """Return the weighted mean over the groups of the mean |log predicted/measured| of their runs.
 
     It uses the absolute error, so that a run that does not fit the formulas has little influence.
     Runs of a group share a part of their error: n of them count as 2n / (n + 1) runs, at most two.
     """
+    known = known or Known()
     groups: dict[str, list[float]] = {}
-    clusters = {name: made.on(cluster) for name, cluster in CLUSTERS.items()}
     for run in runs:
-        parts = seconds_by_cause(run.model, clusters[run.cluster], run.layout)
-        error = abs(math.log(sum(parts) / run.seconds))
+        error = abs(math.log(known.of(run, made) / run.seconds))
         groups.setdefault(run.group, []).append(error)
     weights = [2 * len(errors) / (len(errors) + 1) for errors in groups.values()]
     pairs = zip(weights, groups.values(), strict=True)
     return sum(weight * mean(errors) for weight, errors in pairs) / sum(weights)
 
 
-def fit(runs: Sequence[Run], held: Mapping[str, float] | None = None, rounds: int = 40) -> Fit:
+def fit(
+    runs: Sequence[Run],
+    held: Mapping[str, float] | None = None,
+    known: Known | None = None,
+    rounds: int = 40,
+) -> Fit:
     """Return the constants with the least `loss`; those in `held` keep these values.
 
     Each of `FITTED` in turn is moved up or down, by less in every round. This needs no gradient,
     and the result is the same everywhere.
     """
-    held = held or {}
+    held, known = held or {}, known or Known()
     values = {**START, **held}
-    best, step = loss(runs, _made(values)), 0.25
+    best, step = loss(runs, _made(values), known), 0.25
     for _ in range(rounds):
         before = best
         for name in FITTED:
@@ -283,7 +307,7 @@ def fit(runs: Sequence[Run], held: Mapping[str, float] | None = None, rounds: in
             for sign in (1, -1) if name not in held else ():
                 moved = values[name] + sign * step * (most - least)
                 tried = {**values, name: min(max(moved, least), most)}
-                if (found := loss(runs, _made(tried))) < best:
+                if (found := loss(runs, _made(tried), known)) < best:
                     values, best = tried, found
                     break
         step = step if best < before else step / 2
@@ -301,9 +325,10 @@ def validate(runs: Sequence[Run] | None = None) -> Validation:
     """Predict every run twice: with constants of the other groups' runs, and with those of all."""
     runs = load() if runs is None else runs
     counted = [run for run in runs if not run.excluded]
-    everything = fit(counted)
+    known = Known()
+    everything = fit(counted, known=known)
     without = {
-        group: fit([run for run in counted if run.group != group])
+        group: fit([run for run in counted if run.group != group], known=known)
         for group in {run.group: None for run in runs}
     }
     predictions = [
@@ -320,8 +345,11 @@ def profile(
     A constant that the runs determine has a loss that rises on both sides of its minimum.
     """
     runs = [run for run in (load() if runs is None else runs) if not run.excluded]
+    known = Known()
     found: dict[str, list[tuple[float, float]]] = {}
     for name, (least, most) in BOUNDS.items():
         values = [least + (most - least) * at / (points - 1) for at in range(points)]
-        found[name] = [(value, loss(runs, fit(runs, {name: value}))) for value in values]
+        found[name] = [
+            (value, loss(runs, fit(runs, {name: value}, known), known)) for value in values
+        ]
     return found

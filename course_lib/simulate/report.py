@@ -45,12 +45,19 @@ def estimate_table(
 
 def found_table(found: Sequence[Found]) -> str:
     """Return a table with a line per layout, the fastest first."""
-    lines = ["   step s    MFU  memory GB  data tensor pipeline zero micro chunks recompute"]
-    for layout, result in found:
+    lines = [
+        "   step s    MFU  memory GB  bubble  network  binds      tensor context data pipeline "
+        "chunks micro ZeRO recompute"
+    ]
+    for layout, result, binds in found:
+        sent = result.tensor + result.context + result.experts + result.data
+        share = "" if layout.recompute != "full" else f" {layout.recomputed:.0%}"
+        zero = f"{layout.zero}" + (f" in {layout.shard}" if layout.shard else "")
         lines.append(
             f"{result.seconds:9.4g} {result.mfu:6.1%} {result.memory.total / 1e9:10.1f} "
-            f"{layout.data:5} {layout.tensor:6} {layout.pipeline:8} {layout.zero:4} "
-            f"{layout.micro_batch:5} {layout.chunks:6} {layout.recompute}"
+            f"{result.pipeline / result.seconds:7.1%} {sent / result.seconds:8.1%}  {binds:10} "
+            f"{layout.tensor:6} {layout.context:7} {layout.data:4} {layout.pipeline:8} "
+            f"{layout.chunks:6} {layout.micro_batch:5} {zero:>4} {layout.recompute}{share}"
         )
     return "\n".join(lines)
 
