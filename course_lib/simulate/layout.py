@@ -41,24 +41,24 @@ class Layout:
         data: replicas, or shards of one.
         tensor: ranks that share each matrix.
         pipeline: ranks that share the layers.
-        context: ranks that share each sequence; they gather one another's keys and values.
         expert: ranks that share the experts of a layer; divides `data`.
         zero: stage of ZeRO over the data-parallel ranks: 0 (DDP) to 3.
-        shard: ranks over which ZeRO divides; the groups of them are replicas (HSDP). All, if None.
         batch: sequences of a step, of all ranks together.
         micro_batch: sequences that one replica takes at a time.
         schedule: the pipeline's schedule.
         chunks: stages of each rank, for the schedule "interleaved".
         recompute: which activations are computed again: none, those of attention, or all.
-        recomputed: the share of the layers in which they are.
         sequence_parallel: whether activations that `tensor` does not divide are divided along the
             sequence.
         overlap: whether gradients, and weights with ZeRO-3, are sent during computation.
+        bucket: bytes of a bucket of gradients.
+        gradient_bytes: bytes of one gradient number, when it is added up and when it is sent.
+        context: ranks that share each sequence; they gather one another's keys and values.
+        shard: ranks over which ZeRO divides; the groups of them are replicas (HSDP). All, if None.
+        recomputed: the share of the layers in which `recompute` applies.
         tensor_overlap: whether tensor-parallel collectives run beside the products around them.
         eager: whether operations between matrix products run one by one, without a compiler or
             kernels written for several of them.
-        bucket: bytes of a bucket of gradients.
-        gradient_bytes: bytes of one gradient number, when it is added up and when it is sent.
 
     Raises:
         LayoutError: the numbers do not fit together; the message says what to change.
