@@ -18,12 +18,15 @@ from course_lib.simulate.failures import (
     with_spares,
 )
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.published import Validation, load, validate
+from course_lib.simulate.published import Validation, held, load, profile, validate
 from course_lib.simulate.report import (
     estimate_table,
     failures_table,
     found_table,
-    validation_table,
+    memory_table,
+    profile_table,
+    runs_table,
+    sources_table,
 )
 from course_lib.simulate.search import search
 from course_lib.simulate.step_time import Estimate, estimate
@@ -77,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         each.add_argument("--like", help="start from a published run (the beginning of its name)")
         each.add_argument("--cluster", choices=CLUSTERS, help="default: that of --like")
     published = commands.add_parser("validate", help="compare predictions with published runs")
+    published.add_argument("--runs", action="store_true", help="also a line per run")
+    published.add_argument(
+        "--profile", action="store_true", help="also how far each constant is determined"
+    )
     published.set_defaults(run=_validate)
     failing = commands.add_parser("failures", help="the share of time that trains if devices fail")
     failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000])
@@ -164,14 +171,24 @@ def _search(options: argparse.Namespace) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} must be at least 1")
     options.batch, batch = None, options.batch
-    model, name, _ = _chosen(options)
-    found = search(model, CLUSTERS[name], options.ranks, batch, options.most)
+    model, name, like = _chosen(options)
+    progress = _bar if sys.stderr.isatty() else None
+    found = search(model, CLUSTERS[name], options.ranks, batch, options.most, like, progress)
     if options.json:
-        lines = [{**asdict(each.layout), **_plain(each.estimate)} for each in found]
+        lines = [
+            {**asdict(each.layout), **_plain(each.estimate), "binds": each.binds} for each in found
+        ]
         print(json.dumps(lines, indent=2))
     else:
         print(found_table(found))
     return 0
+
+
+def _bar(done: int, of: int) -> None:
+    """Draw how many layouts were tried, on one line of the terminal."""
+    full = 40 * done // of
+    end = "\n" if done == of else "\r"
+    print(f"[{'#' * full}{'.' * (40 - full)}] {done:,} of {of:,} layouts", end=end, file=sys.stderr)
 
 
 def _validate(options: argparse.Namespace) -> int:
@@ -180,7 +197,14 @@ def _validate(options: argparse.Namespace) -> int:
         from course_lib.simulate.errors_figure import errors_figure
 
         errors_figure(result).savefig(options.figure, dpi=100)
-    print(json.dumps(_errors(result), indent=2) if options.json else validation_table(result))
+    if options.json:
+        print(json.dumps(_errors(result), indent=2))
+        return 0
+    tables = [sources_table(result)]
+    tables += [runs_table(result)] if options.runs else []
+    tables += [memory_table(held())]
+    tables += [profile_table(profile())] if options.profile else []
+    print("\n\n".join(tables))
     return 0
 
 
@@ -209,15 +233,18 @@ def _failures(options: argparse.Namespace) -> int:
 
 def _errors(result: Validation) -> dict[str, Any]:
     return {
-        "constants": {**asdict(result.fit.shared), "matmul": dict(result.fit.matmul)},
+        "constants": result.fit.values,
         "median": result.median,
+        "median over sources": result.median_of_groups,
         "runs": [
             {
                 "run": each.run.name,
+                "source": each.run.group,
                 "measured": each.run.seconds,
-                "predicted": each.seconds,
+                "predicted": each.left_out,
                 "error": each.error,
-                "fitted": each.fitted,
+                "fitted error": each.fitted_error,
+                "excluded": each.run.excluded,
             }
             for each in result.predictions
         ],

@@ -1,8 +1,11 @@
-"""A layout: how a model and its batch are divided over K = data · tensor · pipeline ranks.
+"""A layout: how a model and its batch are divided over K ranks.
 
-Ranks of a tensor-parallel group have consecutive numbers; then come those of a data-parallel group,
-then the stages of a pipeline. So the groups that send most stay inside a node. An expert's group
-lies inside the data-parallel one.
+K = tensor · context · data · pipeline.
+
+Ranks of a tensor-parallel group have consecutive numbers; then come those that share a sequence,
+those of a data-parallel group, and the stages of a pipeline. So the groups that send most stay
+inside a node. An expert's group lies inside the data-parallel one. ZeRO divides over all ranks that
+hold the same weights: those of `data` and `context`.
 """
 
 from dataclasses import dataclass
@@ -25,6 +28,11 @@ class LayoutError(ValueError):
     """A layout's numbers do not fit together, or do not fit its model."""
 
 
+_COUNTS = (
+    *("data", "tensor", "pipeline", "context"), *("expert", "batch", "micro_batch", "chunks"),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Layout:
     """Degrees of parallelism and what goes with them.
@@ -42,9 +50,15 @@ class Layout:
         recompute: which activations are computed again: none, those of attention, or all.
         sequence_parallel: whether activations that `tensor` does not divide are divided along the
             sequence.
-        overlap: whether gradients are sent during backward.
+        overlap: whether gradients, and weights with ZeRO-3, are sent during computation.
         bucket: bytes of a bucket of gradients.
-        gradient_bytes: bytes of one gradient number when it is sent.
+        gradient_bytes: bytes of one gradient number, when it is added up and when it is sent.
+        context: ranks that share each sequence; they gather one another's keys and values.
+        shard: ranks over which ZeRO divides; the groups of them are replicas (HSDP). All, if None.
+        recomputed: the share of the layers in which `recompute` applies.
+        tensor_overlap: whether tensor-parallel collectives run beside the products around them.
+        eager: whether operations between matrix products run one by one, without a compiler or
+            kernels written for several of them.
 
     Raises:
         LayoutError: the numbers do not fit together; the message says what to change.
@@ -65,9 +79,14 @@ class Layout:
     overlap: bool = True
     bucket: float = 25 * 2**20
     gradient_bytes: float = 2
+    context: int = 1
+    shard: int | None = None
+    recomputed: float = 1.0
+    tensor_overlap: bool = False
+    eager: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "expert", "batch", "micro_batch", "chunks"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.zero not in (0, 1, 2, 3):
@@ -95,13 +114,34 @@ class Layout:
                 "with a pipeline, ZeRO-3 would gather a stage's weights for every micro-batch: "
                 "use zero=2 or less"
             )
+        if self.shard is not None and (self.shard < 1 or self.holders % self.shard):
+            raise LayoutError(
+                f"shard={self.shard} does not divide the {self.holders} ranks with the same weights"
+            )
+        if not 0 <= self.recomputed <= 1:
+            raise LayoutError(f"recomputed={self.recomputed} must be a share, 0 to 1")
         if self.bucket <= 0 or self.gradient_bytes <= 0:
             raise LayoutError("bucket and gradient_bytes must be above 0")
 
     @property
     def ranks(self) -> int:
         """K, the number of ranks."""
-        return self.data * self.tensor * self.pipeline
+        return self.tensor * self.context * self.data * self.pipeline
+
+    @property
+    def holders(self) -> int:
+        """The ranks that hold, or share, the same weights: those of `data` and `context`."""
+        return self.data * self.context
+
+    @property
+    def shards(self) -> int:
+        """The ranks over which ZeRO divides."""
+        return self.shard or self.holders
+
+    @property
+    def sequences(self) -> float:
+        """Sequences of a micro-batch on one rank: a part of one if `context` divides it."""
+        return self.micro_batch / self.context
 
     @property
     def micro_batches(self) -> int:
@@ -114,9 +154,9 @@ class Layout:
         return self.pipeline * self.chunks
 
     @property
-    def backward_collectives(self) -> int:
+    def backward_collectives(self) -> float:
         """Collectives of one kind per layer: two, and forward's again with full recomputation."""
-        return 4 if self.recompute == "full" else 2
+        return 2 + 2 * self.recomputed if self.recompute == "full" else 2
 
     def steps(self) -> Schedule:
         """Return the schedule: the order of each pipeline rank's work."""
@@ -136,8 +176,11 @@ class Layout:
             raise LayoutError(
                 f"tensor={self.tensor} does not divide width {model.width} or {model.heads} heads"
             )
-        if self.stages > model.layers:
+        # With several stages per rank, the first and the last may have no layer at all.
+        if self.stages > model.layers + (2 if self.chunks > 1 else 0):
             raise LayoutError(f"{model.layers} layers are too few for {self.stages} stages")
+        if model.sequence % self.context:
+            raise LayoutError(f"context={self.context} does not divide {model.sequence} tokens")
         if model.experts % self.expert:
             raise LayoutError(f"expert={self.expert} does not divide {model.experts} experts")
         return -(-model.layers // self.stages) * self.chunks

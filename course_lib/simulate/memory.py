@@ -3,15 +3,19 @@
 Each parameter takes 2 + 2 + 12 bytes; each stage of ZeRO divides more of them (see
 `sharded_optimizer`). Activations of a micro-batch are held from its forward to its backward, and
 the schedule decides how many micro-batches are held at once. With full recomputation, only the
-input of each layer and the activations of one layer are held.
+input of each layer and the activations of one layer are held. The last stage also holds the logits.
+With ZeRO-3, two layers' weights are whole at a time: one computes, the next one arrives.
 """
 
 from typing import NamedTuple
 
 from course_lib.sharded_optimizer import model_state_bytes
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.parameters import parameters_of_a_rank
+from course_lib.simulate.parameters import experts_of_a_rank, parameters_of_a_rank
 from course_lib.simulate.transformer import Transformer
+
+LOGIT_BYTES = 12
+"""Per logit of a micro-batch: the number and its gradient, each in 2 and in 4 bytes."""
 
 
 class Memory(NamedTuple):
@@ -29,17 +33,21 @@ class Memory(NamedTuple):
 def memory_of(model: Transformer, layout: Layout) -> Memory:
     """Return the memory of the rank that holds most.
 
+    Of a pipeline, that is the first rank, which has most activations, or the last, which has the
+    logits.
+
     Raises:
         LayoutError: the model cannot be laid out like this.
 
     """
-    state = model_state_bytes(
-        parameters_of_a_rank(model, layout),
-        layout.data,
-        layout.zero,
-        gradient=layout.gradient_bytes,
-    )
-    b, t = layout.micro_batch, layout.tensor
+    experts = experts_of_a_rank(model, layout)
+    shared = parameters_of_a_rank(model, layout) - experts
+    state = _state(shared, layout.shards, layout)
+    if experts:
+        state += _state(experts, layout.holders // layout.expert, layout)
+    if layout.zero == 3 and layout.shards > 1:  # two layers' weights, and one's gradients
+        state += (4 + layout.gradient_bytes) * model.layer_parameters / layout.tensor
+    b, t = layout.sequences, layout.tensor
     whole = model.activation_bytes(b, t, layout.sequence_parallel)
     kept, once = whole, 0.0
     if layout.recompute == "full":
@@ -48,15 +56,23 @@ def memory_of(model: Transformer, layout: Layout) -> Memory:
     elif layout.recompute == "selective":
         kept = whole - b * model.sequence * model.scores_bytes / t
         once = whole - kept
+    kept = layout.recomputed * kept + (1 - layout.recomputed) * whole
     layers = layout.layers_of_a_rank(model) / layout.chunks
-    return Memory(state, activations_at_once(layout) * layers * kept + once)
+    logits = LOGIT_BYTES * b * model.sequence * model.vocabulary / t
+    first = activations_at_once(layout) * layers * kept
+    last = activations_at_once(layout, last=True) * layers * kept + logits
+    return Memory(state, max(first, last) + once)
 
 
-def activations_at_once(layout: Layout) -> int:
-    """Return the most micro-batch chunks whose activations a rank holds at once."""
+def _state(parameters: float, ranks: int, layout: Layout) -> float:
+    return model_state_bytes(parameters, ranks, layout.zero, gradient=layout.gradient_bytes)
+
+
+def activations_at_once(layout: Layout, last: bool = False) -> int:
+    """Return the most micro-batch chunks whose activations the first (or last) rank holds."""
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
     if layout.schedule == "gpipe":
         return m
     if layout.schedule == "interleaved":
-        return min(m * v, 2 * (p - 1) + (v - 1) * p + 1)
-    return min(m, p)
+        return min(m * v, (v - 1) * p + 1 + (0 if last else 2 * (p - 1)))
+    return min(m, 1 if last and layout.schedule == "1f1b" else p)

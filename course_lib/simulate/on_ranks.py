@@ -9,8 +9,8 @@ Tensors are on the device "meta": they have a size and no content. On the ranks'
 layers take the seconds that `step_time` gives. Waiting, use of links and overlap follow from the
 messages, not from a formula. A few hundred ranks are possible.
 
-Differences from `estimate`: there is no share for waiting and no optimizer's update, and `hidden`
-is 1, because these losses do not occur on a virtual clock.
+Differences from `estimate`: there is no optimizer's update, and `hidden` is 1, because what
+communication and computation take from each other does not occur on a virtual clock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,14 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
         raise LayoutError(f"{layout.ranks} ranks are more than {MOST_RANKS}: use estimate()")
     if layout.expert > 1:
         raise LayoutError("experts work only in estimate(); see course_lib.expert_parallel")
-    layout.layers_of_a_rank(model)
+    if layout.context > 1 or layout.shards < layout.holders or layout.tensor_overlap:
+        raise LayoutError("context, shard and tensor_overlap work only in estimate()")
+    if layout.recompute == "full" and layout.recomputed < 1:
+        raise LayoutError("recomputed below 1 works only in estimate(): here all layers are equal")
+    if layout.chunks > 1 and layout.data > 1 and layout.overlap:
+        raise LayoutError("with several chunks per rank, use overlap=False")
+    if layout.layers_of_a_rank(model) * layout.pipeline != model.layers:
+        raise LayoutError(f"{model.layers} layers do not divide by {layout.stages} stages")
     inner = members_of_a_node(cluster, layout.data, layout.tensor)
     mixed = 1 < inner < layout.data
     if mixed and (layout.zero == 3 or (layout.overlap and layout.data > 1)):
@@ -183,7 +190,7 @@ class _Rank:
         seconds = whole.forward if step.action == "F" else whole.backward
         if step.action == "I":
             seconds /= 2
-        sums = 2 if step.action == "F" else self.layout.backward_collectives
+        sums = 2 if step.action == "F" else int(self.layout.backward_collectives)
         return seconds, 0 if self.layout.tensor == 1 else sums
 
     def activations(self, whole: bool = False) -> torch.Tensor:

@@ -11,11 +11,26 @@ def parameters_of_a_rank(model: Transformer, layout: Layout) -> float:
         LayoutError: the model cannot be laid out so.
 
     """
-    experts = model.experts * model.expert_parameters / layout.expert
-    layer = (model.attention_parameters + experts) / layout.tensor
+    layer = model.attention_parameters / layout.tensor
+    if model.experts == 1:
+        layer += model.expert_parameters / layout.tensor
     ends = 1 if layout.pipeline > 1 or model.tied else 2  # embedding and output layer
     own = layout.layers_of_a_rank(model) * layer
-    return own + ends * model.embedding_parameters / layout.tensor
+    own += ends * model.embedding_parameters / layout.tensor
+    return own + experts_of_a_rank(model, layout)
+
+
+def experts_of_a_rank(model: Transformer, layout: Layout) -> float:
+    """Return how many of these belong to experts: fewer ranks hold the same ones.
+
+    Raises:
+        LayoutError: the model cannot be laid out so.
+
+    """
+    if model.experts == 1:
+        return 0.0
+    experts = model.experts * model.expert_parameters / layout.expert / layout.tensor
+    return layout.layers_of_a_rank(model) * experts
 
 
 def gradient_buckets(model: Transformer, layout: Layout) -> int:

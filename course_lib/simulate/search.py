@@ -1,30 +1,43 @@
-"""Find the fastest layout that fits: try all of them, with one formula each.
+"""Find the fastest layouts that fit: try all of them, with the formulas.
 
     >>> from course_lib.simulate import CLUSTERS, Transformer
     >>> from course_lib.simulate.search import search
     >>> gpt = Transformer(layers=40, width=5120, heads=40, vocabulary=51200)
     >>> best = search(gpt, CLUSTERS["selene"], ranks=64, batch=512)[0]
+    >>> best.binds
+    'network'
 
 A tensor-parallel group stays inside a node: between nodes its all-reduces would cost more time than
-the division saves. Every other layout that divides evenly is a candidate.
+the division saves. Stages may be uneven, as long as the longest has at most a tenth more layers
+than the mean. All other divisions by tensor, context, data and pipeline are candidates, with every
+stage of ZeRO (of ZeRO-3 also inside each node: HSDP), micro-batches, chunks, and recomputation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from course_lib.simulate.cluster import Cluster
 from course_lib.simulate.layout import Layout, LayoutError, Recompute
 from course_lib.simulate.memory import memory_of
-from course_lib.simulate.step_time import Estimate, estimate
+from course_lib.simulate.step_time import Estimate, estimate, seconds_by_cause
 from course_lib.simulate.transformer import Transformer
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-RECOMPUTE: dict[bool, tuple[Recompute, ...]] = {
-    False: ("none", "selective", "full"),
-    True: ("none", "full"),  # fused attention keeps no scores: nothing to select
+CHUNKS = (1, 2, 3, 4, 6, 8)
+RECOMPUTE: dict[bool, tuple[tuple[Recompute, float], ...]] = {
+    False: (("none", 1.0), ("selective", 1.0), ("full", 0.5), ("full", 1.0)),
+    True: (("none", 1.0), ("full", 0.5), ("full", 1.0)),  # no scores are kept: nothing to select
 }
 SPARE = 0.1
 """Share of the memory for communication buffers, fragmentation, and libraries."""
+UNEVEN = 1.1
+"""The most layers on a rank, over the mean."""
+FEWEST_TOKENS = 1024
+"""Of a sequence on one rank: with fewer, its division costs more than it saves."""
+BINDS = 0.05
+"""A loss below this share of a step binds nothing."""
 
 
 class Found(NamedTuple):
@@ -32,53 +45,122 @@ class Found(NamedTuple):
 
     layout: Layout
     estimate: Estimate
+    binds: str
+    """What costs most beside arithmetic: the bubble, the network, or memory (recomputation)."""
 
 
 def search(
-    model: Transformer, cluster: Cluster, ranks: int, batch: int, most: int = 10
+    model: Transformer,
+    cluster: Cluster,
+    ranks: int,
+    batch: int,
+    most: int = 10,
+    like: Layout | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Found]:
     """Return up to `most` layouts on `ranks` devices, the fastest first.
+
+    Layouts that differ in ZeRO only are one: the fastest stage that fits, and of equals the lowest.
+    What a program can do (overlap, kernels, bytes of a gradient) is taken from `like`. `progress`
+    is called with the number of layouts tried, and of all.
 
     Raises:
         ValueError: no layout fits; the message says how much memory the smallest one needs.
 
     """
-    found, smallest = [], float("inf")
-    for layout in candidates(model, cluster, ranks, batch):
+    tried = list(candidates(model, cluster, ranks, batch, like))
+    best: dict[Layout, tuple[float, int, Layout]] = {}
+    smallest = float("inf")
+    for number, layout in enumerate(tried):
+        if progress is not None and number % 1000 == 0:
+            progress(number, len(tried))
         held = memory_of(model, layout).total
         smallest = min(smallest, held)
-        if held <= (1 - SPARE) * cluster.memory:
-            found.append(Found(layout, estimate(model, cluster, layout)))
-    if not found:
+        if held > (1 - SPARE) * cluster.memory:
+            continue
+        seconds = sum(seconds_by_cause(model, cluster, layout))
+        same = replace(layout, zero=0, shard=None)
+        if same not in best or (seconds, layout.zero) < best[same][:2]:
+            best[same] = seconds, layout.zero, layout
+    if progress is not None and tried:
+        progress(len(tried), len(tried))
+    if not best:
         raise ValueError(
             f"no layout fits on {ranks} devices: the smallest needs {smallest / 1e9:.1f} GB of "
             f"{cluster.memory / 1e9:.0f} per device, and {SPARE:.0%} must stay free"
-            if smallest < float("inf")
+            if tried
             else f"no layout on {ranks} devices cuts a batch of {batch} sequences evenly"
         )
-    return sorted(found, key=lambda each: each.estimate.seconds)[:most]
+    first = sorted(best.values(), key=lambda each: each[:2])[:most]
+    return [_found(model, cluster, layout) for _, _, layout in first]
 
 
-def candidates(model: Transformer, cluster: Cluster, ranks: int, batch: int) -> Iterator[Layout]:
+def _found(model: Transformer, cluster: Cluster, layout: Layout) -> Found:
+    result = estimate(model, cluster, layout)
+    again = sum(seconds_by_cause(model, cluster, replace(layout, recompute="none")))
+    losses = {
+        "bubble": result.pipeline,
+        "network": result.tensor + result.context + result.experts + result.data,
+        "memory": result.seconds - again,
+    }
+    most = max(losses, key=lambda name: losses[name])
+    return Found(layout, result, most if losses[most] > BINDS * result.seconds else "arithmetic")
+
+
+def candidates(
+    model: Transformer, cluster: Cluster, ranks: int, batch: int, like: Layout | None = None
+) -> Iterator[Layout]:
     """Yield every valid layout of the model."""
+    program = {
+        name: getattr(like, name)
+        for name in ("overlap", "tensor_overlap", "eager", "bucket", "gradient_bytes")
+        if like is not None
+    }
+    for tensor, context, data, pipeline in _divisions(model, cluster, ranks):
+        if batch % data:
+            continue
+        holders, inside = data * context, cluster.node_size // tensor
+        shards: list[tuple[int, int | None]] = [(0, None)]
+        if holders > 1:
+            shards += [(1, None), (2, None)]
+        if holders > 1 and pipeline == 1:
+            shards += [(3, None)]
+        if holders > inside > 1 and holders % inside == 0 and pipeline == 1:
+            shards += [(3, inside)]
+        for micro_batch, chunks in product(MICRO_BATCHES, CHUNKS if pipeline > 1 else (1,)):
+            whole = Layout(
+                data, tensor, pipeline, batch=data * micro_batch, micro_batch=micro_batch,
+                context=context, sequence_parallel=tensor > 1, **program,
+            )  # fmt: skip
+            try:
+                first = replace(
+                    whole, batch=batch, chunks=chunks,
+                    schedule="1f1b" if chunks == 1 else "interleaved",
+                )  # fmt: skip
+                if first.layers_of_a_rank(model) * pipeline > UNEVEN * model.layers:
+                    continue
+            except LayoutError:
+                continue
+            for (zero, shard), (recompute, share) in product(
+                shards, RECOMPUTE[model.fused_attention]
+            ):
+                yield replace(first, zero=zero, shard=shard, recompute=recompute, recomputed=share)
+
+
+def _divisions(
+    model: Transformer, cluster: Cluster, ranks: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield tensor, context, data and pipeline degrees whose product is `ranks`."""
     for tensor in _divisors(min(cluster.node_size, ranks)):
-        for pipeline in _divisors(ranks // tensor) if ranks % tensor == 0 else ():
-            data = ranks // tensor // pipeline
-            for micro_batch in MICRO_BATCHES:
-                for chunks in (1, 2, 3, 4, 6) if pipeline > 1 else (1,):
-                    for zero in (0, 1, 3) if data > 1 else (0,):
-                        for recompute in RECOMPUTE[model.fused_attention]:
-                            try:
-                                layout = Layout(
-                                    data, tensor, pipeline, 1, zero, batch, micro_batch,
-                                    "1f1b" if chunks == 1 else "interleaved", chunks,
-                                    recompute, sequence_parallel=tensor > 1,
-                                )  # fmt: skip
-                                if model.layers % layout.stages == 0:
-                                    layout.layers_of_a_rank(model)
-                                    yield layout
-                            except LayoutError:
-                                continue
+        if ranks % tensor:
+            continue
+        for pipeline in _divisors(ranks // tensor):
+            if pipeline > model.layers:
+                break
+            for context in _divisors(ranks // tensor // pipeline):
+                if context > 1 and model.sequence // context < FEWEST_TOKENS:
+                    break
+                yield tensor, context, ranks // tensor // pipeline // context, pipeline
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,9 +1,11 @@
 """Compute the time of one training step by cause, and a rank's traffic and memory.
 
 The forward of one layer and one micro-batch takes its operations over the rate that matrix products
-reach, plus the bytes of activations over the memory's bandwidth. Backward takes twice that, plus a
-forward if it is recomputed. A tensor-parallel layer adds two all-reduces each way, an expert layer
-two all-to-alls. With these F and B seconds per micro-batch, p ranks of a pipeline are idle for
+reach, plus all bytes that its operations move over the memory's bandwidth. Backward takes twice
+that, plus a forward if it is recomputed, plus adding its gradients to those of the micro-batches
+before. A tensor-parallel layer adds two all-reduces each way, an expert layer two all-to-alls, a
+divided sequence a gather of keys and values. With these F and B seconds per micro-batch, p ranks of
+a pipeline are idle for
 
     GPipe             (p-1) (F + B)      + 2 (p-1) c              c: seconds of a message
     1F1B              (p-1) (F + B)      + 2 (p-1) c + (2 (p-1) m/p - 2) c
@@ -18,9 +20,11 @@ layer, is slower anyway.) The gradients are sent beside the last backward, or af
                                                             where each layer fills a bucket
     ZeRO-3, n layers    about n max(f, g) forward, n max(b, g+r) backward
 
+With v chunks per rank, the gradients of a chunk have p backwards of a chunk more to hide behind.
+What is hidden still costs a share of its time, 1 - `hidden`.
+
 (g, r: gather and reduce-scatter of a layer's weights and gradients; f, b: its computation.) Then
-comes the optimizer, which reads and writes 28 bytes per parameter. A share for waiting grows with
-log K, because among many ranks one is always late.
+comes the optimizer, which reads and writes 28 bytes per parameter.
 
 Not included: reading data, checkpoints, failures, imbalance of stages other than the output
 layer's, memory fragmentation, and contention of groups for one link.
@@ -36,12 +40,19 @@ from course_lib.simulate.cluster import Cluster
 from course_lib.simulate.group_time import all_reduce_time, all_to_all_time, half_time
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.memory import Memory, memory_of
-from course_lib.simulate.parameters import gradient_buckets, parameters_of_a_rank
+from course_lib.simulate.parameters import (
+    experts_of_a_rank,
+    gradient_buckets,
+    parameters_of_a_rank,
+)
 from course_lib.simulate.traffic import Traffic, traffic_of
 from course_lib.simulate.transformer import Transformer
 
 OPTIMIZER_BYTES = 28
 """Per parameter: gradient 2, weight, two moments read and written 24, and the 2-byte weight."""
+
+LOSS_BYTES = 12
+"""Per logit, in forward: read 2, write and read 4, write a gradient 2; twice that in backward."""
 
 
 class Both(NamedTuple):
@@ -64,18 +75,30 @@ class Both(NamedTuple):
         return self.forward + self.backward
 
 
+class Causes(NamedTuple):
+    """The seconds of a step by cause; see `Estimate`."""
+
+    computation: float
+    tensor: float
+    context: float
+    experts: float
+    pipeline: float
+    data: float
+    optimizer: float
+
+
 class Estimate(NamedTuple):
     """The estimate of a step. The seconds by cause add up to `seconds`.
 
     Attributes:
         seconds: time of one step.
         computation: time on the rank with most layers, recomputation included.
-        tensor: collectives of tensor parallelism.
+        tensor: collectives of tensor parallelism that computation does not hide.
+        context: gathering keys and values of the other parts of a sequence.
         experts: all-to-alls.
         pipeline: idle time because of the schedule and its messages.
         data: communication of gradients and weights that computation does not hide.
         optimizer: the update.
-        waiting: waiting for the slowest rank.
         mfu: the model's operations over those of all devices at their peak.
         tokens_per_second: tokens per second of one device.
         memory: memory of the rank that holds most.
@@ -86,11 +109,11 @@ class Estimate(NamedTuple):
     seconds: float
     computation: float
     tensor: float
+    context: float
     experts: float
     pipeline: float
     data: float
     optimizer: float
-    waiting: float
     mfu: float
     tokens_per_second: float
     memory: Memory
@@ -104,12 +127,35 @@ def estimate(model: Transformer, cluster: Cluster, layout: Layout) -> Estimate:
         LayoutError: the model cannot be laid out so.
 
     """
+    causes = seconds_by_cause(model, cluster, layout)
+    seconds = sum(causes)
+    peak = cluster.device.flops * layout.ranks
+    return Estimate(
+        seconds,
+        *causes,
+        mfu=model.model_flops(layout.batch) / seconds / peak,
+        tokens_per_second=layout.batch * model.sequence / seconds / layout.ranks,
+        memory=memory_of(model, layout),
+        traffic=traffic_of(model, cluster, layout),
+    )
+
+
+def seconds_by_cause(model: Transformer, cluster: Cluster, layout: Layout) -> Causes:
+    """Return the seconds of a step by cause.
+
+    Raises:
+        LayoutError: the model cannot be laid out so.
+
+    """
     layers = layout.layers_of_a_rank(model)
     compute = layer_computation(model, cluster, layout).times(layers)
     tensor = layer_all_reduces(model, cluster, layout).times(layers)
+    if layout.tensor_overlap:
+        tensor = _beside(tensor, compute, cluster)
+    context = layer_context(model, cluster, layout).times(layers)
     experts = layer_all_to_alls(model, cluster, layout).times(layers)
     output = output_layer(model, cluster, layout)
-    rank = compute.plus(tensor).plus(experts)
+    rank = compute.plus(tensor).plus(context).plus(experts)
     if layout.zero == 3:
         whole = _gathered(model, cluster, layout, rank, layers)
         data = layout.micro_batches * (whole - rank.total)
@@ -119,43 +165,58 @@ def estimate(model: Transformer, cluster: Cluster, layout: Layout) -> Estimate:
     idle = pipeline_idle(layout, rank, boundary(model, cluster, layout), output.total)
     computed = m * (compute.total + output.total)
     parameters = parameters_of_a_rank(model, layout)
-    updated = parameters / (layout.data if layout.zero else 1)
-    optimizer = OPTIMIZER_BYTES * updated / cluster.device.memory_bandwidth
-    busy = m * (rank.total + output.total) + idle + data + optimizer
-    waiting = busy * cluster.reached.waiting * (layout.ranks.bit_length() - 1)
-    seconds = busy + waiting
-    peak = cluster.device.flops * layout.ranks
-    return Estimate(
-        seconds, computed, m * tensor.total, m * experts.total, idle, data, optimizer, waiting,
-        model.model_flops(layout.batch) / seconds / peak,
-        layout.batch * model.sequence / seconds / layout.ranks,
-        memory_of(model, layout), traffic_of(model, cluster, layout),
-    )  # fmt: skip
+    updated = parameters / (layout.shards if layout.zero else 1)
+    optimizer = OPTIMIZER_BYTES * updated / _memory_rate(cluster)
+    sent = m * tensor.total, m * context.total, m * experts.total
+    return Causes(computed, *sent, idle, data, optimizer)
+
+
+def _memory_rate(cluster: Cluster) -> float:
+    """Return the bytes per second that a streaming kernel moves."""
+    return cluster.device.memory_bandwidth * cluster.reached.memory
 
 
 def layer_computation(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds of one layer's computation for one micro-batch."""
-    b, t = layout.micro_batch, layout.tensor
+    """Return the seconds of one layer's computation for one micro-batch.
+
+    Matrix products take the time of their operations and that of reading and writing the matrices:
+    the second term is what small matrices lose. The operations between take that of their bytes.
+    """
+    b, t = layout.sequences, layout.tensor
     flops, attention = model.layer_flops(b)
-    rate = cluster.device.flops * cluster.reached.matmul
-    moved = cluster.reached.traffic / cluster.device.memory_bandwidth
-    kept = model.activation_bytes(b, t, layout.sequence_parallel)
-    forward = flops / t / rate + moved * kept
-    again = 0.0
+    reached, peak, memory = cluster.reached, cluster.device.flops, _memory_rate(cluster)
+    share = layout.expert if model.experts > 1 else 1
+    weights = 2 * model.experts * model.expert_parameters / t  # only its own experts are read
+    products = (flops - attention) / t / (peak * reached.matmul)
+    products += (model.product_bytes(b, t) - weights + weights / share) / memory
+    moved = model.elementwise_bytes(b, t, layout.sequence_parallel) / memory
+    moved *= reached.eager if layout.eager else 1
+    scores = model.scores_moved(b, t)
+    rate = peak * (reached.attention if model.fused_attention else reached.matmul)
+    forward_attention = attention / t / rate + scores[0] / memory
+    again = 2.5 if model.fused_attention else 2.0
+    backward_attention = again * attention / t / rate + scores[1] / memory
+    forward = products + moved + forward_attention
+    backward = 2 * (products + moved) + backward_attention
+    if layout.zero != 3 and layout.micro_batches > 1:  # read a gradient, read and write the sum
+        own = (model.layer_parameters - model.experts * model.expert_parameters) / t
+        own += model.experts * model.expert_parameters / t / share
+        backward += (2 + 2 * layout.gradient_bytes) * own / memory
     if layout.recompute == "full":
-        again = forward
+        backward += layout.recomputed * forward
     elif layout.recompute == "selective" and not model.fused_attention:
-        scores = b * model.sequence * model.scores_bytes / t
-        again = attention / t / rate + moved * scores
-    return Both(forward, 2 * forward + again)
+        backward += layout.recomputed * forward_attention
+    return Both(forward, backward)
 
 
 def output_layer(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
     """Return the seconds of the output layer and the loss, which only the last stage has."""
-    rate = cluster.device.flops * cluster.reached.matmul
-    logits = 4 * layout.micro_batch * model.sequence * model.vocabulary / layout.tensor
-    forward = model.output_flops(layout.micro_batch) / layout.tensor / rate
-    forward += cluster.reached.traffic * logits / cluster.device.memory_bandwidth
+    tokens = layout.sequences * model.sequence
+    logits = tokens * model.vocabulary / layout.tensor
+    forward = model.output_flops(layout.sequences) / layout.tensor
+    forward /= cluster.device.flops * cluster.reached.matmul
+    moved = 2 * (logits + tokens * model.width + model.embedding_parameters / layout.tensor)
+    forward += (moved + LOSS_BYTES * logits) / _memory_rate(cluster)
     return Both(forward, 2 * forward)
 
 
@@ -165,18 +226,38 @@ def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> B
     If activations are divided along the sequence, each becomes an all-gather and a reduce-scatter,
     which together take the same time.
     """
-    nbytes = model.boundary_bytes(layout.micro_batch)
+    nbytes = model.boundary_bytes(layout.sequences)
     one = all_reduce_time(nbytes, layout.tensor, 1, cluster)
-    return Both(2 * one, layout.backward_collectives * one)
+    backward = layout.backward_collectives / 2
+    return Both(model.blocks * one, backward * model.blocks * one)
+
+
+def layer_context(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
+    """Return the seconds of gathering one layer's keys and values from a sequence's other parts.
+
+    Backward gathers them again and adds up their gradients.
+    """
+    if layout.context == 1:
+        return Both(0.0, 0.0)
+    nbytes = 4.0 * layout.micro_batch * model.sequence * model.keys / layout.tensor
+    one = half_time(nbytes, layout.context, layout.tensor, cluster)
+    return Both(one, layout.backward_collectives * one)
 
 
 def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
     """Return the seconds of sending tokens to their experts and back: two each way."""
     if layout.expert == 1:
         return Both(0.0, 0.0)
-    nbytes = model.boundary_bytes(layout.micro_batch) * model.top_k / layout.tensor
-    one = all_to_all_time(nbytes, layout.expert, layout.tensor, cluster)
+    nbytes = model.boundary_bytes(layout.sequences) * model.top_k / layout.tensor
+    one = all_to_all_time(nbytes, layout.expert, layout.tensor * layout.context, cluster)
     return Both(2 * one, layout.backward_collectives * one)
+
+
+def _beside(sent: Both, compute: Both, cluster: Cluster) -> Both:
+    """Return the part of `sent` that computation beside it does not hide."""
+    lost = 1 - cluster.reached.tensor_hidden
+    forward = max(sent.forward - compute.forward, lost * sent.forward)
+    return Both(forward, max(sent.backward - compute.backward, lost * sent.backward))
 
 
 def pipeline_idle(layout: Layout, rank: Both, message: float, output: float = 0.0) -> float:
@@ -204,37 +285,74 @@ def boundary(model: Transformer, cluster: Cluster, layout: Layout) -> float:
 
     Each rank of a tensor-parallel group sends its part.
     """
-    nbytes = model.boundary_bytes(layout.micro_batch) / layout.tensor
-    return message_time(nbytes, cluster.link(2 * layout.tensor * layout.data))
+    nbytes = model.boundary_bytes(layout.sequences) / layout.tensor
+    return message_time(nbytes, cluster.link(2 * layout.tensor * layout.holders))
 
 
 def gradients_time(model: Transformer, cluster: Cluster, layout: Layout, buckets: int = 1) -> float:
     """Return the seconds of the all-reduce of one of `buckets`; with ZeRO, of its halves."""
-    nbytes = parameters_of_a_rank(model, layout) / buckets
-    group = layout.data, layout.tensor, cluster
-    if layout.zero:
-        gather = half_time(2 * nbytes, *group)
-        return gather + half_time(layout.gradient_bytes * nbytes, *group)
-    return all_reduce_time(layout.gradient_bytes * nbytes, *group)
+    experts = experts_of_a_rank(model, layout)
+    shared = parameters_of_a_rank(model, layout) - experts
+    whole = _sum_time(shared / buckets, layout.holders, layout.shards, cluster, layout)
+    if experts:
+        few = layout.holders // layout.expert
+        stride = layout.tensor * layout.expert
+        whole += _sum_time(experts / buckets, few, few, cluster, layout, stride)
+    return whole
+
+
+def _sum_time(
+    numbers: float,
+    holders: int,
+    shards: int,
+    cluster: Cluster,
+    layout: Layout,
+    stride: int | None = None,
+) -> float:
+    """Return the seconds to add up gradients; with ZeRO, also to gather weights."""
+    stride = stride or layout.tensor
+    gradients = layout.gradient_bytes * numbers
+    if not layout.zero:
+        return all_reduce_time(gradients, holders, stride, cluster)
+    gather = half_time(2 * numbers, shards, stride, cluster)
+    return gather + scatter_time(gradients, holders, shards, stride, cluster)
+
+
+def scatter_time(nbytes: float, holders: int, shards: int, stride: int, cluster: Cluster) -> float:
+    """Return the seconds after which each of `shards` ranks has the sum of its part of `nbytes`.
+
+    With fewer shards than holders, the replicas add up the parts afterwards.
+    """
+    own = half_time(nbytes, shards, stride, cluster)
+    replicas = holders // shards
+    if replicas == 1:
+        return own
+    return own + all_reduce_time(nbytes / shards, replicas, stride * shards, cluster)
 
 
 def exposed_gradients(
     model: Transformer, cluster: Cluster, layout: Layout, backward: float
 ) -> float:
     """Return the gradients' time that the last `backward` seconds do not hide."""
-    if layout.data == 1:
+    if layout.holders == 1:
         return 0.0
     if not layout.overlap:
         return gradients_time(model, cluster, layout)
     buckets = gradient_buckets(model, layout)
     one = gradients_time(model, cluster, layout, buckets)
-    layers = layout.layers_of_a_rank(model) // layout.chunks
-    over, gone = 0.0, 0
+    layers = layout.layers_of_a_rank(model)
+    # The rank ends its work on one chunk p micro-batches before that on the next one.
+    chunk, each = layers // layout.chunks, backward / layers
+    between = layout.pipeline * backward / layout.chunks if layout.chunks > 1 else 0.0
+    over, gone, now = 0.0, 0, 0.0
     for layer in range(1, layers + 1):
+        if layer % chunk == 1 % chunk and layer > 1:
+            now += between - backward / layout.chunks
+        now += each
         ready = buckets * layer // layers
-        start = max(over, backward / layout.chunks * layer / layers)
+        start = max(over, now)
         over, gone = start + (ready - gone) * one, ready
-    left = over - backward / layout.chunks
+    left = max(over - now, 0.0)
     return left + (1 - cluster.reached.hidden) * (buckets * one - left)
 
 
@@ -243,8 +361,9 @@ def _gathered(
 ) -> float:
     """Return the seconds of one micro-batch if each layer's weights are gathered in advance."""
     one = model.layer_parameters / layout.tensor
-    gather = half_time(2 * one, layout.data, layout.tensor, cluster)
-    reduce = half_time(layout.gradient_bytes * one, layout.data, layout.tensor, cluster)
+    gather = half_time(2 * one, layout.shards, layout.tensor, cluster)
+    nbytes = layout.gradient_bytes * one
+    reduce = scatter_time(nbytes, layout.holders, layout.shards, layout.tensor, cluster)
     alone = rank.total + layers * (2 * gather + reduce)
     if not layout.overlap:
         return alone

@@ -15,6 +15,7 @@ class Traffic(NamedTuple):
     pipeline: float
     data: float
     experts: float
+    context: float
     inside: float
     """The part of all these that stays inside a node."""
     between: float
@@ -27,11 +28,14 @@ def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
         LayoutError: the model cannot be laid out so.
 
     """
-    t, d, p, e = layout.tensor, layout.data, layout.pipeline, layout.expert
+    t, h, p, e = layout.tensor, layout.holders, layout.pipeline, layout.expert
     passes = 2 + layout.backward_collectives
     times = layout.micro_batches * layout.layers_of_a_rank(model)
-    activations = model.boundary_bytes(layout.micro_batch)
-    tensor = times * passes * 2 * (t - 1) / t * activations
+    activations = model.boundary_bytes(layout.sequences)
+    c = layout.context
+    whole = 4.0 * layout.micro_batch * model.sequence * model.keys / t
+    context = times * (1 + layout.backward_collectives) * (c - 1) / c * whole
+    tensor = times * passes * model.blocks / 2 * 2 * (t - 1) / t * activations
     experts = times * passes * (e - 1) / e * model.top_k * activations / t
     pipeline = (p > 1) * 2 * layout.micro_batches * layout.chunks * activations / t
     own = parameters_of_a_rank(model, layout)
@@ -39,8 +43,11 @@ def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
         each = layout.micro_batches * (4 + layout.gradient_bytes)
     else:
         each = layout.gradient_bytes + (2 if layout.zero else layout.gradient_bytes)
-    data = (d - 1) / d * own * each
-    spans = ((tensor, t), (experts, t * e), (data, t * d), (pipeline, 2 * t * d))
+    data = (h - 1) / h * own * each
+    spans = (
+        *((tensor, t), (context, t * c), (experts, t * c * e)),
+        *((data, t * h), (pipeline, 2 * t * h)),
+    )
     inside = sum(nbytes for nbytes, ranks in spans if ranks <= cluster.node_size)
-    total = tensor + pipeline + data + experts
-    return Traffic(tensor, pipeline, data, experts, inside, total - inside)
+    total = tensor + pipeline + data + experts + context
+    return Traffic(tensor, pipeline, data, experts, context, inside, total - inside)

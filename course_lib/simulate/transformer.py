@@ -10,13 +10,24 @@ With h = `width`, s = `sequence`, f = `hidden` and n tokens, one layer's forward
     2n (2h² + 2hk + 2hf) + 4nsh       k = h · kv_heads / heads, 3hf instead of 2hf if `gated`
 
 operations. The last term is attention itself (half of it if a fused kernel skips what the causal
-mask hides). Backward takes twice as much. For backward, it keeps
+mask hides). Backward takes twice as much; a fused kernel's takes 2.5 times as much, because it
+computes the scores again. For backward, a layer keeps
 
     s·b·h (10 + 24 + 5as/h) bytes     for b sequences, a heads and f = 4h, in 2-byte numbers
 
-Tensor parallelism over t ranks divides all of these but the 10. The last term is attention's matrix
-of scores, which a fused kernel never writes. Biases and norms are left out: they are less than 0.1
-% of the parameters.
+Tensor parallelism over t ranks divides all of these but the 10; two of the 10 are masks of dropout.
+The last term is attention's matrix of scores, which a fused kernel never writes. Biases and norms
+are left out: they are less than 0.1 % of the parameters.
+
+Operations between matrix products move bytes and compute next to nothing. In kernels that each read
+their inputs once and write their outputs once, a forward moves, per token,
+
+    norms          2 · 4h          read and write h numbers
+    residual sums  2 · 6h          read two, write one (7h with dropout: its mask)
+    activation     4f              6f if `gated`
+    scores, if a kernel writes them: 13 · a · s for the mask, softmax, dropout and both products
+
+and a backward twice as much (19 · a · s for the scores).
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 sections 4.1 and 4.2, and appendix A.
@@ -41,6 +52,8 @@ class Transformer:
         gated: whether the MLP has a third matrix, as SwiGLU does.
         fused_attention: whether scores stay inside one kernel, as in FlashAttention.
         tied: whether embedding and output layer are one matrix.
+        dropout: whether masks of dropout are kept for backward.
+        parallel: whether attention and MLP run side by side on one norm's output, with one sum.
         experts: MLPs of a layer; each token chooses among them.
         top_k: how many of them a token visits.
 
@@ -59,6 +72,8 @@ class Transformer:
     gated: bool = False
     fused_attention: bool = False
     tied: bool = True
+    dropout: bool = True
+    parallel: bool = False
     experts: int = 1
     top_k: int = 1
 
@@ -72,8 +87,12 @@ class Transformer:
     @cached_property
     def attention_parameters(self) -> int:
         """Parameters of one layer's attention: queries and output, keys and values."""
-        keys = self.width * (self.kv_heads or self.heads) // self.heads
-        return 2 * self.width**2 + 2 * self.width * keys
+        return 2 * self.width**2 + 2 * self.width * self.keys
+
+    @property
+    def keys(self) -> int:
+        """k, numbers per token of the keys, and of the values."""
+        return self.width * (self.kv_heads or self.heads) // self.heads
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -121,17 +140,50 @@ class Transformer:
         skipped = attention if self.fused_attention else 0.0
         return 3 * (self.layers * (layer + skipped) + self.output_flops(sequences))
 
+    def product_bytes(self, sequences: float, tensor: int) -> float:
+        """Return the bytes that one layer's products read and write on one of `tensor` ranks.
+
+        Each reads two matrices and writes one. The products with attention's scores are not among
+        them: see `scores_moved`.
+        """
+        tokens = sequences * self.sequence
+        rows = tokens * (self.top_k if self.experts > 1 else 1)
+        weights = self.attention_parameters + self.experts * self.expert_parameters
+        attention = 2 * self.width + (2 * self.width + 2 * self.keys) / tensor
+        mlp = 2 * self.width + (3 if self.gated else 2) * self.mlp_width / tensor
+        return 2 * (weights / tensor + tokens * attention + rows * mlp)
+
+    def elementwise_bytes(self, sequences: float, tensor: int, sequence_parallel: bool) -> float:
+        """Return the bytes that one layer's forward moves between its matrix products."""
+        tokens = sequences * self.sequence
+        divided = (6 if self.gated else 4) * self.mlp_width * self.top_k
+        whole = (11 if self.dropout else 10) * (1 if self.parallel else 2) * self.width
+        return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
+
+    def scores_moved(self, sequences: float, tensor: int) -> tuple[float, float]:
+        """Return the bytes that attention's scores move in a forward and in a backward."""
+        if self.fused_attention:
+            return 0.0, 0.0
+        numbers = sequences * self.sequence**2 * self.heads / tensor
+        return 13 * numbers, 19 * numbers
+
     def activation_bytes(self, sequences: float, tensor: int, sequence_parallel: bool) -> float:
         """Return the bytes that one layer keeps for backward on one of `tensor` ranks."""
         tokens = sequences * self.sequence
         mlp = self.top_k * (self.mlp_width * (6 if self.gated else 4))
-        whole = 10 * self.width  # inputs of both blocks and norms, masks of both dropouts
-        divided = 8 * self.width + mlp + self.scores_bytes
+        # inputs of both blocks and norms, and masks of both dropouts
+        whole = (5 if self.dropout else 4) * (1 if self.parallel else 2) * self.width
+        divided = 4 * self.width + 4 * self.keys + mlp + self.scores_bytes
         return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
 
     def boundary_bytes(self, sequences: float) -> float:
         """Return the bytes that one layer passes to the next: 2 per number."""
         return 2.0 * sequences * self.sequence * self.width
+
+    @property
+    def blocks(self) -> int:
+        """Sums over a tensor-parallel group in one layer's forward."""
+        return 1 if self.parallel else 2
 
     @property
     def scores_bytes(self) -> float:

@@ -102,6 +102,15 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
         (2, {"data": 4, "batch": 4}, "overlap=False"),
         (8, {"data": 2, "zero": 1, "batch": 2}, "overlap=False"),
         (8, {"data": 2, "expert": 2, "batch": 2}, "experts"),
+        (8, {"context": 2, "batch": 2}, "context, shard and tensor_overlap"),
+        (2, {"data": 4, "zero": 3, "shard": 2, "batch": 4}, "context, shard and tensor_overlap"),
+        (8, {"batch": 1, "recompute": "full", "recomputed": 0.5}, "recomputed below 1"),
+        (8, {"pipeline": 3, "batch": 3}, "8 layers do not divide by 3 stages"),
+        (
+            8,
+            {"data": 2, "pipeline": 2, "batch": 8, "schedule": "interleaved", "chunks": 2},
+            "with several chunks per rank, use overlap=False",
+        ),
     ],
     ids=name,
 )
