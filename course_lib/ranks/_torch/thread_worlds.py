@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.calls import CallOptions
 
 BACKEND = "simulated"
@@ -110,7 +111,8 @@ def thread_worlds() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
-            stack.enter_context(_replaced(module, "monitored_barrier", _monitored_barrier))
+            for name, stand_in in STAND_INS.items():
+                stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
         stack.enter_context(_one_profiler())
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
@@ -146,16 +148,6 @@ def _init_process_group(before: Any) -> Any:
             _initialize(context)
 
     return init_process_group
-
-
-def _monitored_barrier(before: Any) -> Any:
-    """Return `before`, on a rank a barrier: who does not come to one is named in any case."""
-
-    @functools.wraps(before)
-    def monitored_barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
-        before(group, *args, **kwargs) if _local.context is None else dist.barrier(group)
-
-    return monitored_barrier
 
 
 def _rendezvous(before: Any) -> Any:

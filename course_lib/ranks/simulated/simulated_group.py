@@ -72,7 +72,7 @@ class SimulatedProcessGroup(PythonGroup):
 
     """
 
-    backend = "simulated"
+    registered = "simulated"
 
     def __init__(
         self, rank: int, members: tuple[int, ...], name: str, generation: object = None
@@ -134,10 +134,6 @@ class SimulatedProcessGroup(PythonGroup):
             group._set_group_desc(group_desc)
         return group
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Be a barrier: who does not come is found without a time limit."""
-        self.barrier().wait()
-
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
     ) -> dist.Work:
@@ -148,6 +144,8 @@ class SimulatedProcessGroup(PythonGroup):
         for puts, gets in collective.operations(arguments, self.size()):
             reduction = _reduction(options.reduceOp, [*puts, *gets]) if kind.reduces else ""
             works.append(self._post(kind.name, puts, gets, result, peer=root, op=reduction))
+            if (limit := options.timeout.total_seconds()) > 0:
+                works[-1].limit(limit)
         last: dist.Work = here().works.last(works)
         return last
 
