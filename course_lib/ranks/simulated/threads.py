@@ -34,7 +34,13 @@ from course_lib.ranks.calls import (
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
-from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
+from course_lib.ranks.explain.failure import (
+    closed_meanwhile,
+    describe,
+    interrupted,
+    rank_error,
+    timed_out,
+)
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
@@ -75,9 +81,11 @@ class Run:
         call: tuple[Packed, Sequence[Packed]],
         worlds: Worlds,
         options: CallOptions,
-        misuse: str = "warn",
+        misuse: str,
+        closing: threading.Event,
     ) -> None:
         self.world_size = world_size
+        self.closing = closing
         self.device = device
         self.computation = computation
         self.call = call
@@ -161,6 +169,8 @@ class Run:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         running = len(self.threads)
         while running:
+            if self.closing.is_set():
+                raise closed_meanwhile(self._states())
             left = max(0.0, deadline - time.monotonic())
             running -= self._take(printer, min(left, _LOOK_EVERY))
             printer.release()
@@ -241,12 +251,12 @@ class Run:
             with ExitStack() as stack:
                 common, each = self.call
                 call = join_call(common.read, each[rank].read() if each else [])
-                self.worlds.classes[rank].publish()
+                self.worlds.classes[rank].publish(call.func)
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
                 self.baton.skip_time()
                 value = call()
-                self.ranks[rank].handles.finish()
+                self.ranks[rank].finish()
                 self.baton.count_time(self._spender(rank))
                 self.results[rank] = pack_result(value, self._pack)
         except Stopped:
@@ -357,6 +367,7 @@ class Simulated:
         self._network = network or Network(latency=20e-6, bandwidth=10e9)
         self._device = device or Device()
         self._misuse = misuse
+        self.closing = threading.Event()
         self._worlds = Worlds(world_size)
         self._computation = computation or ("declared" if device is None else "counted")
 
@@ -377,6 +388,7 @@ class Simulated:
                 self._worlds,
                 call.options,
                 self._misuse,
+                self.closing,
             )
             try:
                 run.go()
