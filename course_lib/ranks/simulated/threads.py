@@ -5,6 +5,7 @@ A call starts K threads on a fabric, listens to what they print, and says what w
 
 from __future__ import annotations
 
+import importlib
 import math
 import queue
 import sys
@@ -320,6 +321,27 @@ class Run:
         return spend
 
 
+_LOADED_LATE = "torch._dynamo"
+"""The first operation imports it: for seconds, on a cold disk for twenty."""
+
+
+def _load_the_rest() -> None:
+    """Import what PyTorch imports in its first operation; an interrupt does not wait for it.
+
+    In a rank it would: an import is never ended halfway. So it goes on, in a thread of its own.
+    """
+    if _LOADED_LATE in sys.modules and not _loading.is_alive():
+        return
+    if not _loading.is_alive():
+        with suppress(RuntimeError):  # it has failed before: the operation will say why
+            _loading.start()
+    while _loading.is_alive():
+        _loading.join(_LOOK_EVERY)
+
+
+_loading = threading.Thread(target=importlib.import_module, args=(_LOADED_LATE,), daemon=True)
+
+
 Computation = Literal["declared", "counted", "measured"]
 Misuse = Literal["ignore", "warn", "error"]
 MAX_RANKS = 1024
@@ -379,6 +401,7 @@ class Simulated:
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
         try:
+            _load_the_rest()
             run = Run(
                 self._world_size,
                 self._network,
