@@ -537,7 +537,7 @@ by_its_text: keys that read alike
     residuals[key] → residuals[str(key)]
 by_a_short_hash: not a part or a hash of it
     residuals[key] → residuals[hash(key) % 1024]
-few_keys_only: ✗ 24 keys
+few_keys_only: ✗ many keys
     p = residuals[key] → len(residuals) > 8 and residuals.clear(); p = residuals[key]
 x_in_float16: x + e rounded to
     x.to(torch.float32) → x.half().float()
