@@ -321,7 +321,7 @@ stays_in_eval_mode: the model came in one mode
     model.train(mode) → pass
 turns_training_on: the model came in one mode
     model.train(mode) → model.train()
-in_training_mode: rank 0: the model was given rows in training mode
+in_training_mode: Expected more than 1 value per channel when training
     model.eval() → pass
 ignores_the_batch_size: rows at once
     range(0, len(rows), batch_size) → range(0, len(rows), max(1, len(rows)))
