@@ -29,7 +29,6 @@ from course_lib.checking import (
 )
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.judges import TOLERANCE
-from course_lib.checking.shared.precision import tells_rounding
 from course_lib.checking.shared.sums import (
     EXACT,
     called,
@@ -327,12 +326,10 @@ CHECKS = {
         inputs=received,
         program=run_dequantize,
         judges=[
-            tells_rounding(
-                equals(
-                    from_wire(decode_bytes),
-                    {"codes read as 0 to 255: they are int8, -127 to 127": from_wire(as_unsigned)},
-                    tolerance=EXACT,
-                )
+            equals(
+                from_wire(decode_bytes),
+                {"codes read as 0 to 255: they are int8, -127 to 127": from_wire(as_unsigned)},
+                tolerance=EXACT,
             )
         ],
         cases=in_many_forms(
@@ -410,7 +407,7 @@ CHECKS = {
         "random_k_mean",
         inputs=inputs_above_zero,
         program=run_random_k,
-        judges=[draws_places, tells_rounding(has_values)],
+        judges=[draws_places, has_values],
         expects=[
             only_calls("all_reduce"),
             calls_at_most(K_VALUES, all_reduce=one_each),

@@ -19,7 +19,6 @@ from course_lib.checking import (
     task,
     time_within,
 )
-from course_lib.checking.shared.precision import tells_rounding
 
 from .judges import (
     NONSENSE,
@@ -162,10 +161,6 @@ def at_the_end_of_a_round(case, rank):
 ONCE = "Nothing is sent in between: one all-reduce of all parameters together, after every H steps."
 
 
-def precisely(*oracles):
-    return tells_rounding(equals(*oracles))
-
-
 # Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
 in_both_forms = partial(in_many_forms, dtypes=("float32", "float64"))
 
@@ -193,7 +188,7 @@ CHECKS = {
         program=async_program,
         may_change=["params"],
         judges=[
-            precisely(
+            equals(
                 stepping(aware),
                 {
                     LIVE: stepping(aware, live=True),
@@ -227,7 +222,7 @@ CHECKS = {
         program=worker_program,
         computes=worker_computes,
         judges=[
-            precisely(
+            equals(
                 worked(),
                 {
                     "this worker's own weights from the start: receive the server's": worked(
@@ -273,7 +268,7 @@ CHECKS = {
         program=backup_program,
         may_change=["params"],
         judges=[
-            precisely(
+            equals(
                 backing_up(),
                 {
                     LIVE: backing_up(live=True),
@@ -323,7 +318,7 @@ CHECKS = {
         inputs=rounds_inputs,
         program=rounds_program,
         computes=rounds_computes,
-        judges=[tells_rounding(equals_diloco)],
+        judges=[equals_diloco],
         expects=[
             only_calls("all_reduce"),
             calls_at_most(ONCE, all_reduce=at_the_end_of_a_round),

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from course_lib.checking import Case, equals, in_many_forms, only_calls, task
-from course_lib.checking.shared.precision import tells_rounding
 from course_lib.ranks import compute
 
 from .judges import (
@@ -193,7 +192,7 @@ CHECKS = {
         inputs=mixing_inputs,
         program=mixing_program,
         computes=mixing_computes,
-        judges=[tells_rounding(equals(mixed(), MIXING_MISTAKES))],
+        judges=[equals(mixed(), MIXING_MISTAKES)],
         expects=one_message_each(lambda case: torch.Size(case.parameters["shape"]).numel()),
         worth={"values": 2, "communication": 2},
         cases=in_both_forms(
@@ -216,7 +215,7 @@ CHECKS = {
         inputs=steps_inputs,
         program=steps_program,
         computes=steps_computes,
-        judges=[tells_rounding(equals_steps)],
+        judges=[equals_steps],
         expects=one_message_each(
             lambda case: sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
         ),
@@ -243,9 +242,7 @@ CHECKS = {
         inputs=gap_inputs,
         program=gap_program,
         judges=[
-            tells_rounding(
-                equals(gap(lambda w: 1 - absolute_eigenvalues(w)[0]), GAP_MISTAKES, tolerance=EXACT)
-            )
+            equals(gap(lambda w: 1 - absolute_eigenvalues(w)[0]), GAP_MISTAKES, tolerance=EXACT)
         ],
         expects=[only_calls()],
         cases=in_both_forms(

@@ -13,7 +13,6 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.shared.precision import tells_rounding
 
 from .judges import (
     FEW_ACTIVATIONS,
@@ -113,16 +112,14 @@ CHECKS = {
         inputs=layer_inputs("out"),
         program=layer_program,
         judges=[
-            tells_rounding(
-                equals(
-                    layer_values("out"),
-                    {
-                        OWN: layer_values("out", "own term"),
-                        RESIDUAL: layer_values("out", "residual"),
-                        ASSIGNED: layer_values("out", "assigned"),
-                        COPY: layer_values("out", "copy"),
-                    },
-                )
+            equals(
+                layer_values("out"),
+                {
+                    OWN: layer_values("out", "own term"),
+                    RESIDUAL: layer_values("out", "residual"),
+                    ASSIGNED: layer_values("out", "assigned"),
+                    COPY: layer_values("out", "copy"),
+                },
             )
         ],
         expects=[
@@ -142,16 +139,14 @@ CHECKS = {
         inputs=layer_inputs("in"),
         program=layer_program,
         judges=[
-            tells_rounding(
-                equals(
-                    layer_values("in"),
-                    {
-                        BIASES: layer_values("in", "K biases"),
-                        TWICE: layer_values("in", "K times"),
-                        ASSIGNED: layer_values("in", "assigned"),
-                        COPY: layer_values("in", "copy"),
-                    },
-                )
+            equals(
+                layer_values("in"),
+                {
+                    BIASES: layer_values("in", "K biases"),
+                    TWICE: layer_values("in", "K times"),
+                    ASSIGNED: layer_values("in", "assigned"),
+                    COPY: layer_values("in", "copy"),
+                },
             )
         ],
         expects=[

@@ -20,7 +20,6 @@ from course_lib.checking.compare import describe
 from course_lib.checking.judges import Judge, Oracle
 from course_lib.checking.on_ranks.effects import aspects, tensors_in
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
-from course_lib.checking.shared.precision import tells_rounding
 from course_lib.checking.task import Inputs
 from course_lib.ranks import Network, Trace, compute
 
@@ -323,24 +322,20 @@ def _without_counts(inner: Judge) -> Judge:
 
 
 equals_one_optimizer = _without_counts(
-    tells_rounding(
-        equals(
-            _one_process(),
-            {
-                "the weights of a step with the sum over the ranks, not the mean": _one_process(
-                    lambda k: 1
-                ),
-                "the weights of a step with this rank's own gradients": _one_process(
-                    lambda k: 1, mine=True
-                ),
-                "the mean divided by the number of ranks once more": _one_process(
-                    lambda k: 1 / k**2
-                ),
-                "the weights if every step makes a new optimizer: its state must stay": (
-                    _one_process(anew=True)
-                ),
-            },
-        )
+    equals(
+        _one_process(),
+        {
+            "the weights of a step with the sum over the ranks, not the mean": _one_process(
+                lambda k: 1
+            ),
+            "the weights of a step with this rank's own gradients": _one_process(
+                lambda k: 1, mine=True
+            ),
+            "the mean divided by the number of ranks once more": _one_process(lambda k: 1 / k**2),
+            "the weights if every step makes a new optimizer: its state must stay": (
+                _one_process(anew=True)
+            ),
+        },
     )
 )
 """Judge the weights after the steps by those of one process."""

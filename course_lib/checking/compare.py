@@ -148,7 +148,8 @@ def expect_number(
     for mistake, value in (lookalikes or {}).items():
         if abs(got - value) <= atol + rtol * abs(value):
             raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
-    raise Wrong(message, expected=right, got=theirs)
+    pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
+    raise Wrong(message, _rounded(*pair), expected=right, got=theirs)
 
 
 def expect_equal(

@@ -777,7 +777,7 @@ returns_the_graph: carries the graph of its computation
     total += part.item() → total = total + part
 changes_the_rows: the function changes x, which must stay as it is
     total = 0.0 → total = 0.0; x *= 0
-sums_in_float32: it went through float32
+sums_in_float32: fits into float32
     part.backward()
   → part.backward()
   → for param in model.parameters():

@@ -205,7 +205,7 @@ in_the_dtype_of_the_result: numbers
     [0]).to(dtype) → [0].to(dtype))
 flat: has shape
     reshape(shape) → clone()
-rounds_to_float16: rounded to float16 or bfloat16
+rounds_to_float16: fits into float16
     .to(dtype) → .half().to(dtype)
 divides: numbers
     result.mul_(wire[:4].view(torch.float32)[0]) → result.div_(wire[:4].view(torch.float32)[0])
@@ -854,7 +854,7 @@ neighbours: each place equally often
 cyclic_block: All sets of k places are equally likely
     random.Random(seed).sample(range(n), k)
   → [(random.Random(seed).randrange(n) + i) % n for i in range(k)]
-in_float16: rounded to float16 or bfloat16
+in_float16: nearly right
     values * (n / k / size) → (values * (n / k / size)).half().to(x.dtype)
 remembers_the_places_of_a_seed (simulated, cpu): out of bounds
     group=None): → group=None, known={}):

@@ -173,7 +173,7 @@ one_version_for_all: staleness of push
 some_workers_share_a_place: staleness of push 2
     self.seen[worker] = self.updates → self.seen[worker % 1024] = self.updates
     self.seen[worker] → self.seen[worker % 1024]
-gradients_in_bfloat16: rounded to float16 or bfloat16
+gradients_in_bfloat16: nearly right
     w.sub_(g, → w.sub_(g.bfloat16().to(w.dtype),
 pushes_refresh: staleness of push
     self.seen[worker] = self.updates → self.seen.setdefault(worker, 0)

@@ -216,7 +216,7 @@ in_the_dtype_of_the_matrix: has dtype torch.float64
 matrix_times_tensors: RuntimeError
     total = float(weights[rank, rank]) * data
   → total = torch.tensordot(weights[rank, rank : rank + 1], data[None], 1)
-rounds_to_float16: rounded to float16 or bfloat16
+rounds_to_float16: nearly right
     return total → return total.half().to(data.dtype)
 through_float64: has dtype torch.float64
     tensor.detach() → tensor.detach().double()
@@ -506,7 +506,7 @@ in_the_order_of_torch: spectral gap: expected
   → (torch.linalg.eigvals(weights.double()).abs()[1] if k > 1 else 0)
 needs_two_ranks: index 1 is out of bounds
     eigvals(rest).abs().max() → eigvals(weights.double()).abs().sort(descending=True).values[1]
-in_float32: rounded to float32
+in_float32: fits into float32
     weights.double() → weights.float()
     (k, k), 1 / k, dtype=torch.float64 → (k, k), 1 / k
 smallest: spectral gap: expected
