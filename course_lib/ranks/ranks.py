@@ -36,7 +36,8 @@ class Ranks:
     Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
     time, output, arguments and classes of the notebook. All else that a process has once, such as
     ``os.environ``, the working folder and the globals of imported modules, they share with one
-    another and with the notebook. Where that matters, ``isolated=True`` makes each a process.
+    another and with the notebook. Where that matters, ``isolated=True`` makes each a process. From
+    three ranks on, sums differ from those of other kinds of ranks by rounding: the order differs.
 
     Args:
         world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
