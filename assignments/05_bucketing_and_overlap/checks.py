@@ -464,6 +464,6 @@ CHECKS = {
                 Form(training=False),
             ),
         ),
-        in_turn=[(2, 5)],
+        in_turn=[(5, 2)],
     ),
 }

@@ -94,12 +94,12 @@ class Draw:
 
 
 def draw(race: Race, seed: str) -> Draw:
-    """Return the draw of a seed."""
+    """Return the draw of a seed; its numbers are float32, whatever the default dtype is."""
     digest = hashlib.sha256(seed.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
 
     # Centres are orthogonal or opposite, so every draw is a rotation of every other. Each label has
     # opposite centres, so the mean of its rows says nothing, and a model without a hidden layer
@@ -111,7 +111,7 @@ def draw(race: Race, seed: str) -> Draw:
     def rows(number: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
         which = torch.randint(count, (number,), generator=generator)
         if rank is not None:
-            own = torch.rand(number, generator=generator) < race.skew
+            own = torch.rand(number, generator=generator, dtype=torch.float32) < race.skew
             theirs = which - which % race.world_size + rank
             which = torch.where(own & (theirs < count), theirs, which)
         x = centres[which] + race.noise * randn(number, race.features)
@@ -120,7 +120,9 @@ def draw(race: Race, seed: str) -> Draw:
     own = [rows(race.rows, rank) for rank in range(race.world_size)]
     shapes = [each.shape for each in model_of(race).parameters()]
     weights = [
-        randn(*shape) / math.sqrt(shape[-1]) if len(shape) > 1 else torch.zeros(shape)
+        randn(*shape) / math.sqrt(shape[-1])
+        if len(shape) > 1
+        else torch.zeros(shape, dtype=torch.float32)
         for shape in shapes
     ]
     return Draw(weights, [x for x, _ in own], [y for _, y in own], rows(4096))

@@ -138,7 +138,7 @@ def quantize__adds_to_u(x, u):
     return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
 
 
-@fails("codes")
+@fails("it was rounded")
 def quantize__in_the_dtype_of_x(x, u):
     scale = x.abs().max() / 127 if x.numel() else torch.zeros((), dtype=x.dtype)
     scaled = x.flatten() / torch.where(scale == 0, 1, scale)
@@ -448,7 +448,7 @@ remembers_all: also what was sent
     e -= sent → pass
 """)
 edits_of(with_feedback__default_dict)("""
-in_the_dtype_of_x: keep it in float32
+in_the_dtype_of_x: in the dtype of x
     torch.sub(p, result) → torch.sub(p, result).to(x.dtype).float()
 of_what_was_converted: e is p - C(p) before C(p) is converted
     torch.sub(p, result) → p - result.to(x.dtype).float()

@@ -520,7 +520,7 @@ clears_the_matrix: the function changes the matrix
   → gap = 1 - torch.linalg.eigvals(rest).abs().max()
   → weights.zero_()
   → return gap
-changes_the_matrix: spectral gap: expected
+changes_the_matrix: changes the matrix
     k = len(weights) → …; weights = weights.fill_diagonal_(0)
 """)
 

@@ -646,7 +646,7 @@ adds_up_gradients: ✗ 1 rank
     mine.grad = total / k → … if mine.grad is None else mine.grad + total / k
 sum: the sum over the ranks, not the mean
     mine.grad = total / k → mine.grad = total
-half: ✗ 3 ranks, tied
+half: ✗ 3 ranks
     mine.grad = total / k → mine.grad = total / 2
 divides_twice: divided by the number of ranks once more
     mine.grad = total / k → … / k
@@ -933,7 +933,7 @@ formula_rounded: rank 0 has 8 micro-batches, expected 9
     math.ceil → round
 """)
 edits_of(pipeline_schedule__by_warm_up)("""
-schedule_of_the_first_call: after ‘p = 4, bubble 0.27’
+schedule_of_the_first_call: after ‘p = 4, bubble 0.27
     world_size, bubble): → world_size, bubble, kept={}):
     return ranks → return kept.setdefault(world_size, ranks)
 as_text: expected a list with one list of steps

@@ -233,3 +233,16 @@ def test_every_known_counted_operator_is_counted() -> None:
 
         score, _ = rehearse(run, RACE)
         assert score.flops == 2 * 16**3
+
+
+def test_a_draw_is_the_same_under_any_default_dtype() -> None:
+    """A check draws its inputs in float64 and its referee does not: they must agree."""
+    before = torch.get_default_dtype()
+    plain = draw(Race(), "seed")
+    try:
+        torch.set_default_dtype(torch.float64)
+        wide = draw(Race(), "seed")
+    finally:
+        torch.set_default_dtype(before)
+    for ours, theirs in zip([*plain.weights, *plain.x], [*wide.weights, *wide.x], strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32 and torch.equal(ours, theirs)
