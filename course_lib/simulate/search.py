@@ -9,8 +9,9 @@
 
 A tensor-parallel group stays inside a node: between nodes its all-reduces would cost more time than
 the division saves. Stages may be uneven, as long as the longest has at most a tenth more layers
-than the mean. All other divisions by tensor, context, data and pipeline are candidates, with every
-stage of ZeRO (of ZeRO-3 also inside each node: HSDP), micro-batches, chunks, and recomputation.
+than the mean. All other divisions by tensor, context, data and pipeline are candidates, experts on
+as many ranks as divide both, with every stage of ZeRO (of ZeRO-3 also inside each node: HSDP),
+micro-batches, chunks, and recomputation.
 """
 
 from collections.abc import Callable, Iterator
@@ -127,9 +128,12 @@ def candidates(
             shards += [(3, None)]
         if holders > inside > 1 and holders % inside == 0 and pipeline == 1:
             shards += [(3, inside)]
-        for micro_batch, chunks in product(MICRO_BATCHES, CHUNKS if pipeline > 1 else (1,)):
+        experts = [each for each in _divisors(model.experts) if data % each == 0]
+        for micro_batch, chunks, expert in product(
+            MICRO_BATCHES, CHUNKS if pipeline > 1 else (1,), experts
+        ):
             whole = Layout(
-                data, tensor, pipeline, batch=data * micro_batch, micro_batch=micro_batch,
+                data, tensor, pipeline, expert, batch=data * micro_batch, micro_batch=micro_batch,
                 context=context, sequence_parallel=tensor > 1, **program,
             )  # fmt: skip
             try:
