@@ -36,7 +36,7 @@ SPARE = 0.1
 UNEVEN = 1.1
 """The most layers on a rank, over the mean."""
 FEWEST_TOKENS = 1024
-"""Of a sequence on one rank: with fewer, its division costs more than it saves."""
+"""Tokens of a sequence on one rank: with fewer, its division costs more than it saves."""
 BINDS = 0.05
 """A loss below this share of a step binds nothing."""
 
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     layout: Layout
     estimate: Estimate
     binds: str
-    """What costs most beside arithmetic: the bubble, the network, or memory (recomputation)."""
+    """The largest cost beside arithmetic: the bubble, the network, or memory (recomputation)."""
 
 
 def search(
@@ -62,8 +62,8 @@ def search(
     """Return up to `most` layouts on `ranks` devices, the fastest first.
 
     Layouts that differ in ZeRO only are one: the fastest stage that fits, and of equals the lowest.
-    What a program can do (overlap, kernels, bytes of a gradient) is taken from `like`. `progress`
-    is called with the number of layouts tried, and of all.
+    `like` says what the program can do (overlap, kernels, bytes of a gradient). `progress` is
+    called with the number of layouts tried, and of all.
 
     Raises:
         ValueError: no layout fits; the message says how much memory the smallest one needs.
