@@ -18,16 +18,17 @@ A submission's path through ``nbgrader autograde``:
 A class goes through the same passes in two phases. `pool` examines it in many processes, without a
 gradebook. `passes.book` then puts the results in place of step 3.
 
-Around it: `collection` takes in submissions. `exporting` writes grades for other systems.
-`similarity` finds solutions that look alike. `inquiries` keeps questions about grades.
-`leaderboard` ranks the entries of the capstone by the time they take on the grader's clock.
+Around it: `collection` takes in submissions. `late_policy` is a policy for nbgrader. `exporting`
+writes grades for other systems. `class_report` says how a class did, and why. `similarity` finds
+solutions that look alike. `inquiries` keeps questions about grades. `leaderboard` ranks the entries
+of the capstone by the time they take on the grader's clock.
 
 `commands` has the commands: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
 shows it all on a class of six, `release` makes what students get from what instructors write.
 `course` finds the course folder and reads its configuration. `settings` lists the options of an
 examination. `gradebook` checks that nbgrader's
 gradebook can be used. `files` writes files completely or not at all. `foreign_text` makes text
-harmless that somebody else wrote.
+harmless that somebody else wrote. `web_page` is the look of the grader's own pages.
 """
 
 from course_lib._later import without

@@ -22,7 +22,9 @@ from machine import BusyElsewhere, arguments, publish, sentence
 from course_lib.collectives import (
     TunedAllReduce,
     central_all_reduce,
+    direct_all_reduce,
     halving_doubling_all_reduce,
+    one_shot_all_reduce,
     ring_all_reduce,
     tree_all_reduce,
 )
@@ -48,6 +50,8 @@ def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
             "gloo": lambda t=private: dist.all_reduce(t),
             "central": lambda t=private: central_all_reduce(t),
             "tree": lambda t=private: tree_all_reduce(t),
+            "direct": lambda t=private: direct_all_reduce(t),
+            "one-shot": lambda t=private: one_shot_all_reduce(t),
             "ring": lambda t=private: ring_all_reduce(t),
             "halving-doubling": lambda t=private: halving_doubling_all_reduce(t),
             "chosen by size": lambda t=private: tuned(t),

@@ -21,7 +21,7 @@ from nbformat import v4
 
 from autograder.commands.demo import ASSIGNMENT, demo
 from course_lib.learner._desk import refresh
-from course_lib.learner.lab import environment
+from course_lib.learner.lab import environment, style
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.course_folders import copy_assignment, needs_sources
@@ -84,6 +84,7 @@ def jupyterlab(command: list[str], folder: Path, home: Path, **settings: str) ->
 def lab(desk: Path) -> Iterator[str]:
     """Start JupyterLab as `course lab` does; return its address."""
     command = [sys.executable, "-m", "jupyterlab", *OPTIONS, f"--ServerApp.root_dir={desk}"]
+    command += style()
     with jupyterlab(command, desk, desk.parent, **environment()) as address:
         yield address
 
@@ -166,6 +167,22 @@ def test_a_cell_runs_on_every_rank(page: Browser, lab: str, desk: Path) -> None:
     open_notebook(page, lab, name)
     told = text_of(run_all(page)[1])
     assert told == "[ranks 0-2] sum 6.0\n", told  # what all say alike is shown once
+
+
+def test_figures_do_not_glare_on_a_dark_page(page: Browser, lab: str, desk: Path) -> None:
+    name = write_notebook(
+        desk,
+        "dark.ipynb",
+        "from course_lib.ranks import Ranks, compute\nranks = Ranks(2, on='simulated')\n"
+        "ranks.run(lambda: compute(seconds=1))\nranks.trace.plot();",
+    )
+    open_notebook(page, lab, name)
+    run_all(page)
+    image = "document.querySelector('.jp-OutputArea-output img')"
+    for theme, seen in (("Dark", "brightness(0.78)"), ("Light", "none")):
+        change = f"'apputils:change-theme', {{theme: 'JupyterLab {theme}'}}"
+        page.run(f"window.jupyterapp.commands.execute({change}).then(() => true)")
+        page.wait_for(f"{image} && getComputedStyle({image}).filter === '{seen}'")
 
 
 def test_an_interrupt_ends_a_deadlock_and_the_next_cell_works(

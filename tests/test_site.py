@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_what_is_fetched_from_elsewhere_is_found(builder: ModuleType, tmp_path: 
 
 def test_all_lectures_and_tables_have_a_place_in_the_contents() -> None:
     contents = (SITE / "index.md").read_text(encoding="utf-8")
-    for entry in ("/lectures/*", "/assignments/*/*", "/instructor/README", "/benchmarks/results/*"):
+    names = ("/lectures/*", "/assignments/*/*", "/instructor/README", "/instructor/kill_matrix")
+    for entry in (*names, "/benchmarks/results/*"):
         assert f"\n{entry}\n" in contents
     for page in (ROOT / "docs").glob("*.md"):
         assert f"\n/docs/{page.stem}\n" in contents, f"{page.name} has no place on the site"
@@ -80,7 +82,8 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
         assert "<math" in page or lecture.stem.startswith("00")
     assert 'data-theme="dark"' in (site / "_static/pygments.css").read_text()
     assert (site / "calculator.html").is_file() and (site / "searchindex.js").is_file()
-    assert "kill matrix" in (site / "instructor/README.html").read_text(encoding="utf-8").lower()
+    page = (site / "instructor/kill_matrix.html").read_text(encoding="utf-8")
+    assert "kill matrix" in page.lower()
 
 
 @pytest.mark.large
@@ -105,6 +108,9 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         browser.run("document.querySelector('.search li a').click()")
         browser.wait_for("location.pathname.endsWith('/lectures/06_compression.html')")
         assert browser.wait_for("document.querySelector('h1').innerText")[:20] in found
+        # A figure is dark on light, and does not glare where the page is dark.
+        figure = "getComputedStyle(document.querySelector('.cell_output img'))"
+        assert browser.run(f"{figure}.filter") == ("brightness(0.78)" if dark else "none")
         # Code is as light as the page is dark, and an equation stands in the middle.
         light = "(e => getComputedStyle(e).color.match(/\\d+/g).reduce((s, x) => s + +x, 0) / 765)"
         code = f"{light}(document.querySelector('.highlight pre'))"
@@ -113,3 +119,32 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         equation = "document.querySelector('div.math')"
         off = f"{middle}({equation}) - {middle}({equation}.querySelector('math'))"
         assert abs(browser.run(off)) < 5
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@needs_browser
+def test_a_search_begins_where_a_word_is_explained(site: Path) -> None:
+    with Browser() as browser:
+
+        def found(word: str) -> list[str]:
+            browser.open(f"{(site / 'search.html').as_uri()}?q={word}")
+            browser.wait_for("document.querySelectorAll('.search li').length >= 3")
+            browser.wait_for(
+                "document.querySelector('.search-summary').innerText.includes('found')"
+            )
+            links = "[...document.querySelectorAll('.search li a')].map(a => a.pathname)"
+            return [Path(path).stem for path in browser.run(links)]
+
+        assert found("deadlock")[:2] == ["00_start_here", "student_bugs"]
+        assert found("staleness")[0] == "07_asynchronous_training"
+        assert found("gossip")[0] == "08_decentralized_training"
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_lectures_have_their_numbers_in_the_sidebar(site: Path) -> None:
+    page = (site / "docs/site/index.html").read_text(encoding="utf-8")
+    for lecture in (ROOT / "lectures").glob("*.ipynb"):
+        link = rf'href="[./]*lectures/{lecture.stem}\.html">\s*{lecture.stem[:2]} · '
+        assert re.search(link, page), lecture.stem

@@ -23,10 +23,12 @@ from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
     SHAPES,
+    looking_at,
     loss_of,
     make_model,
     mean_loss,
     targets_of,
+    those,
 )
 
 # Batches that are drawn without replacement -------------------------------------------------------
@@ -137,6 +139,8 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
     sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
     if sizes != right:
         hint = "Only a last batch that is shorter is left out, and with drop_last=True only."
+        if sizes[: n // size] != right[: n // size]:
+            hint = f"Each batch has batch_size = {size} rows; only the last one may have fewer."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
     rows = [row for batch in batches for row in batch.tolist()]
     if not set(rows) <= set(range(n)):
@@ -252,19 +256,21 @@ def draw_rows(count: int, loss: str, generator: torch.Generator) -> tuple[Tensor
 def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
     """Draw the weights of a model, and what its ``.grad`` holds before anything is called.
 
-    That is None if the case is ``fresh``.
+    That is None if the case is ``fresh``, and for the parameters at the positions ``frozen``.
     """
     weights = [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES]
     before = [torch.randn(shape, generator=generator) for shape in SHAPES]
-    fresh = case.parameters.get("fresh", False)
-    return {"weights": weights, "before": [None] * len(before) if fresh else before}
+    fresh, frozen = case.parameters.get("fresh", False), list(case.parameters.get("frozen", ()))
+    kept = [None if fresh or i in frozen else each for i, each in enumerate(before)]
+    return {"weights": weights, "before": kept, "frozen": frozen}
 
 
 def model_of(mine: Any) -> nn.Module:
     """Return the model with these weights and gradients."""
     model = make_model(mine["weights"])
-    for param, gradient in zip(model.parameters(), mine["before"], strict=True):
+    for i, (param, gradient) in enumerate(zip(model.parameters(), mine["before"], strict=True)):
         param.grad = None if gradient is None else gradient.clone()
+        param.requires_grad_(i not in mine["frozen"])
     return model
 
 
@@ -341,16 +347,21 @@ def _is_freed(graph: Any) -> bool:
         return True
 
 
-def equals_accumulated(**options: Any) -> Judge:
+def equals_accumulated(*keys: str, **options: Any) -> Judge:
     """Judge what `accumulation_program` returns by one backward pass over all rows.
 
     Args:
+        *keys: first words of the values' keys that it looks at.
         **options: of `equals`.
 
     """
-    mistakes = {name: _oracle(factors, factors) for name, factors in MISTAKES.items()}
-    mistakes["the right gradient, added to what was there before"] = _oracle(carry=1.0)
-    return equals(_oracle(), mistakes, **options)
+
+    def some(oracle: Oracle) -> Oracle:
+        return lambda case, inputs, me: those(oracle(case, inputs, me), keys)
+
+    mistakes = {name: some(_oracle(factors, factors)) for name, factors in MISTAKES.items()}
+    mistakes["the right gradient, added to what was there before"] = some(_oracle(carry=1.0))
+    return looking_at(keys, equals(some(_oracle()), mistakes, **options))
 
 
 def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0) -> Oracle:
@@ -378,7 +389,9 @@ def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0
         dtype = mine["weights"][0].dtype
         return {
             "parameter {} after the call": mine["weights"],
-            "gradient of parameter {}": [each.to(dtype) for each in held],
+            "gradient of parameter {}": [
+                None if i in mine["frozen"] else each.to(dtype) for i, each in enumerate(held)
+            ],
             "loss returned by call {}": losses,
             "rows of forward pass {}": numbers,
             AT_A_TIME: 1,

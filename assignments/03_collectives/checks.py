@@ -12,6 +12,8 @@ from course_lib.checking import (
     Case,
     Expectation,
     Form,
+    Observed,
+    Wrong,
     calls_at_most,
     equals,
     in_many_forms,
@@ -34,11 +36,12 @@ from course_lib.checking.shared.sums import (
     numel,
     tensor_inputs,
     total,
+    went_into_a_copy,
 )
-from course_lib.ranks import Network
-from course_lib.ranks.explain.words import counted
+from course_lib.ranks import Network, Trace
+from course_lib.ranks.explain.words import counted, format_bytes
 
-# What may be sent, and how long it may take on the virtual clock ---------------------------------
+# Limits on messages, bytes and time on the virtual clock ------------------------------------------
 # A case has the ``shape`` of its tensors, and may have ``calls``, how often the function is called.
 # All limits are those of one call, times the calls. The formulas are those of
 # ``course_lib.cost_model``.
@@ -135,6 +138,28 @@ def whole_sum(case: Case, rank: int) -> int:
     return 0 if case.world_size == 1 else calls_of(case) * numel(case) * case.itemsize
 
 
+@Expectation
+def from_all_of_a_node(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect that the ranks of a node all send to other nodes, where one of them does."""
+    size = case.network.node_size
+    assert size is not None
+    across = dict.fromkeys(range(case.world_size), 0)
+    for event in trace.operations:
+        peer = event.rank if event.peer is None else event.peer
+        if event.kind == "send" and peer // size != event.rank // size:
+            across[event.rank] += event.bytes
+    for first in range(0, case.world_size, size):
+        node = range(first, first + size)
+        loudest = max(node, key=lambda rank: across[rank])
+        silent = [rank for rank in node if not across[rank]]
+        if silent and across[loudest] and numel(case) >= case.world_size:
+            raise Wrong(
+                f"rank {silent[0]} sends nothing to other nodes, and rank {loudest} of its node "
+                f"sends {format_bytes(across[loudest])}",
+                "Each rank of a node has a slow link of its own: all of them send, each its chunk.",
+            )
+
+
 def two_level_time(case: Case, network: Network) -> float:
     """2 (L-1) (α₁ + n/(Lβ₁)) + 2 (M-1) (α₂ + n/(LMβ₂)), for M nodes of L ranks."""
     n, size, inside = numel(case), network.node_size, network.inside
@@ -144,7 +169,7 @@ def two_level_time(case: Case, network: Network) -> float:
     return 2 * calls_of(case) * (within + between)
 
 
-# What the ranks have, and what they call -------------------------------------------------------
+# Inputs and programs of the ranks --------------------------------------------------------------
 
 
 def with_source(case, generator):
@@ -186,7 +211,7 @@ def run_all_gather(ring_all_gather, mine, given):
     def call(chunk):
         return ring_all_gather(chunk, mine["length"], group=given.group)
 
-    return called("tensor", mine, call, key="chunk")
+    return called("vector", mine, call, key="chunk")
 
 
 def run_all_reduce(ring_all_reduce, mine, given):
@@ -200,7 +225,7 @@ def run_two_levels(two_level_all_reduce, mine, given):
     return called("tensor", mine, call)
 
 
-# What is right, and what people get instead ----------------------------------------------------
+# The right results, and those of mistakes -------------------------------------------------------
 
 
 def gathered(order=range, without_own=False):
@@ -214,7 +239,7 @@ def gathered(order=range, without_own=False):
             [pieces[(me + step) % len(pieces)] for step in order(-me, len(pieces) - me)]
         )
 
-    return in_calls("tensor", of, key="chunk")
+    return in_calls("vector", of, key="chunk")
 
 
 def held_by(number):
@@ -236,7 +261,7 @@ SOURCE_MISTAKES = {
     "the tensor of number src of the group: src is a rank of the whole world": held_by(
         lambda inputs, me: inputs[me]["src"] if inputs[me]["src"] != me else None
     ),
-    "what this rank had before: nothing arrived, or it took itself for the source": held_by(
+    "the tensor as it was before: nothing arrived, or it took itself for the source": held_by(
         lambda inputs, me: me
     ),
     "the tensor of the group's first rank: src is another": held_by(lambda inputs, me: 0),
@@ -244,6 +269,20 @@ SOURCE_MISTAKES = {
         case, inputs, me, lambda tensor: tensor.float().to(tensor.dtype)
     ),
 }
+
+
+def named_by_the_case(case, inputs, me):
+    """Return what comes if src is taken for a number in the group, or if a copy is written."""
+    src, root, k = inputs[me]["src"], case.parameters["root"] % len(inputs), len(inputs)
+    known = {}
+    if src % k != root:
+        words = (
+            f"the tensor of number {src % k}: src is world rank {src}, which is number {root} in "
+            "this group"
+        )
+        known[words] = in_calls("tensor", lambda ins, me: ins[src % k]["tensor"])(case, inputs, me)
+    return {**known, **went_into_a_copy(case, inputs, me)}
+
 
 GATHER_MISTAKES = {
     "the chunks from this rank's own on: chunk r belongs to place r": gathered(
@@ -300,7 +339,7 @@ FOUR_RANKS = (4, 3)  # places of cases: all together, then in two groups
 RINGS = shaped(
     ("1 rank", 1, (3, 2)),
     ("2 ranks, 6 numbers", 2, (3, 2)),
-    ("3 ranks, 7 numbers", 3, (7,)),
+    ("3 ranks, 10 numbers", 3, (5, 2)),
     ("4 ranks in two groups, 15 numbers", 4, (5, 3)),
     ("4 ranks, 3 numbers", 4, (3,)),
     ("5 ranks in two groups, 8 numbers", 5, (4, 2)),
@@ -314,7 +353,7 @@ CHECKS = {
         inputs=with_source,
         program=run_broadcast,
         may_change=["tensor", "again"],
-        judges=[equals(the_source, SOURCE_MISTAKES, tolerance=EXACT)],
+        judges=[equals(the_source, SOURCE_MISTAKES, named=named_by_the_case, tolerance=EXACT)],
         expects=along_a_tree(),
         worth={"values": 2, "communication": 1},
         cases=shaped(
@@ -375,24 +414,25 @@ CHECKS = {
         ],
         expects=[
             only_calls("send", "recv"),
+            from_all_of_a_node,
             time_within(
                 two_level_time,
-                hint="What leaves the node is what takes long: who sends how much of it?",
+                hint="Messages to other nodes take long: each rank sends 1/L of the tensor there.",
             ),
             receives_at_least(whole_sum),
         ],
         worth={"values": 2, "communication": 2},
         cases=in_many_forms(
+            in_nodes(3, 2, (7, 5)),
+            in_nodes(2, 3, (2, 2)),
             in_nodes(2, 2, (500, 100)),
             in_nodes(3, 1, (7,)),
             in_nodes(1, 3, (3, 3)),
             in_nodes(2, 2, (4, 2)),
-            in_nodes(3, 2, (7, 5)),
-            in_nodes(2, 3, (4,)),
             dtypes=tuple(EXACT),
             layouts=LAYOUTS,
             groups=False,
         ),
-        in_turn=[(0, 3)],
+        in_turn=[(2, 5)],
     ),
 }

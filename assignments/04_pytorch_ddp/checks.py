@@ -255,7 +255,7 @@ CHECKS = {
                 "and backward of all but a window's last micro-batch belong into no_sync().",
             ),
             sends_at_most(
-                lambda case, rank: 4 * (NUMEL * case.itemsize + SMALL),
+                lambda case, rank: 5 * (NUMEL * case.itemsize + SMALL) // 2,
                 besides=["all_reduce"],
                 hint="Wrap the model once, before the first epoch.",
             ),

@@ -170,7 +170,8 @@ def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
             if isinstance(value[name], float) and math.isnan(value[name]):
                 raise Wrong(
                     f"rank {rank}: {name} is nan",
-                    "The mean of no rows is nan: a rank may have none, where there are few.",
+                    "The mean of no rows is nan: if there are fewer rows than ranks, some ranks "
+                    "have none. Do not call loss_fn there.",
                 )
     only = [{name: value[name] for name in NUMBERS} for value in values]
     # The ranks' sums may be in float32: float64 shows there, and nothing that matters.

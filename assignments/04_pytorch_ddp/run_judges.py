@@ -361,9 +361,8 @@ def _share(
 
 
 EPOCHS_MISTAKES: dict[str, Oracle] = {
-    "a run whose epochs all have the order of epoch 0: tell the sampler (set_epoch)": with_epochs(
-        tell=False
-    ),
+    "a run whose epochs all have the order of epoch 0: tell the sampler which epoch it is "
+    "(set_epoch)": with_epochs(tell=False),
     "a run that counts its epochs from 0: take the numbers in `epochs`": with_epochs(from_0=True),
     "a run that leaves out a last, incomplete window: it makes a step, too": with_epochs(
         keep_last=False

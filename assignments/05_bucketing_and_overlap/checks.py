@@ -180,6 +180,10 @@ def waiting(*shapes, **options):
 
 
 EARLY = "Launch a bucket in the hook that completes it, with async_op=True; wait in finish."
+ENDED = (
+    "Does it overlap in the other cases? Here an exception leaves no_sync, and the next backward "
+    "sends again only if no_sync ends then, too: try: yield, finally: …"
+)
 IN_TIME = "Launch each bucket as soon as it is complete, go on, and wait in finish only."
 FASTER = f"Expected: {FACTOR} times faster than one all-reduce per parameter, waited for."
 ONCE = (
@@ -333,6 +337,7 @@ CHECKS = {
                 2,
                 chain(12, LATE[0], [LATE[1]], [LATE[1]], **{**LONG, "seconds": 200e-6}),
             ),
+            Case("2 ranks, 16 steps", 2, chain(4, PAIRS, *[[FOUR]] * 16), Form(training=False)),
         ),
         in_turn=[(2, 8)],
     ),
@@ -347,7 +352,7 @@ CHECKS = {
             calls_at_most(ONCE, all_reduce=launches),
             keep_the_cap,
             one_order,
-            where("timed", EARLY, overlaps("all_reduce", 0.6)),
+            where("timed", EARLY, overlaps("all_reduce", 0.6), interrupted=ENDED),
             where("fast", FASTER, time_within(times_faster(FACTOR))),
         ],
         worth={"values": 3, "communication": 2},
@@ -392,6 +397,7 @@ CHECKS = {
                 "3 ranks, in two groups, two dtypes",
                 3,
                 chain(4, [[3], [1], [2, 0]], [[0, 1, 2, 3]], doubles=[1, 3], cap=8, first_cap=8),
+                Form(((0, 2), (1,)), "bfloat16", "transposed", "generator"),
             ),
             Case(
                 "4 ranks, 24 layers that take time",
@@ -421,6 +427,7 @@ CHECKS = {
                     cap=24,
                     first_cap=4,
                 ),
+                Form(dtype="bfloat16", iterable="tuple"),
             ),
             Case(
                 "2 ranks, two models at once",
@@ -449,6 +456,12 @@ CHECKS = {
                     first_cap=64,
                     interrupted=True,
                 ),
+            ),
+            Case(
+                "2 ranks, 16 steps",
+                2,
+                chain(4, PAIRS, *[[FOUR]] * 16, cap=14, first_cap=14),
+                Form(training=False),
             ),
         ),
         in_turn=[(2, 5)],

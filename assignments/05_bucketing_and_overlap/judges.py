@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.judges import Judge, Oracle
 from course_lib.checking.on_ranks.effects import tensors_in
-from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.traffic import operations, told
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
@@ -205,6 +206,9 @@ CHAIN_MISTAKES: dict[str, Oracle] = {
     **{_NOT_THERE if "did not arrive" in name else name: mixed(m) for name, m in MISTAKES.items()},
     _BEFORE: _a_step_late(lambda k: 1),
     f"{_BEFORE}, and what was sent is not divided again": _a_step_late(lambda k: 1 / k),
+    "the mean, added to what this rank had: it takes the gradient's place": mixed(
+        lambda rows: mean(rows) + own(rows)
+    ),
     "zero: there was no gradient yet in what was sent": mixed(lambda rows: 0 * mean(rows)),
     "the mean of what the last backward added: what .grad held before is lost": mixed(
         mean, part=slice(-1, None)
@@ -278,6 +282,39 @@ def backward_time(case: Case) -> float:
 
 # On every rank ------------------------------------------------------------------------------------
 
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations on tensors of each step, while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.of_steps: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and count it."""
+        self.of_steps[-1] += 1
+        return func(*args, **(kwargs or {}))
+
+    def finish(self, finishes: Sequence[Callable[[], Any]]) -> None:
+        """Finish a step.
+
+        Raises:
+            RuntimeError: that takes ever more operations.
+
+        """
+        self.of_steps.append(0)
+        with self:
+            for finish in finishes:
+                finish()
+        first, last = self.of_steps[min(2, len(self.of_steps) - 1)], self.of_steps[-1]
+        if last > 3 * first + 30:
+            raise RuntimeError(
+                f"finish takes {last} operations on tensors in step {len(self.of_steps) - 1}, and "
+                f"{first} in step 2: it still works on the buckets of earlier steps. Empty the "
+                "lists at the end of finish"
+            )
+
+
 # Three programs: one bucket is sent, buckets are hooked, and parameters are made data parallel. If
 # a case has several models, each has a call of its own, and all of them are under way at once.
 
@@ -311,11 +348,10 @@ def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> 
         buckets = tuple(buckets) if mine["in_place"] else buckets
         made = hook_buckets(buckets, group=given.group)
         finishes.append(called(made, "what hook_buckets returns"))
-    found = []
+    found, operations = [], _Operations()
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
         chain_backward(params, uses[0], xs[0], mine["seconds"])
-        for finish in finishes[::-1]:
-            finish()
+        operations.finish(finishes[::-1])
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
     return {GRADIENTS: found}
@@ -348,15 +384,14 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
                 pass
         chain_backward(params, use, x, mine["seconds"])
 
-    found = []
+    found, operations = [], _Operations()
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
         *local, last = zip(uses, xs, strict=True)
         for use, x in local:
             _inside(contexts, mine["interrupted"], partial(back, use, x))
         quiet = [contexts[i] for i in mine["quiet"]]
         _inside(quiet, False, partial(chain_backward, params, *last, mine["seconds"]))
-        for finish in finishes[::-1]:
-            finish()
+        operations.finish(finishes[::-1])
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
     return {GRADIENTS: found}
@@ -440,15 +475,19 @@ def one_order(case: Case, observed: Observed, trace: Trace) -> None:
             )
 
 
-def where(key: str, hint: str, expectation: Expectation) -> Expectation:
-    """Return the expectation with a hint, for the cases whose parameters have `key`."""
+def where(key: str, hint: str, expectation: Expectation, **hints: str) -> Expectation:
+    """Return the expectation with a hint, for the cases whose parameters have `key`.
+
+    `hints`: another key → the hint for cases that have it as well.
+    """
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         if case.parameters.get(key):
             try:
                 expectation.test(case, observed, trace)
             except Wrong as wrong:
-                raise Wrong(wrong.message, hint) from None
+                told = [more for other, more in hints.items() if case.parameters.get(other)]
+                raise Wrong(wrong.message, (told or [hint])[0]) from None
 
     return Expectation(test)
 

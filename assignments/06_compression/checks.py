@@ -147,7 +147,8 @@ def k_numbers(case, rank):
 
 # Places drawn by lot ------------------------------------------------------------------------------
 
-# The places are the same on all ranks, others for another seed, and each is drawn equally often.
+# The places are the same on all ranks, others for another seed. Each is drawn equally often, and
+# each two of them together.
 
 ENOUGH = 100
 """Draws from which on it is judged how often each place is drawn."""
@@ -219,16 +220,32 @@ def _drawn_anew(seeds: Sequence[int], places: Tensor) -> None:
 
 
 def _drawn_equally_often(places: Tensor, expected: float) -> None:
-    often = places.double().mean(0)
-    chance = (expected * (1 - expected) / len(places)) ** 0.5
+    drawn = places.double()
+    often = drawn.mean(0)
     worst = int((often - expected).abs().argmax())
-    if abs(often[worst] - expected) > SIGMAS * chance:
+    if _unlikely(often[worst], expected, len(places)):
         raise Wrong(
             f"place {worst} is drawn for {often[worst]:.0%} of {len(places)} seeds, expected "
             f"{expected:.0%}",
             "Each seed draws other places, each place equally often: only then is the result right "
             "on average.",
         )
+    n = len(often)
+    together, both = drawn.T @ drawn / len(places), expected * (n * expected - 1) / max(n - 1, 1)
+    apart = (together - both).abs().fill_diagonal_(-1)
+    i, j = divmod(int(apart.argmax()), n)
+    if i != j and _unlikely(together[i, j], both, len(places)):
+        raise Wrong(
+            f"places {i} and {j} are drawn together for {together[i, j]:.0%} of {len(places)} "
+            f"seeds, expected {both:.0%}",
+            "All sets of k places are equally likely: a block of neighbours is no such draw. Take "
+            "the first k of torch.randperm, or random.sample.",
+        )
+
+
+def _unlikely(often: Tensor, expected: float, draws: int) -> bool:
+    chance = (expected * (1 - expected) / draws) ** 0.5
+    return bool(abs(often - expected) > SIGMAS * chance)
 
 
 def _places(value: Any, own: Any, rank: int) -> Tensor:
@@ -273,6 +290,10 @@ TWO_ROUNDS = (
     "Each rank sends every other one a compressed shard, and later its compressed sum: then the "
     "bytes do not grow with K."
 )
+
+
+MANY_KEYS = [key for n in range(1000, 1006) for key in (n, n + 2**20, str(n), ("layer", n))]
+"""The first two of four have the same shape and the same last 20 bits."""
 
 
 def turns(steps, compress, *keys):
@@ -348,10 +369,11 @@ CHECKS = {
         cases=in_many_forms(
             Case("one key", 1, turns(4, "only_largest", "weight")),
             Case("two keys", 1, turns(6, "only_largest", "weight", "bias")),
-            Case("two keys, signs", 1, turns(5, "signs", 0, 1)),
-            Case("2 ranks, three keys", 2, turns(3, "signs", "a", "b", "c")),
+            Case("two keys, signs", 1, turns(5, "signs", 0, "0")),
+            Case("2 ranks, three keys", 2, turns(3, "signs", ("a", 1000), ("a", 1001), "c")),
             Case("four keys, rounded", 1, turns(4, "rounded", "a", "b", "c", "d")),
             Case("two keys, rounded", 1, turns(6, "rounded", "weight", "bias")),
+            Case("many keys", 1, turns(3, "signs", *MANY_KEYS)),
         ),
     ),
     "compressed_all_reduce": task(
@@ -369,7 +391,7 @@ CHECKS = {
         ],
         worth={"values": 3, "communication": 1},
         cases=in_many_forms(
-            Case("1 rank", 1, {"shape": (3, 2), "codec": "8 bits"}),
+            Case("1 rank", 1, {"shape": (3, 2), "codec": "1 bit"}),
             Case("2 ranks, 12 numbers", 2, {"shape": (4, 3), "codec": "8 bits", "calls": 2}),
             Case("3 ranks, 95 numbers", 3, {"shape": (5, 19), "codec": "1 bit"}),
             Case("4 ranks in two groups, 30 numbers", 4, {"shape": (5, 6), "codec": "8 bits"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -51,28 +52,33 @@ def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping
 
 
 def quantized_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``x``, in eighths of a power of two up to 127 times it, and ``ticks`` of 2⁻²⁴, int64.
+    """Draw ``x``, up to 127 times a power of two, and ``ticks`` of 2⁻²⁴, int64.
 
-    x/s + u is 2⁻¹³ away from a multiple of 1/8: float32 tells on which side, no smaller dtype.
+    x/s + u is 2⁻¹³ away from a multiple of 1/8: float32 tells on which side, no smaller dtype. x
+    has 20 significant bits, of which bfloat16 and float16 round some; with bfloat16 it has eight.
 
     Parameters: ``shape``; ``exponent`` of the power; ``sign`` of the largest, 0 for all zeros.
     """
     shape, sign = tuple(case.parameters["shape"]), case.parameters["sign"]
     drawn = []
     for _ in range(case.world_size):
-        eighths = torch.randint(-1016, 1017, shape, generator=generator).flatten()
-        # At most 8 significant bits: of more, bfloat16 would round some.
-        for most in (256, 512):
-            eighths = torch.where(
-                eighths.abs() < most, eighths, eighths // (most // 64) * most // 64
-            )
-        most = 4 * int(torch.randint(200, 255, (), generator=generator))
+        eighths = torch.randint(-1016, 1017, shape, generator=generator).flatten().double()
+        most = 4.0 * int(torch.randint(200, 255, (), generator=generator))
+        if case.form.dtype == "bfloat16":
+            for above in (256, 512):
+                step = above // 128
+                eighths = torch.where(
+                    eighths.abs() < above, eighths, (eighths / step).floor() * step
+                )
+        else:
+            eighths += torch.randint(1, 1024, eighths.shape, generator=generator) / 1024
+            most += int(torch.randint(1, 1024, (), generator=generator)) / 1024
         eighths = eighths.clamp(-most, most)
         at = int(torch.randint(max(eighths.numel(), 1), (), generator=generator))
         eighths[at : at + 1] = most
         side = torch.randint(2, eighths.shape, generator=generator) * 2 - 1
         between = torch.randint(8, eighths.shape, generator=generator) / 8 + side * 2.0**-13
-        ticks = ((between - sign * 127 * eighths.double() / most) % 1 * 2**24).long()
+        ticks = ((between - sign * 127 * eighths / most) % 1 * 2**24).long()
         if sign > 0:
             ticks[at : at + 1] = 2**24 - 1  # 127 + u is 128 in float32
         x = eighths * (sign * 2.0 ** (case.parameters["exponent"] - 3))
@@ -123,6 +129,30 @@ def _with(rounding: Callable[[Tensor, Tensor], Tensor]) -> Oracle:
     return oracle
 
 
+Round = Callable[[Tensor], Tensor]
+
+
+def _coarse(x: Round | None = None, quotient: Round | None = None, scaled: bool = True) -> Oracle:
+    """Return the oracle of one who rounds x or x/s to a small dtype; `scaled`: before the scale."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        own = inputs[me]
+        scale, ratio, u = codes_of(own)
+        if x is not None:
+            rounded = x(own["x"]).double()
+            ratio = rounded.flatten() / torch.where(scale == 0, 1, scale)
+            if scaled:
+                scale, ratio, u = codes_of({**own, "x": rounded})
+        if quotient is not None:
+            ratio = quotient(ratio).double()
+        return {"scale": scale.float().view(1), "codes": (ratio + u).floor().clamp(max=127)}
+
+    return oracle
+
+
+SMALL: Mapping[str, Round] = {"bfloat16": Tensor.bfloat16, "float16": Tensor.half}
+
+
 def _right(case: Case, inputs: Sequence[Any], me: int) -> Any:
     scale, scaled, u = codes_of(inputs[me])
     codes = (scaled + u).floor().clamp(max=127)
@@ -144,6 +174,15 @@ _codes = equals(
         "codes that u moves the wrong way: ⌊x/s + u⌋ adds it": _with(
             lambda x, u: (x - u).ceil().clamp(min=-127)
         ),
+        **{
+            f"what comes of x{words}, rounded to {name}: calculate in float32, x.float()": oracle
+            for name, small in SMALL.items()
+            for words, oracle in (
+                ("", _coarse(small)),
+                (", but for the scale", _coarse(small, scaled=False)),
+                ("/s", _coarse(quotient=small)),
+            )
+        },
     },
     tolerance=dict.fromkeys(EXACT, 1e-6),  # of the scale: max|x| by 127, or times 1/127
     absolute=EXACT,
@@ -157,8 +196,12 @@ def distinct_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
     """Draw ``x`` of the case's ``shape``, no two of whose absolute values are equal; one is 0."""
     n = numel(case)
     order = torch.randperm(n, generator=generator)
-    # Each of 8 significant bits: bfloat16 rounds none.
-    sizes = torch.where(order == 0, 0, (128 + order % 128) / 256 * 2.0 ** (order // 128))
+    # bfloat16 rounds none of 8 significant bits. With more, it holds hardly two that differ.
+    if case.form.dtype == "bfloat16":
+        sizes = (128 + order % 128) / 256 * 2.0 ** (order // 128)
+    else:
+        sizes = (1 + order * 2.0**-20) * 2.0 ** (order % 3)
+    sizes = torch.where(order == 0, 0, sizes)
     signs = torch.randint(2, (n,), generator=generator) * 2 - 1
     return [{"x": (sizes * signs).view(tuple(case.parameters["shape"]))}]
 
@@ -207,9 +250,20 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     same_values = torch.equal(got.sort().values, right.sort().values)
     if torch.equal(got != 0, right != 0) and same_values and not torch.equal(got, right):
         raise Wrong("rank 0: wire: values and places are right, but not in the same order")
-    _largest(case, inputs, [{"decoded": got}])
+    try:
+        _largest(case, inputs, [{"decoded": got}])
+    except Wrong as wrong:
+        sizes = [each.abs().sort(descending=True).values for each in (got, right)]
+        alike = torch.allclose(*sizes, rtol=2**-7) and not wrong.hint
+        raise (wrong.with_hint(_NEARLY_LARGEST) if alike else wrong) from None
     if not torch.equal(places_in(wire, k), places_in(wire, k).sort().values):
         raise Wrong("rank 0: wire: the places are right, but not in the order of x")
+
+
+_NEARLY_LARGEST = (
+    "What you keep is as large as the right numbers in bfloat16 or float16, and not in float32: "
+    "compare in float32, x.float()."
+)
 
 
 def largest_values(x: Tensor, k: int) -> Tensor:
@@ -259,6 +313,18 @@ _largest = equals(
         ),
         "the k smallest": _kept(lambda x, k: _chosen(x, lambda flat: flat.abs().argsort()[:k])),
         "the absolute values, without signs": _kept(lambda x, k: largest_values(x, k).abs()),
+        **{
+            f"the largest of x rounded to {name}: calculate in float32, x.float()": _kept(
+                lambda x, k, small=small: largest_values(small(x), k)
+            )
+            for name, small in SMALL.items()
+        },
+        **{
+            f"the right numbers, rounded to {name}: send float32": _kept(
+                lambda x, k, small=small: small(largest_values(x, k)).float()
+            )
+            for name, small in SMALL.items()
+        },
     },
     tolerance=EXACT,
 )
@@ -280,7 +346,8 @@ def _vector(x: Tensor) -> Tensor:
 
 
 def _with_scale(exponent: Tensor, codes: Tensor) -> Tensor:
-    scale = torch.ldexp(torch.full((), 257.0, device=codes.device), exponent)
+    unit = torch.full((), 257.0, dtype=torch.float32, device=codes.device)
+    scale = torch.ldexp(unit, exponent)
     return torch.cat([scale.reshape(1).view(torch.uint8), codes])
 
 
@@ -306,7 +373,7 @@ def encode_signs(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
     """Return 4 + ceil(n / 8) bytes: a scale, and a bit for each number, 1 below zero."""
     x = _vector(x)
     largest = x.abs().max() if x.numel() else x.sum()
-    exponent = torch.frexp(largest).exponent - 9
+    exponent = torch.frexp(largest).exponent - 8  # above the largest: twice is not once
     bits = torch.nn.functional.pad((x < 0).to(torch.uint8), (0, -x.numel() % 8)).view(-1, 8)
     powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=x.device)
     return _with_scale(exponent, (bits * powers).sum(1).to(torch.uint8))
@@ -356,30 +423,49 @@ def round_trip(codec: Codec, x: Tensor) -> Tensor:
 
 # Sums of what they make, shard by shard -----------------------------------------------------------
 
-Compress = Callable[[Codec, Tensor], Tensor]
+Compress = Callable[[Codec, Tensor, bool], Tensor]
+"""``compress(codec, x, own)``; own: the rank's own shard, or the sum of its own shard."""
 
 
-def _exactly(codec: Codec, x: Tensor) -> Tensor:
+def _both(codec: Codec, x: Tensor, own: bool) -> Tensor:
+    return round_trip(codec, x)
+
+
+def _exactly(codec: Codec, x: Tensor, own: bool) -> Tensor:
     return x
 
 
+def _own_exactly(codec: Codec, x: Tensor, own: bool) -> Tensor:
+    return x if own else round_trip(codec, x)
+
+
+def _coarsely(codec: Codec, x: Tensor, own: bool) -> Tensor:
+    return round_trip(codec, x).bfloat16().float()
+
+
 def compressed_sum(
-    parts: Compress = round_trip, sums: Compress = round_trip, shards: int | None = None
+    parts: Compress = _both,
+    sums: Compress = _both,
+    shards: int | None = None,
+    add: torch.dtype = torch.float32,
 ) -> Oracle:
     """Return an oracle of C(Σ C(tensor)) for the case's ``codec``, in so many shards, or K.
 
-    `parts` and `sums` compress what the ranks send first, and the sums.
+    `parts` and `sums` compress what the ranks send first, and the sums. They are added in `add`.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
         codec, count = CODECS[case.parameters["codec"]], shards or len(inputs)
 
-        def total(ins: Sequence[Any], _: int) -> Tensor:
+        def total(ins: Sequence[Any], me: int) -> Tensor:
             cut = [each["tensor"].float().flatten().tensor_split(count) for each in ins]
-            totals = [
-                sums(codec, torch.stack([parts(codec, each) for each in same]).sum(0))
-                for same in zip(*cut, strict=True)
-            ]
+            totals = []
+            for shard, same in enumerate(zip(*cut, strict=True)):
+                sent = [parts(codec, each, rank == shard) for rank, each in enumerate(same)]
+                summed = torch.zeros_like(sent[0])
+                for each in sent:
+                    summed = (summed + each).to(add).float()
+                totals.append(sums(codec, summed, shard == me))
             like = ins[0]["tensor"]
             return torch.cat(totals).view(like.shape).to(like.dtype)
 
@@ -391,12 +477,26 @@ def compressed_sum(
 equals_compressed_sum = equals(
     compressed_sum(),
     {
+        "a sum to which your own shard was added as it was: decode its wire, too": compressed_sum(
+            parts=_own_exactly
+        ),
+        "the right sums, but your own shard's was kept as it was: decode its wire, too, or the "
+        "ranks end with different bits": compressed_sum(sums=_own_exactly),
         "Σ C(x): the sums are sent as they are, not compressed": compressed_sum(sums=_exactly),
         "C(Σ x): what each rank sends at first is not compressed": compressed_sum(parts=_exactly),
+        "the tensor as it was before the call: write the result into it": in_calls(
+            "tensor", lambda inputs, me: inputs[me]["tensor"]
+        ),
         "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
         "a tensor compressed as a whole: each shard is encoded by itself": compressed_sum(shards=1),
-        "what this rank had before: nothing was written into it": in_calls(
-            "tensor", lambda inputs, me: inputs[me]["tensor"]
+        "a sum that was rounded to bfloat16: add up in float32": compressed_sum(add=torch.bfloat16),
+        "a sum that was rounded to float16: add up in float32": compressed_sum(add=torch.float16),
+        "sums decoded in bfloat16: decode in float32, and convert when you write into x": (
+            compressed_sum(sums=_coarsely)
+        ),
+        "a sum of what was decoded in bfloat16: decode in float32": compressed_sum(parts=_coarsely),
+        "a sum of what x gives in bfloat16: calculate in float32, x.float()": compressed_sum(
+            parts=lambda codec, x, own: round_trip(codec, x.bfloat16().float())
         ),
         "the mean: nobody asked to divide": lambda case, inputs, me: {
             name: value / len(inputs) for name, value in compressed_sum()(case, inputs, me).items()
@@ -422,7 +522,8 @@ def signs(p: Tensor) -> Tensor:
 
 
 SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
-"""Shapes of the keys. Two are alike. A smaller tensor might come again by chance."""
+"""Shapes of the keys, again and again. Two are alike. Smaller tensors might come again by chance.
+"""
 
 
 def rounded(p: Tensor) -> Tensor:
@@ -459,22 +560,30 @@ def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw a tensor for each step and key; every second step is small beside what has gathered.
 
-    The keys have the shapes of `SHAPES`.
+    The keys have the shapes of `SHAPES`. The numbers have 13 significant bits, more than bfloat16
+    and float16 hold; with bfloat16 they have five.
     """
-    drawn = []
+    drawn, most = [], 8 if case.form.dtype == "bfloat16" else 2**11
     for _ in range(case.world_size):
         own: dict[str, Any] = {
             "compress": case.parameters["compress"],
             "keys": list(case.parameters["keys"]),
         }
         for i in range(case.parameters["steps"]):
-            unit = 2.0 ** (-9 if i % 2 else -1)
+            unit = 2.0 ** (-9 if i % 2 else -1) * 8 / most
             own[f"step {i}"] = [
-                (torch.randint(-8, 8, shape, generator=generator) * 2 + 1) * unit
-                for _, shape in zip(own["keys"], SHAPES, strict=False)
+                (torch.randint(-most, most, shape, generator=generator) * 2 + 1) * unit
+                for _, shape in zip(own["keys"], cycle(SHAPES), strict=False)
             ]
         drawn.append(own)
     return drawn
+
+
+def _anew(key: Any) -> Any:
+    """Return an equal key that is another object: a caller may make its keys for each call."""
+    if isinstance(key, tuple):
+        return tuple([_anew(each) for each in key])
+    return "".join(list(key)) if isinstance(key, str) else int(str(key))
 
 
 def run_feedback(
@@ -487,17 +596,19 @@ def run_feedback(
         if not callable(send):
             kind = type(send).__name__
             raise TypeError(f"what with_feedback returns is {kind}, expected a function")
-    found = {}
+    found, kept = {}, []  # no key takes the place of another in memory
     for step in [name for name in mine if name.startswith("step")]:
-        for x, key in zip(mine[step], mine["keys"], strict=True):
+        for x, given_key in zip(mine[step], mine["keys"], strict=True):
+            key = _anew(given_key)
+            kept.append(key)
             for name, send in senders.items():
                 gradient = x.clone() if name == "first" else 4 * x
                 before = gradient.clone()
                 sent = send(gradient, key)
                 if not isinstance(sent, Tensor):
                     raise TypeError(f"send returns {type(sent).__name__}, expected a tensor")
-                found[f"{name} sender, {step}, key {key}"] = sent.clone()
-                found[f"{name} sender, {step}, key {key}: x afterwards"] = gradient - before
+                found[f"{name} sender, {step}, key {key!r}"] = sent.clone()
+                found[f"{name} sender, {step}, key {key!r}: x afterwards"] = gradient - before
                 gradient.fill_(7), sent.fill_(9)
     return found
 
@@ -511,13 +622,13 @@ def _left(x: Tensor, e: Tensor, c: Tensor) -> Tensor:
 
 def replayed(
     keep: Keep = _left,
-    memory: Callable[[str, str], Hashable] = lambda sender, key: (sender, key),
+    memory: Callable[[str, Hashable], Hashable] = lambda sender, key: (sender, key),
     weight: float = 1,
-    coarse: bool = False,
+    coarse: torch.dtype | None = None,
 ) -> Oracle:
     """Return an oracle of senders that add `weight` times what they `keep`, under such a name.
 
-    `coarse`: what they would give if they calculated x + e in bfloat16.
+    `coarse`: what they would give if they calculated x + e in this dtype.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
@@ -526,12 +637,12 @@ def replayed(
         for step in [name for name in own if name.startswith("step")]:
             for x, key in zip(own[step], own["keys"], strict=True):
                 for sender, g in (("first", x), ("second", 4 * x)):
-                    place = f"{sender} sender, {step}, key {key}"
+                    place = f"{sender} sender, {step}, key {key!r}"
                     e = residuals.get(memory(sender, key), torch.zeros(()))
                     if e.shape != x.shape:  # of another key: no mistake gets that far
                         e = torch.zeros(x.shape)
                     p = g.float() + weight * e
-                    sent = COMPRESS[own["compress"]](p.bfloat16().float() if coarse else p)
+                    sent = COMPRESS[own["compress"]](p if coarse is None else p.to(coarse).float())
                     kept = keep(g.float(), e, sent)
                     residuals[memory(sender, key)] = kept
                     found[place], found[f"{place}: x afterwards"] = sent.to(x.dtype), 0 * x
@@ -540,27 +651,61 @@ def replayed(
     return oracle
 
 
+def _in_bfloat16(oracle: Oracle) -> Oracle:
+    """Return the oracle of a mistake that only bfloat16 shows: else it would name another's."""
+    return lambda case, inputs, me: (
+        oracle(case, inputs, me) if case.form.dtype == "bfloat16" else {}
+    )
+
+
+def _end_of(key: Hashable) -> Hashable:
+    return key % 1024 if isinstance(key, int) else key
+
+
 equals_feedback = equals(
     replayed(),
     {
-        "C(x): what was left out is not added to the next": replayed(weight=0),
+        "C(x): what was left out is not added to the next (keys that are equal are one key, "
+        "whatever object each is)": replayed(weight=0),
         "C(x + 2 e): the residual is added twice": replayed(weight=2),
         "C(x - e): the residual has the wrong sign": replayed(weight=-1),
+        "one residual for keys that read alike: 1 and '1' are two keys, as in a dict": replayed(
+            memory=lambda s, key: (s, str(key))
+        ),
+        "one residual for two keys: use the key itself, not a part or a hash of it": replayed(
+            memory=lambda s, key: (s, _end_of(key))
+        ),
         "one residual for all keys: each key needs its own": replayed(memory=lambda s, key: s),
         "residuals that two senders share: each call of with_feedback begins anew": replayed(
             memory=lambda sender, key: key
         ),
         "what x - C(x + e) leaves: e = x + e - C(x + e)": replayed(lambda x, e, c: x - c),
         "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
-        "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": replayed(
-            lambda x, e, c: x + e - c.bfloat16().float()
+        "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": _in_bfloat16(
+            replayed(lambda x, e, c: x + e - c.bfloat16().float())
         ),
-        "x + e in the dtype of x: convert x before you add": replayed(
-            lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=True
+        "x + e in the dtype of x: convert x before you add": _in_bfloat16(
+            replayed(
+                lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=torch.bfloat16
+            )
         ),
-        "a residual rounded to the dtype of x: keep it in float32": replayed(
-            lambda x, e, c: (x + e - c).bfloat16().float()
+        "a residual rounded to the dtype of x: keep it in float32": _in_bfloat16(
+            replayed(lambda x, e, c: (x + e - c).bfloat16().float())
         ),
+        **{
+            f"{what} rounded to {name}: calculate in float32": oracle
+            for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
+            for what, oracle in (
+                (
+                    "x + e",
+                    replayed(lambda x, e, c, t=dtype: (x + e).to(t).float() - c, coarse=dtype),
+                ),
+                (
+                    "what was left out,",
+                    replayed(lambda x, e, c, t=dtype: (x + e - c).to(t).float()),
+                ),
+            )
+        },
     },
     tolerance=EXACT,
 )

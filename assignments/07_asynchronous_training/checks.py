@@ -21,6 +21,7 @@ from course_lib.checking import (
 )
 
 from .judges import (
+    NONSENSE,
     equals_diloco,
     follow_script,
     judge_ages,
@@ -65,13 +66,33 @@ def backup_program(backup_server, mine, given):
     return follow_script(made, mine, given, COUNTED)
 
 
-def stepping(share, said=lambda age: age):
+LIVE = "the weights as they are at the end: pull must return copies, which later updates leave"
+
+
+def stepping(share, said=lambda age: age, **options):
     """Return the oracle of an asynchronous server that takes a `share` of a gradient of an age."""
-    return served(AGE, lambda w, g, age, own: (minus(w, g, own["lr"] * share(age)), said(age), 1))
+
+    def rule(w, g, age, own):
+        return minus(w, g, own["lr"] * share(age)), said(age), 1
+
+    return served(AGE, rule, **options)
 
 
-def backing_up(first=lambda n, own: n, late=False, share=lambda n: 1 / n):
-    """Return the oracle of a server that waits for the `first` gradients, or that of a mistake."""
+def aware(age):
+    return 1 / (1 + age)
+
+
+def workers(n, own):
+    return min(n, len({worker for _, worker in own["events"]}))
+
+
+def backing_up(
+    first=lambda n, own: n, late=False, share=lambda n, own: 1 / n, kept=False, **options
+):
+    """Return the oracle of a server that waits for the `first` gradients, or that of a mistake.
+
+    `kept`: it keeps the tensors of their owners, who write into all but the last before the step.
+    """
 
     def rule(w, g, age, own):
         taken = own.setdefault("taken", [])
@@ -80,12 +101,14 @@ def backing_up(first=lambda n, own: n, late=False, share=lambda n: 1 / n):
         taken.append(g)
         if len(taken) < first(own["wait_for"], own):
             return w, True, 0
-        for each in taken:
-            w = minus(w, each, own["lr"] * share(len(taken)))
+        for number, each in enumerate(taken, 1):
+            lost = kept and number < len(taken)
+            each = [torch.full_like(x, NONSENSE) for x in each] if lost else each
+            w = minus(w, each, own["lr"] * share(len(taken), own))
         taken.clear()
         return w, True, 1
 
-    return served(COUNTED, rule)
+    return served(COUNTED, rule, **options)
 
 
 def serving(name, text, shapes, lr, **options):
@@ -137,8 +160,10 @@ def at_the_end_of_a_round(case, rank):
 
 ONCE = "Nothing is sent in between: one all-reduce of all parameters together, after every H steps."
 
+
 # Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
 in_both_forms = partial(in_many_forms, dtypes=("float32", "float64"))
+
 
 CHECKS = {
     "staleness": task(
@@ -151,7 +176,7 @@ CHECKS = {
             of_events("one worker", "1 +1 1 +1"),
             of_events("workers 0 and 2 in turn", "0 2 +0 0 +2 2 +0 0 +2"),
             of_events("a straggler", "1 2 3 +1 1 +2 2 +1 1 +2 +1 +3"),
-            of_events("one pulls later", "4 1007 +4 +1007 1007 +1007 4 +4"),
+            of_events("one pulls later", "4 1048580 +4 +1048580 1048580 +1048580 4 +4"),
             of_events("one pulls twice", "1 2 +2 1 2 +2 +1"),
             of_events("one pushes twice", "1 2 +1 +2 +1 1 +2 +2 +1"),
             of_events("nothing is pushed", "5 6"),
@@ -164,8 +189,9 @@ CHECKS = {
         may_change=["params"],
         judges=[
             equals(
-                stepping(lambda age: 1 / (1 + age)),
+                stepping(aware),
                 {
+                    LIVE: stepping(aware, live=True),
                     "a step that does not divide by 1 + τ": stepping(lambda age: 1),
                     "a step that divides by τ: a fresh gradient has τ = 0": stepping(
                         lambda age: 1 / max(age, 1)
@@ -183,7 +209,7 @@ CHECKS = {
             serving("one worker", "1 +1 1 +1", [(3, 2)], 0.5),
             serving("two workers", "1 0 +1 1 +0 0 +1 1 0", [(2,), (3, 2)], 0.25),
             serving("a straggler", "1 2 3 +1 1 +2 2 +1 +3 3 +2", [(2, 2)], 0.4),
-            serving("others' numbers", "1009 4 +4 4 +4 +1009 1009", [(3,), ()], 0.125),
+            serving("others' numbers", "1048580 4 +4 4 +4 +1048580 1048580", [(3,), ()], 0.125),
             serving("one pulls twice", "1 2 +2 1 2 +2 +1 1", [(4,)], 1.0),
             serving("one pulls late", "1 2 +1 +2 2 +2 1 +1 1", [(2, 3)], 0.3),
             serving("one pushes twice", "1 2 +1 +2 +1 1 +2 2", [(3, 2)], 0.3),
@@ -245,8 +271,20 @@ CHECKS = {
             equals(
                 backing_up(),
                 {
+                    LIVE: backing_up(live=True),
+                    "a step with gradients that their owners have overwritten: keep copies": (
+                        backing_up(kept=True)
+                    ),
+                    **{
+                        "waiting for no more gradients than there are workers: one may push twice"
+                        + end: backing_up(first=workers, share=share)
+                        for end, share in (
+                            ("", lambda n, own: 1 / n),
+                            (" ", lambda n, own: 1 / own["wait_for"]),
+                        )
+                    },
                     "a step with a late gradient: discard it": backing_up(late=True),
-                    "a step with the sum of the gradients": backing_up(share=lambda n: 1),
+                    "a step with the sum of the gradients": backing_up(share=lambda n, own: 1),
                     "a step with every gradient": backing_up(first=lambda n, own: 1),
                     "waiting for one gradient more": backing_up(first=lambda n, own: n + 1),
                 },
@@ -257,7 +295,13 @@ CHECKS = {
             serving("2 of 2", "0 2 +0 +2 0 2 +2 +0 0 2", [(3, 2)], 0.5, wait_for=2),
             serving("2 of 3", "1 2 3 +1 +3 1 3 +2 2 +2 +1 1", [(2,), (3,)], 0.25, wait_for=2),
             serving("1 of 2", "1 2 +1 1 +1 +1 1 +2 2 +2 2", [(2, 2)], 0.4, wait_for=1),
-            serving("3 of 4", "5 6 7 8 +5 +8 5 +6 +7 6 7 8", [(4,), ()], 0.3, wait_for=3),
+            serving(
+                "3 of 4",
+                "5 6 7 1048581 +5 +1048581 5 +6 +7 6 7 1048581",
+                [(4,), ()],
+                0.3,
+                wait_for=3,
+            ),
             serving(
                 "late by two steps",
                 *("1 2 3 +1 +2 1 2 +1 +2 +3 +3 1 2 3 +3 +1 1", [(2, 3)], 0.125),
@@ -265,6 +309,7 @@ CHECKS = {
             ),
             serving("one pushes twice", "1 2 3 +1 +2 +1 +3 3 1", [(2, 2)], 0.5, wait_for=3),
             serving("a step that is not full", "1 2 +1 1 2", [(3,)], 1.0, wait_for=2),
+            serving("3 of 2 workers", "1 2 +1 +2 1 +1 2 +2", [(2,)], 0.5, wait_for=3),
         ),
         in_turn=[(1, 2)],
     ),

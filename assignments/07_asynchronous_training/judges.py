@@ -17,6 +17,7 @@ from course_lib.checking import Case, Given, Wrong, equals
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
+from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 
 # Servers and workers: scripts of events, and programs that follow them ----------------------------
@@ -109,7 +110,7 @@ def follow_script(
     pull, push = _server(make(given.iterable(mine["params"])))
     other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
     pulled, answers, left, after = [], [], list(mine["gradients"]), []
-    memory = [param.data_ptr() for param in mine["params"]]
+    memory = addresses(mine["params"])
     for kind, worker in mine["events"]:
         other_pull(worker)
         other_push(worker, [torch.ones_like(param) for param in mine["params"]])
@@ -128,7 +129,7 @@ def follow_script(
         answer: answers,
         "weights of pull {}, parameter {}": pulled,
         "weight {} of the server": [param.clone() for param in mine["params"]],
-        "the parameters' own memory": [param.data_ptr() for param in mine["params"]] == memory,
+        OWN_MEMORY: memory_of(mine["params"], memory),
     }
 
 
@@ -142,8 +143,11 @@ Rule = Callable[[list[Tensor], list[Tensor], int, dict[str, Any]], tuple[list[Te
 """``rule(w, g, τ, state)``: the next weights, the answer to the push, and updates made by it."""
 
 
-def served(answer: str, rule: Rule) -> Oracle:
-    """Return the oracle of a server that treats a gradient by `rule`."""
+def served(answer: str, rule: Rule, live: bool = False) -> Oracle:
+    """Return the oracle of a server that treats a gradient by `rule`.
+
+    `live`: that of one who hands the weights themselves out, which later updates change.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
         mine = inputs[0]
@@ -160,11 +164,13 @@ def served(answer: str, rule: Rule) -> Oracle:
                 w, said, made = rule(w, g, version - versions[worker], state)
                 answers.append(said)
                 version += made
+        if live:
+            pulled = [[p.to(dtype) for p in w] for _ in pulled]
         return {
             answer: answers,
             "weights of pull {}, parameter {}": pulled,
             "weight {} of the server": [p.to(dtype) for p in w],
-            "the parameters' own memory": True,
+            OWN_MEMORY: KEPT,
         }
 
     return oracle
@@ -205,11 +211,14 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
         param.grad = torch.ones_like(param)
     seen: list[Tensor] = []
 
+    def weights() -> Tensor:
+        return torch.cat([param.detach().flatten() for param in params])
+
     def total(term: Callable[[Tensor, Tensor], Tensor]) -> Any:
         if len(seen) >= len(mine["targets"]):
             raise RuntimeError(f"loss() is called more than {len(mine['targets'])} times")
         targets = mine["targets"][len(seen)]
-        seen.append(torch.cat([param.detach().flatten() for param in params]))
+        seen.append(weights())
         compute(mine["seconds"])
         return sum(term(p, t) for p, t in zip(params, targets, strict=True))
 
@@ -221,7 +230,10 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
 
     loss = {"distance": distance, "product": product}[mine["loss"]]
     work(given.iterable(params), loss, len(mine["targets"]), mine["server"])
-    return {"weights at gradient {}": seen}
+    return {
+        "weights at gradient {}": seen,
+        "weights at the end, the last received": weights(),
+    }
 
 
 def worker_computes(own: Any) -> dict[float, int]:
@@ -276,7 +288,8 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
             at[worker] = w
         if me == server:
             return {"server's weights": w.to(dtype)}
-        return {"weights at gradient {}": seen}
+        end = seen[-1] if seen else own[me].to(dtype)
+        return {"weights at gradient {}": seen, "weights at the end, the last received": end}
 
     return oracle
 
@@ -286,6 +299,7 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
 # The inner step of a case goes a quarter of the way ``to`` a goal of each rank's own, or ``along``
 # a direction of its own, farther each time. So a round ends at other weights on every rank.
 
+LEFT, SET = "left alone", "written, cleared or replaced"
 INNER_STEP = 10e-6
 """Seconds."""
 
@@ -304,7 +318,7 @@ def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
     """Take the case's ``steps``; return the weights around every outer step."""
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
-    memory, found, calls = [param.data_ptr() for param in params], [], []
+    memory, found, calls = addresses(params), [], []
     for param in params if mine["inner"] == "along" else ():
         # An inner optimizer has used it in the last step.
         param.grad = torch.ones(param.shape, dtype=param.dtype)
@@ -338,8 +352,8 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
     return {
         "after look {}, parameter {}": found,
         "inner steps": len(calls),
-        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
-        "gradients are as they were": all(same) and all(g is None or g.eq(1).all() for g in grads),
+        OWN_MEMORY: memory_of(params, memory),
+        "each .grad": LEFT if all(same) and all(g is None or g.eq(1).all() for g in grads) else SET,
     }
 
 
@@ -365,7 +379,7 @@ def _nesterov(
 
 def trained_by(
     outer: Outer = _nesterov,
-    scale: Callable[[int], float] = lambda k: 1.0,
+    scale: Callable[[int, int], float] = lambda k, all_ranks: 1.0,
     after: float = 0,
     rate: float | None = None,
 ) -> Oracle:
@@ -380,7 +394,7 @@ def trained_by(
         for n in range(1, own["steps"] + 1):
             w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
             if n % own["every"] == after % own["every"]:
-                change = scale(len(inputs)) * (held - w.mean(0))
+                change = scale(len(inputs), case.world_size) * (held - w.mean(0))
                 held, step, m = outer(held, change, own["momentum"], m)
                 held = held - (own["outer_lr"] if rate is None else rate) * step
                 w = held.expand_as(w)
@@ -391,8 +405,8 @@ def trained_by(
         return {
             "inner steps": own["steps"],
             "after look {}, parameter {}": found,
-            "the parameters' own memory": True,
-            "gradients are as they were": True,
+            OWN_MEMORY: KEPT,
+            "each .grad": LEFT,
         }
 
     return oracle
@@ -408,9 +422,14 @@ equals_diloco = equals(
             lambda held, change, momentum, m: (held, change, momentum * m + change)
         ),
         "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
-            scale=lambda k: -1.0
+            scale=lambda k, all_ranks: -1.0
         ),
-        "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
+        "the sum of the changes over the ranks, not their mean": trained_by(
+            scale=lambda k, all_ranks: float(k)
+        ),
+        "the sum of the group's changes divided by the number of all ranks: hand the group on": (
+            trained_by(scale=lambda k, all_ranks: k / all_ranks)
+        ),
         "an outer learning rate of 1": trained_by(rate=1.0),
         "no outer step at all": trained_by(after=0.5),
     },

@@ -16,9 +16,11 @@ from .judges import (
     chosen,
     equals_steps,
     gap,
+    heard_by_one,
     matrices,
     mixed,
     one_message_each,
+    sent_by_rank_0,
     steps_computes,
     steps_inputs,
     steps_program,
@@ -73,7 +75,9 @@ def mixing_computes(own):
 MIXING_MISTAKES = {
     "what this rank had: nothing was mixed": mixed(lambda w: torch.eye(len(w)).double()),
     "mixing with a column of the matrix: row i is what rank i hears": mixed(lambda w: w.T),
-    "the mean over all ranks: hear neighbours only": mixed(lambda w: torch.ones_like(w) / len(w)),
+    "mixing with the mean over all ranks: mix with neighbours only": mixed(
+        lambda w: torch.ones_like(w) / len(w)
+    ),
     "mixing twice: neighbours of neighbours are two hops away": mixed(lambda w: w @ w),
     "this rank's own share, and nothing of the others": mixed(lambda w: w.diag().diag()),
     "the neighbours' share without this rank's own": mixed(lambda w: w - w.diag().diag()),
@@ -142,13 +146,19 @@ def choice_program(choose_graph, mine, given):
 
 
 CHOICE_MISTAKES = {
-    "what it takes with a step less: the last one must be done, too": chosen(whole=math.floor),
-    "what it takes if a rank sends only one message in a step": chosen(heard=lambda w: 1),
-    "what it takes if a rank sends to itself as well": chosen(
+    "the time of one step less: T is rounded up": chosen(whole=math.floor),
+    "the time if rows are counted, whom a rank hears: count columns, to whom it sends": chosen(
+        heard=heard_by_one
+    ),
+    "the time if only the messages of rank 0 are counted: take the largest of all columns": chosen(
+        heard=sent_by_rank_0
+    ),
+    "the time if every rank sends one message in a step: count a column": chosen(heard=lambda w: 1),
+    "the time if a rank also sends a message to itself: it does not": chosen(
         heard=lambda w: int((w > 0).sum(0).max())
     ),
-    "the fastest if a ring needs K - 1 messages only": chosen(ways=1),
-    "what it takes if steps were no whole number": chosen(whole=float),
+    "the fastest if a ring all-reduce sends K - 1 messages: it sends 2 (K - 1)": chosen(ways=1),
+    "the time of a fraction of a step: T is a whole number": chosen(whole=float),
 }
 
 
@@ -191,8 +201,8 @@ CHECKS = {
             mixing("3 ranks in a star", 3, "star", (3, 4)),
             mixing("5 ranks, two groups, a line", 5, "line", (2, 3)),
             mixing("4 ranks, one way", 4, "one way", (5, 2)),
-            mixing("6 ranks, two groups, one way", 6, "one way", ()),
-            mixing("5 ranks in a ring", 5, "ring", (4, 3)),
+            mixing("6 ranks, two groups, one way", 6, "one way", (4, 3)),
+            mixing("5 ranks in a ring", 5, "ring", ()),
             mixing("4 ranks, two groups, nobody hears anybody", 4, "alone", (3,)),
             mixing("5 ranks, whom it hears weighs differently", 5, "one way * star * star", (3, 2)),
             mixing("5 ranks, nothing of its own", 5, "swap", (3, 2)),
@@ -265,6 +275,7 @@ CHECKS = {
             choose("any mean will do", 5, ["complete", "ring"], 10**5, 1e-3, 1e9, 1.0),
             choose("some hardly heard", 8, ["line", "ring * ring * ring"], 10**5, 1e-3, 1e9, 0.1),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
+            choose("forty in a line", 40, ["line"], 10**5, 1e-3, 1e9, 0.9),
         ),
         in_turn=[(4, 6)],
     ),

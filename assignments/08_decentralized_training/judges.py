@@ -24,6 +24,7 @@ from course_lib.checking import (
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
+from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
 from course_lib.ranks.costs.network import Network
 
@@ -80,8 +81,11 @@ def weights_of(graph: str, k: int) -> Tensor:
 
 
 def as_weights(matrix: Mapping[str, Any], like: Tensor) -> Tensor:
-    """Return the matrix that a rank is given: float64 with float64 tensors, else float32."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
+    """Return the matrix that a rank is given: float64 with float64 tensors.
+
+    With others it is float32, or float64 where it is ``wide``: one matrix serves all tensors.
+    """
+    dtype = torch.float64 if matrix.get("wide") else torch.promote_types(like.dtype, torch.float32)
     return matrix["numbers"].to(like.device, dtype) / matrix["denominator"]
 
 
@@ -93,10 +97,13 @@ def watched_weights(given: Given, made: Sequence[Mapping[str, Any]], like: Tenso
 
 
 def matrices(case: Case, rank: int) -> list[dict[str, Any]]:
-    """Return the matrix of each step of ``graphs``, for `as_weights` on this rank."""
+    """Return the matrix of each step of ``graphs``, for `as_weights` on this rank.
+
+    It is wide among an odd number of ranks.
+    """
     k = len(case.members(rank))
     made = [whole_numbers(graph, k) for graph in case.parameters["graphs"]]
-    return [{"numbers": numbers, "denominator": d} for numbers, d in made]
+    return [{"numbers": numbers, "denominator": d, "wide": k % 2 == 1} for numbers, d in made]
 
 
 def neighbours(case: Case, rank: int) -> set[int]:
@@ -198,7 +205,7 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
     for param in params if mine["before"] else ():
         param.grad = torch.ones_like(param)
-    memory, calls = [param.data_ptr() for param in params], []
+    memory, calls = addresses(params), []
     matrices = watched_weights(given, mine["matrices"], params[0])
     for targets, weights in zip(mine["targets"], matrices, strict=True):
 
@@ -219,7 +226,7 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
     return {
         "parameter {}": [param.detach().clone() for param in params],
         "calls of loss()": len(calls),
-        "the parameters' own memory": [param.data_ptr() for param in params] == memory,
+        OWN_MEMORY: memory_of(params, memory),
     }
 
 
@@ -259,7 +266,7 @@ def stepped(step: Step) -> Oracle:
         return {
             "calls of loss()": len(graphs),
             "parameter {}": [p.view(shape) for p, shape in zip(pieces, shapes, strict=True)],
-            "the parameters' own memory": True,
+            OWN_MEMORY: KEPT,
         }
 
     return oracle
@@ -278,7 +285,7 @@ MISTAKES: dict[str, Step] = {
     "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
     "mixing without a step": lambda w, x, lr, g, old: w @ x,
     "mixed gradients and the rank's own weights": lambda w, x, lr, g, old: x - lr * w @ g(x),
-    "the mean over all ranks: hear neighbours only": lambda w, x, lr, g, old: (
+    "mixing with the mean over all ranks: mix with neighbours only": lambda w, x, lr, g, old: (
         x.mean(0, keepdim=True) - lr * g(x)
     ),
     "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
@@ -353,14 +360,31 @@ def absolute_eigenvalues(weights: Tensor) -> list[float]:
 
 def gap(of: Callable[[Tensor], float]) -> Oracle:
     """Return the oracle of a number of the matrix of ``graph`` with ``k`` ranks."""
-    return lambda case, inputs, me: {
-        "spectral gap": of(weights_of(case.parameters["graph"], case.parameters["k"]))
-    }
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, float]:
+        number = of(weights_of(case.parameters["graph"], case.parameters["k"]))
+        return {"spectral gap": number if abs(number) > 1e-12 else 0.0}  # but for rounding
+
+    return oracle
 
 
 def most_heard(weights: Tensor) -> int:
-    """Return the largest number of other ranks that one rank sends to."""
-    return int(((weights > 0).sum(0) - (weights.diag() > 0).long()).max())
+    """Return the largest number of other ranks that one rank sends to: columns are counted."""
+    return int(_others(weights).sum(0).max())
+
+
+def _others(weights: Tensor) -> Tensor:
+    return (weights > 0).fill_diagonal_(False)
+
+
+def heard_by_one(weights: Tensor) -> int:
+    """Return the largest number of other ranks that one rank hears: rows are counted."""
+    return int(_others(weights).sum(1).max())
+
+
+def sent_by_rank_0(weights: Tensor) -> int:
+    """Return the number of other ranks that rank 0 sends to."""
+    return int(_others(weights).sum(0)[0])
 
 
 def chosen(

@@ -197,6 +197,10 @@ CHECKS = {
                     "sgd", (2, 2), (9,), (2,), frozen=[0], again=[1, 0], unused=[1], before=True
                 ),
             ),
+            Case(
+                "3 ranks, one that nobody uses",
+                *(3, training("momentum", (3, 2), (4,), steps=3, nobody=[1])),
+            ),
             dtypes=("float32", "float64"),
         ),
         in_turn=[(5, 6)],

@@ -19,6 +19,7 @@ from course_lib.checking.answers import ANYTHING, WHOLE, Kind, ListOf, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Judge, Oracle
 from course_lib.checking.on_ranks.effects import aspects, tensors_in
+from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.checking.task import Inputs
 from course_lib.ranks import Network, Trace, compute
 
@@ -36,21 +37,27 @@ _BESIDE = "numbers that the module keeps in memory beside its parameters"
 _HELD = "whole layer is still held"
 
 
+MOST = {"bfloat16": (3, 1.0), "float32": (511, 1.0), "float64": (3 * 2**23, 2.0**-14)}
+"""Largest number of units in a layer's numbers, and the unit. bfloat16 rounds what is above 256
+units, float16 what is above 2048, float32 what is above 2²⁴."""
+
+
 def layer_inputs(cut: Side) -> Inputs:
     """Return what draws a layer, its input x and dY for each group.
 
     A case has the sizes ``out`` and ``in``, ``rows`` (the shape of x before its last dimension) and
     ``bias`` (whether there is one). It may have ``before``: the gradients of the weight and the
     bias hold ones when backward begins. ``dx`` is the gradient of x that comes from elsewhere. All
-    are whole numbers, so small that their dtype rounds no sum of products; a smaller dtype does.
+    are whole numbers of a unit: their dtype rounds no sum of products, or hardly, and a smaller one
+    rounds the numbers themselves.
     """
 
     def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
         p, found = case.parameters, list[dict[str, Any]]([{}] * case.world_size)
-        most = 3 if case.form.dtype == "bfloat16" else 200
+        most, unit = MOST[case.form.dtype]
 
         def draw(*shape: int) -> Tensor:
-            return torch.randint(-most, most + 1, shape, generator=generator).float()
+            return torch.randint(-most, most + 1, shape, generator=generator).double() * unit
 
         for members in case.groups:
             bias = draw(p["out"])
@@ -210,6 +217,7 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
       that are ``alike``: of one shape, with the same numbers
     - ``unused``, positions too: the group's last rank does not use them in the first step, its
       first rank in the second, and so on
+    - ``nobody``, positions of parameters that no rank uses in the second step
     - ``before``: whether ``.grad`` holds something at first
     """
     p = case.parameters
@@ -227,6 +235,7 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
             for step in range(p["steps"]):
                 unused = me == (0 if step % 2 else len(members) - 1)
                 missing = {*frozen, *(p.get("unused", ()) if unused else ())}
+                missing |= set(p.get("nobody", ()) if step == 1 else ())
                 grads.append([None if i in missing else g for i, g in enumerate(draw())])
             mine = {"weights": weights, "gradients": grads, "frozen": frozen}
             mine |= {"again": p.get("again", ()), "before": p.get("before", False)}
@@ -258,6 +267,7 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
     sharded_optimizer(others[1], lambda tensors: cls(tensors, **options), group=given.group)
     if not callable(step):
         raise TypeError(f"what comes back is {type(step).__name__}, expected a function step()")
+    memory = addresses(params)  # who put them into one piece of memory has done so
     for grads in mine["gradients"]:
         for param, grad in zip(params, grads, strict=True):
             param.grad = None if grad is None else grad.clone()
@@ -268,13 +278,19 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
     state = [v for each in made for per in each.state.values() for v in per.values()]
     return {
         "parameter {}": [param.detach().clone() for param in params],
+        OWN_MEMORY: memory_of(params, memory),
         "updates": sum(t.numel() for t in updated),
         "state": sum(v.numel() for v in state if isinstance(v, Tensor) and v.dim()),
     }
 
 
-def _one_process(scale: Callable[[int], float] = lambda k: 1 / k, mine: bool = False) -> Oracle:
-    """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer."""
+def _one_process(
+    scale: Callable[[int], float] = lambda k: 1 / k, mine: bool = False, anew: bool = False
+) -> Oracle:
+    """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer; or a mistake.
+
+    `mine`: only this rank's gradients. `anew`: an optimizer for each step.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
         cls, options, _ = OPTIMIZERS[case.parameters["optimizer"]]
@@ -286,17 +302,21 @@ def _one_process(scale: Callable[[int], float] = lambda k: 1 / k, mine: bool = F
                 terms = [each["gradients"][step][i] for each in ([inputs[me]] if mine else inputs)]
                 grads = [torch.zeros_like(param) if g is None else g.double() for g in terms]
                 param.grad = torch.stack(grads).sum(0) * scale(len(inputs))
+            optimizer = cls(trained, **options) if anew else optimizer
             optimizer.step()
         dtype = inputs[0]["weights"][0].dtype
-        return {"parameter {}": [param.detach().to(dtype) for param in params]}
+        ended = [param.detach().to(dtype) for param in params]
+        return {"parameter {}": ended, OWN_MEMORY: KEPT}
 
     return oracle
 
 
 def _without_counts(inner: Judge) -> Judge:
-    @sees({"parameter {}": ListOf(ANYTHING), "updates": WHOLE, "state": WHOLE})
+    form = {"parameter {}": ListOf(ANYTHING), OWN_MEMORY: ANYTHING}
+
+    @sees({**form, "updates": WHOLE, "state": WHOLE})
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        inner(case, inputs, [{"parameter {}": value["parameter {}"]} for value in values])
+        inner(case, inputs, [{key: value[key] for key in form} for value in values])
 
     return judge
 
@@ -312,6 +332,9 @@ equals_one_optimizer = _without_counts(
                 lambda k: 1, mine=True
             ),
             "the mean divided by the number of ranks once more": _one_process(lambda k: 1 / k**2),
+            "the weights if every step makes a new optimizer: its state must stay": (
+                _one_process(anew=True)
+            ),
         },
     )
 )

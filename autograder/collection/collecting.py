@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
+import nbformat
 from traitlets.config import Config
 
 from autograder.collection._placing import Places, Record, digest_of, keep_aside, place
+from autograder.collection.extensions import read_extensions
 from autograder.collection.formats import Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
-from autograder.collection.roster import Roster, read_roster, student_id_of
-from autograder.collection.times import days_late, gradebook_due, local
-from autograder.collection.vetting import Vetted, vet_hand_in
+from autograder.collection.roster import Roster, Student, read_roster, student_id_of
+from autograder.collection.times import (
+    NoTimeZone,
+    course_zone,
+    days_late,
+    gradebook_due,
+    read_time,
+    shown,
+)
+from autograder.collection.vetting import Vetted, graded_cells, vet_hand_in
 from autograder.course import data_folder, load_config
 
 EXCHANGE = "/usr/local/share/nbgrader/exchange"
@@ -32,19 +41,31 @@ class Row:
     late: int
     notes: str
 
-    def cells(self) -> tuple[object, ...]:
+    def cells(self, zone: tzinfo | None) -> tuple[object, ...]:
         """Return the line as it is printed."""
-        return self.student, self.what, local(self.when), self.late or "", self.notes
+        return self.student, self.what, shown(self.when, zone), self.late or "", self.notes
 
 
 @dataclass
 class Collected:
-    """The result of `collect`: a row per submission, refused files, and missing students."""
+    """The result of `collect`.
+
+    Attributes:
+        rows: one for each submission that was taken.
+        refused: files that were not taken, by our student id where it is known.
+        missing: those of the class who have submitted nothing, now or before.
+        before: those of the class who are not in this source, but submitted before.
+        format: of the source.
+        zone: the course's time zone, if it is known.
+
+    """
 
     rows: list[Row]
     refused: list[Refused]
     missing: list[str]
     format: str
+    before: list[str] = field(default_factory=list)
+    zone: tzinfo | None = None
 
 
 def collect(
@@ -55,6 +76,7 @@ def collect(
     format: str = "",
     roster: Path | None = None,
     due: datetime | None = None,
+    zone: tzinfo | None = None,
     file_times: bool = False,
     write: bool = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
@@ -68,12 +90,14 @@ def collect(
         format: one of `FORMATS`; by default it is recognised.
         roster: a class list, which is kept for later commands; by default the one kept before.
         due: the deadline; by default the gradebook's.
+        zone: of times that name none; by default the course's.
         file_times: use the files' modification times where nothing else gives a time.
         write: False to change nothing and only say what would be done.
         progress: takes the number of submissions read so far, and their total.
 
     Raises:
         SourceError: nothing can be collected from this source.
+        NoTimeZone: the class list has times without a zone, and the course has none yet.
 
     """
     config = load_config(root)
@@ -83,21 +107,29 @@ def collect(
     students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
     gathered = _gather(config, source, assignment, format)
     due = due or gradebook_due(config, assignment)
+    zone = zone or course_zone(data)
+    own_due = read_extensions(data, assignment, zone)
+    times = {student: _time_in(listed, zone) for student, listed in students.students.items()}
     if write and roster:
         students.write(kept)
     places = Places(data, assignment)
-    collected = Collected([], list(gathered.refused), [], gathered.format)
+    refused = [_by_our_id(each, students) for each in gathered.refused]
+    collected = Collected([], refused, [], gathered.format, zone=zone)
     ours = gathered.format in ("exchange", "folder")
     by_student = _by_student(gathered, students, collected)
     record = Record(places.record)
     for done, (student, hand_ins) in enumerate(sorted(by_student.items()), 1):
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
         for hand_in, each in vetted:
-            each.notes += _time(hand_in, students.students.get(student), due, file_times)
-        collected.rows += _take(places, record, student, vetted, due, collected, write)
+            each.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
+        until = own_due.get(student, due)
+        collected.rows += _take(places, record, student, vetted, until, collected, write)
         progress(done, len(by_student))
-    there = {row.student for row in collected.rows}
-    collected.missing = [name for name in students.students if name not in there]
+    here = {row.student for row in collected.rows} | {each.who for each in collected.refused}
+    for student in students.students:
+        if student not in here:
+            before = places.submitted(student).is_dir()
+            (collected.before if before else collected.missing).append(student)
     return collected
 
 
@@ -152,11 +184,31 @@ def _by_student(
     return found
 
 
-def _time(hand_in: HandIn, student: object, due: datetime | None, file_times: bool) -> list[str]:
+def _by_our_id(refused: Refused, students: Roster) -> Refused:
+    """Return it with our student's id, if the class list has this name."""
+    known = students.find("", refused.who) if refused.who else None
+    return replace(refused, who=known.student_id) if known else refused
+
+
+def _time_in(student: Student, zone: tzinfo | None) -> tuple[datetime | None, str]:
+    """Return the time of submission in a line of the class list, or a note if it is none."""
+    if not student.submitted_at.strip(" -"):
+        return None, ""
+    try:
+        return read_time(student.submitted_at, zone), ""
+    except NoTimeZone:
+        raise
+    except SourceError as error:
+        return None, f"time unknown: {error}"
+
+
+def _time(
+    hand_in: HandIn, listed: datetime | None, note: str, due: datetime | None, file_times: bool
+) -> list[str]:
     """Set the time of submission from any source that gives it; return notes for the table."""
-    when = getattr(student, "when", None)
-    if hand_in.when is None and when is not None:
-        hand_in.when = when
+    hand_in.when = hand_in.when or listed
+    if hand_in.when is None and note:
+        return [note]
     if hand_in.when is None and file_times:
         changed = max((entry.modified for entry in hand_in.files.values()), default=0.0)
         hand_in.when = datetime.fromtimestamp(changed, UTC) if changed else None
@@ -180,13 +232,11 @@ def _take(
     """Place the last submission that has a notebook, keep the others; return their rows."""
     never = datetime.min.replace(tzinfo=UTC)
     vetted.sort(key=lambda pair: (pair[0].when or never, pair[0].order))
-    for hand_in, each in vetted:
-        who = hand_in.name or student
-        collected.refused += [Refused(who, path, why) for path, why in each.refused]
+    for _, each in vetted:
+        collected.refused += [Refused(student, path, why) for path, why in each.refused]
     good = [pair for pair in vetted if any(n.endswith(".ipynb") for n in pair[1].files)]
     if not good:
-        hand_in, each = vetted[-1]
-        collected.refused.append(Refused(hand_in.name or student, "", "contains no notebook"))
+        collected.refused.append(Refused(student, "", "contains no notebook that can be taken"))
         return []
     rows = []
     for hand_in, each in good:
@@ -205,8 +255,8 @@ def _take(
     return rows
 
 
-def notebooks_of(root: Path, config: Config, assignment: str) -> list[str]:
-    """Return the names of an assignment's notebooks.
+def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, frozenset[str]]:
+    """Return the name of each of an assignment's notebooks → its `graded_cells`.
 
     Raises:
         SourceError: there is no such assignment.
@@ -214,7 +264,7 @@ def notebooks_of(root: Path, config: Config, assignment: str) -> list[str]:
     """
     directories = [str(config.CourseDirectory.source_directory), "assignments"]
     for directory in directories:
-        if found := sorted(path.stem for path in (root / directory / assignment).glob("*.ipynb")):
-            return found
+        if found := sorted((root / directory / assignment).glob("*.ipynb")):
+            return {path.stem: graded_cells(nbformat.read(path, as_version=4)) for path in found}
     known = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
     raise SourceError(f"no assignment {assignment!r}; there are: {', '.join(known) or 'none'}")

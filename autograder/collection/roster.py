@@ -15,11 +15,9 @@ import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
-from autograder.collection.times import read_time
 from autograder.files import write_whole
 
 _STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
@@ -49,11 +47,7 @@ class Student:
     email: str = ""
     section: str = ""
     submitted_at: str = ""
-
-    @property
-    def when(self) -> datetime | None:
-        """The time of their submission, if the list has it."""
-        return read_time(self.submitted_at) if self.submitted_at.strip(" -") else None
+    """The time of their submission as the list writes it; empty or ``-`` if it has none."""
 
 
 class Roster:
@@ -131,7 +125,7 @@ def read_roster(path: Path) -> Roster:
         students[student.student_id] = student
     if not students:
         raise SourceError(
-            f"{path} has a header and no student: give each a line, with a student_id"
+            f"{path} has a header but no students: add one line per student, with a student_id"
         )
     return Roster(students.values())
 

@@ -1,9 +1,14 @@
-"""Read times from the systems, write them for nbgrader, and count the days to the deadline."""
+"""Read times from the systems, write them for nbgrader, and count the days to the deadline.
+
+Moodle's worksheet and many people write times without a zone. The zone of the machine that grades
+says nothing about them, so the course has one of its own, kept in ``grading/timezone``.
+"""
 
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+import warnings
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from dateutil import parser, tz
@@ -11,23 +16,77 @@ from nbgrader.utils import parse_utc
 from traitlets.config import Config
 
 from autograder.collection.listing import SourceError
+from autograder.files import write_whole
 
 DAY = 24 * 3600
 
 
-def read_time(text: str) -> datetime:
-    """Return a time; one without a time zone is this machine's local time.
+class NoTimeZone(SourceError):
+    """A time names no zone, and nobody has said which one the course uses."""
+
+
+_LIKE = "write it like 2026-11-20 23:59 +0800"
+
+
+def find_zone(name: str) -> tzinfo:
+    """Return the time zone of a name such as ``Asia/Hong_Kong`` or ``UTC+8``.
 
     Raises:
-        SourceError: the text is no time.
+        SourceError: there is no such zone.
 
     """
+    found: tzinfo | None = tz.gettz(name.strip()) if name.strip() else None
+    if found is None:
+        raise SourceError(f"there is no time zone {name!r}: give one like Asia/Hong_Kong")
+    return found
+
+
+def course_zone(data: Path) -> tzinfo | None:
+    """Return the course's time zone, or None if nobody has said it yet.
+
+    Raises:
+        SourceError: the file holds something else.
+
+    """
+    path = data / "timezone"
+    return find_zone(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def keep_zone(data: Path, name: str) -> tzinfo:
+    """Remember the course's time zone for all later commands."""
+    found = find_zone(name)
+    write_whole(data / "timezone", f"{name.strip()}\n")
+    return found
+
+
+def read_time(text: str, zone: tzinfo | None = None) -> datetime:
+    """Return a time in UTC; `zone` is that of a text which names none.
+
+    Raises:
+        SourceError: the text is no time, lacks its date, or names an unknown zone.
+        NoTimeZone: it names no zone, and `zone` is None.
+
+    """
+    first, second = datetime(2000, 1, 1), datetime(2001, 2, 3, 4, 5)
     try:
-        found: datetime = parser.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", parser.UnknownTimezoneWarning)
+            # The parser fills in missing parts from a default: two defaults show whether it did.
+            found: datetime = parser.parse(text, default=first)
+            complete = found == parser.parse(text, default=second)
+    except parser.UnknownTimezoneWarning as error:
+        raise SourceError(f"{text!r} names a time zone that is not known: {_LIKE}") from error
     except (ValueError, OverflowError, TypeError) as error:
-        raise SourceError(f"{text!r} is no time: write it like 2026-11-20 23:59 +0800") from error
+        raise SourceError(f"{text!r} is no time: {_LIKE}") from error
+    if not complete:
+        raise SourceError(f"{text!r} is not a whole date with a time of day: {_LIKE}")
     if found.tzinfo is None:
-        found = found.replace(tzinfo=tz.tzlocal())
+        if zone is None:
+            raise NoTimeZone(
+                f"{text!r} has no time zone. Say once which one the course uses, such as "
+                "autograder collect … --timezone Asia/Hong_Kong; it is kept in grading/timezone"
+            )
+        found = found.replace(tzinfo=zone)
     return found.astimezone(UTC)
 
 
@@ -45,9 +104,9 @@ def read_stamp(text: str) -> datetime | None:
     return found.replace(tzinfo=UTC) if isinstance(found, datetime) else None
 
 
-def local(when: datetime | None) -> str:
-    """Return a time for people."""
-    return when.astimezone().strftime("%Y-%m-%d %H:%M") if when else ""
+def shown(when: datetime | None, zone: tzinfo | None) -> str:
+    """Return a time for people, in the course's zone and with its name; without one in UTC."""
+    return when.astimezone(zone or UTC).strftime("%Y-%m-%d %H:%M %Z") if when else ""
 
 
 def days_late(when: datetime | None, due: datetime | None) -> int:

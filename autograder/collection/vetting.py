@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from autograder.collection.formats import HandIn
 from autograder.collection.listing import Entry, SourceError, inner_zip
@@ -32,18 +33,20 @@ class Vetted:
     notes: list[str] = field(default_factory=list)
 
 
-def vet_hand_in(hand_in: HandIn, notebooks: Sequence[str], *, own_stamp: bool) -> Vetted:
+def vet_hand_in(
+    hand_in: HandIn, notebooks: Mapping[str, frozenset[str]], *, own_stamp: bool
+) -> Vetted:
     """Read the files of a submission that may be taken.
 
     Args:
         hand_in: the files.
-        notebooks: the names of the assignment's notebooks, without ``.ipynb``.
+        notebooks: name of each notebook, without ``.ipynb`` → its `graded_cells`.
         own_stamp: a ``timestamp.txt`` among them is the source's, not the student's.
 
     """
     vetted = Vetted(notes=list(hand_in.notes))
     entries = _unpacked(list(hand_in.files.values()), vetted)
-    names = _notebook_names(entries, notebooks, vetted)
+    names = _notebook_names(entries, tuple(notebooks), vetted)
     room = MAX_ALL
     for entry in sorted(entries, key=lambda e: (e.path not in names, e.path)):
         target = names.get(entry.path, entry.path)
@@ -62,6 +65,10 @@ def vet_hand_in(hand_in: HandIn, notebooks: Sequence[str], *, own_stamp: bool) -
             continue
         if len(data) > min(limit, room if entry.path not in names else limit):
             vetted.refused.append((entry.path, f"is larger than {limit >> 20} MiB when unpacked"))
+            continue
+        if entry.path in names and _is_another(data, notebooks[PurePosixPath(target).stem]):
+            why = "is the notebook of another assignment: its tasks are not those of this one"
+            vetted.refused.append((entry.path, why))
             continue
         room -= len(data) if entry.path not in names else 0
         vetted.files[target] = _as_utf8(target, data, vetted) if entry.path in names else data
@@ -141,6 +148,21 @@ def _notebook_names(
         elif latest.name != f"{name}.ipynb" and latest.path != said:
             vetted.notes.append(f"{latest.name!r} was taken as {name}.ipynb")
     return counts
+
+
+def graded_cells(notebook: Any) -> frozenset[str]:
+    """Return the names of the cells of a notebook, as JSON, that are answers or give points."""
+    marks = (cell["metadata"].get("nbgrader", {}) for cell in notebook["cells"])
+    return frozenset(m["grade_id"] for m in marks if m.get("grade") or m.get("solution"))
+
+
+def _is_another(data: bytes, cells: frozenset[str]) -> bool:
+    """Tell whether most of a notebook's graded cells are not this assignment's."""
+    try:
+        found = graded_cells(json.loads(data.decode(json.detect_encoding(data))))
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return False  # damaged: grading uses what can be read of it
+    return len(found - cells) > len(found & cells)
 
 
 def _number(name: str) -> int:

@@ -1,6 +1,6 @@
 """The kill matrix: which wrong solutions the checks find, where, and with which words.
 
-It is a table in ``instructor/README.md``, made from the marks in every ``mutants.py``. The tests
+It is the page ``instructor/kill_matrix.md``, made from the marks in every ``mutants.py``. The tests
 run each solution in each place, so the table is true.
 """
 
@@ -11,39 +11,33 @@ from pathlib import Path
 from course_lib.checking.local import load_module
 from course_lib.checking.mutants import EVERYWHERE, Mutant, mutants_of
 
-BEGIN = "<!-- The kill matrix: python -m autograder release makes it. -->"
-END = "<!-- End of the kill matrix. -->"
+_HEAD = """\
+# The kill matrix
+
+These tables have wrong solutions that people write, also lazy ones, and right ones that differ from
+ours. ✗: the check refuses it there, with these words; ✓: it passes there; empty: not tried there.
+`tests/test_assignments.py` and `tests/autograder/examination/` run every one of them.
+
+Made by `python -m autograder release`.
+
+"""
 _PLACES = {"simulated": "simulated", "cpu": "CPU", "grader": "grader"}
 
 
 def kill_matrix(sources: Path) -> str:
-    """Return the tables of all assignments in `sources`, each under a heading."""
-    parts = []
+    """Return the page: the tables of all assignments in `sources`, each under a heading."""
+    parts = [_HEAD]
     for path in sorted(sources.glob("*/mutants.py")):
         mutants = mutants_of(load_module(path))
         wrong = sum(mutant.reason is not None for mutant in mutants)
         parts += [
-            f"### {path.parent.name}: {wrong} wrong, {len(mutants) - wrong} right\n",
+            f"## {path.parent.name}: {wrong} wrong, {len(mutants) - wrong} right\n",
             f"| task | solution | the report says | {' | '.join(_PLACES.values())} |",
             "|---|---|---|" + ":-:|" * len(_PLACES),
             *_rows(mutants),
             "",
         ]
-    return "\n".join(parts)
-
-
-def with_matrix(readme: str, matrix: str) -> str:
-    """Return the text with this matrix between its two marks.
-
-    Raises:
-        ValueError: it has no such marks.
-
-    """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"instructor/README.md lacks the marks of the kill matrix: {BEGIN} {END}")
-    return f"{before}{begin}\n\n{matrix}\n{end}{after}"
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _rows(mutants: list[Mutant]) -> list[str]:

@@ -15,7 +15,14 @@ from autograder.collection.collecting import Collected, Row, collect
 from autograder.collection.formats import FORMATS
 from autograder.collection.listing import SourceError
 from autograder.collection.tables import csv_text, format_rows
-from autograder.collection.times import book_due, local, read_time
+from autograder.collection.times import (
+    book_due,
+    course_zone,
+    find_zone,
+    keep_zone,
+    read_time,
+    shown,
+)
 from autograder.course import data_folder, load_config
 from autograder.files import write_whole
 
@@ -29,7 +36,7 @@ examples:
   autograder collect 02_data_parallel_sgd exchange
   autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
   autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \\
-      --due "2026-11-20 23:59 +0800"
+      --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
   autograder collect 02_data_parallel_sgd handed_in/ --dry-run --all"""
 
 
@@ -60,6 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: the gradebook's)",
     )
     parser.add_argument(
+        "--timezone",
+        metavar="ZONE",
+        help="the course's time zone, such as Asia/Hong_Kong, for times that name none; it is kept "
+        "in grading/timezone for next time, and times are shown in it (default: UTC is shown)",
+    )
+    parser.add_argument(
         "--file-times",
         action="store_true",
         help="use the files' modification times where nothing else gives the time of submission",
@@ -73,8 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
     write = not arguments.dry_run
+    data = data_folder(root)
     try:
-        due = read_time(arguments.due) if arguments.due else None
+        zone = find_zone(arguments.timezone) if arguments.timezone else course_zone(data)
+        if arguments.timezone and write:
+            keep_zone(data, arguments.timezone)
+        due = read_time(arguments.due, zone) if arguments.due else None
         collected = collect(
             root,
             arguments.assignment,
@@ -82,6 +99,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             format=arguments.format,
             roster=arguments.roster,
             due=due,
+            zone=zone,
             file_times=arguments.file_times,
             write=write,
             progress=_progress,
@@ -106,7 +124,7 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool, all:
     told = [row for row in rows if all or row.notes or row.late or row.what not in _ORDINARY]
     if told:
         header = ("student", "what", "handed in", "days late", "notes")
-        print(format_rows(header, [row.cells() for row in told]) + "\n")
+        print(format_rows(header, [row.cells(collected.zone) for row in told]) + "\n")
     if collected.refused:
         cells = [(each.who, each.path, each.why) for each in collected.refused]
         print(format_rows(("refused from", "file", "reason"), cells) + "\n")
@@ -129,6 +147,8 @@ def _summary(collected: Collected) -> str:
     told = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
     parts = [f"{collected.format}: {told}", f"{late} late", f"{len(collected.refused)} refused"]
+    if collected.before:
+        parts.append(f"{len(collected.before)} not in this source, but submitted before")
     if collected.missing:
         parts.append(f"{len(collected.missing)} of the class submitted nothing")
     return "; ".join(parts)
@@ -136,7 +156,7 @@ def _summary(collected: Collected) -> str:
 
 def _write_table(path: Path, rows: list[Row], collected: Collected) -> None:
     kept: list[tuple[object, ...]] = [
-        (r.student, r.name, r.what, local(r.when), r.late, r.notes) for r in rows
+        (r.student, r.name, r.what, shown(r.when, collected.zone), r.late, r.notes) for r in rows
     ]
     kept += [(e.who, "", f"refused: {e.why}", "", "", e.path) for e in collected.refused]
     kept += [(name, "", "nothing submitted", "", "", "") for name in collected.missing]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autograder.collection.listing import SourceError
 from autograder.collection.roster import Roster, read_roster
+from autograder.collection.times import course_zone
 from autograder.course import data_folder, load_config
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
 from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksheet
@@ -21,6 +22,7 @@ assignments. Cells that a spreadsheet would read as a formula are quoted."""
 EXAMPLES = """\
 examples:
   autograder export
+  autograder export 02_data_parallel_sgd --tasks
   autograder export 02_data_parallel_sgd --for canvas --fill canvas_grades.csv
   autograder export 02_data_parallel_sgd --for canvas --title "Homework 2 (77)"
   autograder export 02_data_parallel_sgd --for moodle --fill worksheet.csv --zero
@@ -36,6 +38,7 @@ def export(
     title: str = "",
     roster: Path | None = None,
     zero: bool = False,
+    tasks: bool = False,
 ) -> tuple[str, list[Grade]]:
     """Return the CSV of some assignments, by default all, and the grades in it.
 
@@ -58,7 +61,7 @@ def export(
         if len(assignments) == 1:
             return worksheet(grades, zero, fill), grades
         return moodle_gradebook(grades, zero, titles), grades
-    return plain(grades, zero), grades
+    return plain(grades, zero, course_zone(data), tasks), grades
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +86,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--zero", action="store_true", help="write 0 if nothing was submitted (default: empty)"
     )
     parser.add_argument(
+        "--tasks", action="store_true", help="in the plain file, add a column for each task"
+    )
+    parser.add_argument(
         "--to", type=Path, metavar="CSV", help="output file (default: grading/grades_SYSTEM.csv)"
     )
 
@@ -92,6 +98,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     names = (arguments.assignment,) if arguments.assignment else ()
     if (arguments.title or (arguments.fill and arguments.system == "moodle")) and not names:
         print("autograder export: give ASSIGNMENT with --title or Moodle's --fill", file=sys.stderr)
+        return 2
+    if arguments.tasks and arguments.system != "plain":
+        print("autograder export: --tasks is for the plain file only", file=sys.stderr)
         return 2
     if arguments.fill and arguments.system == "plain":
         print("autograder export: --fill needs --for canvas or --for moodle", file=sys.stderr)
@@ -105,6 +114,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             title=arguments.title,
             roster=arguments.roster,
             zero=arguments.zero,
+            tasks=arguments.tasks,
         )
     except (ExportError, SourceError) as error:
         print(f"autograder export: {error}", file=sys.stderr)

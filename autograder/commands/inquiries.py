@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autograder.collection.listing import SourceError
 from autograder.collection.tables import format_rows
-from autograder.collection.times import local, read_time
+from autograder.collection.times import course_zone, read_time, shown
 from autograder.course import data_folder, load_config
 from autograder.examination.verdict import Verdict
 from autograder.inquiries.taking import in_words, read_dates, take, tasks_of, why_not, write_dates
@@ -31,7 +31,8 @@ TASK.md, submitted like any other file. The next autograder feedback shows quest
 under that task."""
 EXAMPLES = """\
 examples:
-  autograder inquiries dates 02_data_parallel_sgd --from 2026-11-25 --until "2026-12-02 23:59"
+  autograder inquiries dates 02_data_parallel_sgd --from "2026-11-25 00:00" \\
+      --until "2026-12-02 23:59"
   autograder inquiries take 02_data_parallel_sgd questions.zip
   autograder inquiries list
   autograder inquiries show ada 02_data_parallel_sgd average_gradients
@@ -88,11 +89,12 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
 
 def _list(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     threads = all_threads(data, arguments.assignment)
-    shown = [thread for thread in threads if arguments.all or thread.status == OPEN]
+    listed = [thread for thread in threads if arguments.all or thread.status == OPEN]
+    zone = course_zone(data)
     rows = [
-        (t.status, local(t.messages[-1].when) if t.messages else "", t.student, t.assignment,
+        (t.status, shown(t.messages[-1].when, zone) if t.messages else "", t.student, t.assignment,
          t.task, t.messages[-1].text.splitlines()[0][:50] if t.messages else "")
-        for t in shown
+        for t in listed
     ]  # fmt: skip
     if rows:
         print(format_rows(("status", "since", "student", "assignment", "task", "last"), rows))
@@ -115,14 +117,14 @@ def _take(root: Path, data: Path, arguments: argparse.Namespace) -> int:
 
 def _dates(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     _tasks(root, arguments.assignment)
-    times = (arguments.first, arguments.last)
+    times, zone = (arguments.first, arguments.last), course_zone(data)
     if any(times):
-        first, last = (read_time(time) if time else None for time in times)
+        first, last = (read_time(time, zone) if time else None for time in times)
         if first and last and last <= first:
             raise InquiryError("--until must be after --from")
         write_dates(data, arguments.assignment, (first, last))
     dates = read_dates(data, arguments.assignment)
-    print(f"{arguments.assignment}: questions are taken {in_words(dates)}")
+    print(f"{arguments.assignment}: questions are taken {in_words(dates, zone)}")
     return 0
 
 
@@ -202,7 +204,9 @@ def _tasks(root: Path, assignment: str, task: str = "") -> list[str]:
 
 
 def _must_be_open(data: Path, arguments: argparse.Namespace) -> None:
-    if (why := why_not(read_dates(data, arguments.assignment))) and not arguments.anyway:
+    if (
+        why := why_not(read_dates(data, arguments.assignment), course_zone(data))
+    ) and not arguments.anyway:
         raise InquiryError(f"{why} (--anyway to do it all the same)")
 
 

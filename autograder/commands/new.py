@@ -75,7 +75,7 @@ edits_of(rotate__both_begun_then_waited_for)("""
 wrong_direction: the direction is wrong
     group_dst=(me + 1) % k → group_dst=(me - 1) % k
     group_src=(me - 1) % k → group_src=(me + 1) % k
-ignores_the_group: hand the group on
+ignores_the_group: pass group=group to every call
     k, me = dist.get_world_size(group), dist.get_rank(group) → group = None; …
 does_not_wait (simulated, grader): never waits for the handle
     handle.wait() → pass

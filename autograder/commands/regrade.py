@@ -118,7 +118,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         folders = Folders.of(root, load_config(root))
         print(f"\n{table(changes(folders, assignment, outcomes))}\n")
         if not (arguments.book or _agreed()):
-            print(f"Nothing was booked. To book: autograder grade {assignment}")
+            print(f"Nothing was booked. To book it: autograder grade {assignment}")
             return status
         unbooked = phases.book_class(root, assignment, arguments.student, settings)
     except phases.ERRORS as error:
@@ -129,5 +129,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
 
 def _agreed() -> bool:
     if not sys.stdin.isatty():
+        print("There is no terminal to ask whether to book the new points. ", end="")
         return False
     return input("Book the new points? [y/N] ").strip().lower() in ("y", "yes")

@@ -4,8 +4,8 @@ The notebook in ``assignments/NN_name/`` is nbgrader's release of that in ``inst
 byte for byte: without solutions and mark schemes. So are other files beside it, such as figures. It
 is committed, so that a clone is all that a student needs, and made anew by this command, never
 edited. ``checks.py`` and other Python of ``assignments/NN_name/`` is written there, and no other
-copy of it is kept: this command leaves it as it is. Made anew is also the kill matrix in
-``instructor/README.md``, and the overview in ``assignments/README.md``, which has its sums only.
+copy of it is kept: this command leaves it as it is. It also makes the kill matrix,
+``instructor/kill_matrix.md``, and the overview ``assignments/README.md``, which has its sums only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
-from autograder.commands._kill_matrix import kill_matrix, with_matrix
+from autograder.commands._kill_matrix import kill_matrix
 from autograder.commands._overview import overview
 from autograder.course import find_sources, load_config
 
@@ -79,22 +79,15 @@ def release(
             if write:
                 _write(target / name, {path: made.get(path) for path in changed})
             differing += [f"assignments/{name}/{path}" for path in changed]
-    if not names and _renew_kill_matrix(sources, write):
-        differing.append("instructor/README.md")
-        say(f"instructor/README.md: the kill matrix {'was renewed' if write else 'DIFFERS'}")
-    if _renew(target / "README.md", overview(sources), write):
-        differing.append("assignments/README.md")
-        say(f"assignments/README.md: {'made anew' if write else 'DIFFERS'}")
+    pages = {
+        target / "README.md": overview(sources),
+        sources / "kill_matrix.md": kill_matrix(sources),
+    }
+    for page, text in pages.items():
+        if _renew(page, text, write):
+            differing.append(str(page.relative_to(root)))
+            say(f"{differing[-1]}: {'made anew' if write else 'DIFFERS'}")
     return sorted(differing)
-
-
-def _renew_kill_matrix(sources: Path, write: bool) -> bool:
-    """Return whether the kill matrix in ``instructor/README.md``, if it has one, was outdated."""
-    readme = sources / "README.md"
-    if not readme.is_file():
-        return False
-    text = with_matrix(readme.read_text(encoding="utf-8"), kill_matrix(sources))
-    return _renew(readme, text, write)
 
 
 def _renew(path: Path, text: str, write: bool) -> bool:

@@ -49,7 +49,7 @@ def similar(
 
     """
     config = load_config(root)
-    names = notebooks_of(root, config, assignment)
+    names = list(notebooks_of(root, config, assignment))
     submitted = data_folder(root, config) / "submitted"
     folders = sorted(submitted.glob(f"*/{assignment}"))
     if not folders:

@@ -20,7 +20,7 @@ from autograder.settings import Settings
 DESCRIPTION = (
     "Show for each assignment the number of submissions, and how many are graded, outdated "
     "(graded with other code or checks than now), failed (because of the machine or a check), "
-    "booked, or waiting for a person. Reads only."
+    "with points in the gradebook, perhaps older ones, or waiting for a person. Reads only."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
@@ -48,7 +48,7 @@ def row(found: list[Standing]) -> tuple[int, ...]:
         sum(each.complete for each in found),
         sum(each.outdated for each in found),
         sum(bool(each.failed) for each in found),
-        sum(each.booked for each in found),
+        sum(each.points for each in found),
         sum(each.by_hand for each in found),
     )
 
@@ -63,7 +63,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folders = Folders.of(root, load_config(root))
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
     if not names:
-        print("nothing was released or submitted yet: run nbgrader generate_assignment NAME")
+        print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")
         return 0
     width = max(map(len, (*names, "assignment")))
     print("  ".join([f"{'assignment':{width}}", *HEADS]))

@@ -7,6 +7,7 @@ of plain bytes, the exit status of processes, and what the ranks asked the fabri
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Submission:
         self._place = place
         self.budget = Budget(limits or Limits(), place.cores)
         self._cells: list[tuple[int, str]] = []
+        self._stopped: list[tuple[int, str, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
         self._taken: dict[str, tuple[int, bytes | SubmissionError]] = {}
         self._kept = contextlib.ExitStack()
@@ -76,6 +78,7 @@ class Submission:
         try:
             answer = self._ask_notebook(Frame.CELL, {"source": source, "number": number})
         except (_NotebookEnded, OutOfTime) as ended:
+            self._stopped.append((number, source, str(ended)))
             return CellOutcome(error=str(ended))
         self._cells.append((number, source))
         error, trace = "", ""
@@ -83,6 +86,7 @@ class Submission:
             self._place.make_sure()
             error = f"{_text(told.get('kind'))}: {_text(told.get('message'))}"
             trace = _text(told.get("trace"))
+            self._stopped.append((number, source, error))
         return CellOutcome(_text(answer.get("stdout")), _text(answer.get("stderr")), error, trace)
 
     def _ask_notebook(self, kind: Frame, request: dict[str, Plain]) -> dict[str, Any]:
@@ -245,7 +249,16 @@ class Submission:
         packed = answer.get("function")
         if isinstance(packed, bytes):
             return packed
-        return SubmissionError(_text(answer.get("error")) or f"{function} was not handed over")
+        why = _text(answer.get("error")) or f"{function} was not handed over"
+        return SubmissionError(f"{why}{self._cell_that_should_define(function)}")
+
+    def _cell_that_should_define(self, function: str) -> str:
+        """Return a sentence on the last cell that names the function and did not end well."""
+        for number, source, error in reversed(self._stopped):
+            if re.search(rf"\b{re.escape(function)}\b", source):
+                said = error.removeprefix("the cell ")
+                return f". Cell {number}, which names it, did not run to its end: {said}"
+        return ""
 
 
 def _text(value: Any) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Grade:
         status: missing; not graded (submitted again since); to be read (a question that a person
             grades); graded.
         score: the points less the late penalty, at least 0; None if there are none.
+        tasks: points of each task, also of written questions that have been read.
 
     """
 
@@ -42,6 +43,7 @@ class Grade:
     score: float | None = None
     submitted: datetime | None = None
     days_late: int = 0
+    tasks: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_grades(
@@ -116,6 +118,7 @@ def _of_assignment(
             max(0.0, raw - penalty),
             found.timestamp.replace(tzinfo=UTC) if found.timestamp else None,
             math.ceil(found.total_seconds_late / DAY),
+            {g.cell.name: float(g.score) for n in found.notebooks for g in n.grades},
         )
 
 

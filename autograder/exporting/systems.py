@@ -12,11 +12,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from datetime import tzinfo
 from pathlib import Path
 
 from autograder.collection.roster import Student, decode
 from autograder.collection.tables import csv_text
-from autograder.collection.times import local
+from autograder.collection.times import shown
 from autograder.exporting.grades import MISSING, ExportError, Grade
 
 PLAIN = (
@@ -35,20 +36,24 @@ ByStudent = Mapping[str, Mapping[str, Grade]]
 """Student id → assignment → grade."""
 
 
-def plain(grades: Sequence[Grade], zero: bool) -> str:
-    """Return one line for each student and assignment, with all that is known."""
+def plain(
+    grades: Sequence[Grade], zero: bool, zone: tzinfo | None = None, tasks: bool = False
+) -> str:
+    """Return one line for each student and assignment; with `tasks`, a column for each task."""
     rows = []
+    names = list(dict.fromkeys(name for grade in grades for name in grade.tasks)) if tasks else []
     for grade in grades:
         who = grade.student
         rows.append(
             (
                 *(grade.assignment, who.student_id, who.last_name, who.first_name, who.name),
-                *(who.email, grade.status, local(grade.submitted), grade.days_late or ""),
+                *(who.email, grade.status, shown(grade.submitted, zone), grade.days_late or ""),
                 *(_number(grade.raw_score), grade.late_penalty or ""),
                 *(_points(grade, zero), grade.max_score),
+                *(_number(grade.tasks.get(name)) for name in names),
             )
         )
-    return csv_text(PLAIN, rows)
+    return csv_text([*PLAIN, *names], rows)
 
 
 def canvas(
@@ -105,8 +110,9 @@ def worksheet(grades: Sequence[Grade], zero: bool, fill: Path | None) -> str:
         header, lines = _own_file(fill)
         if not {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
             raise ExportError(
-                f"{fill} is no grading worksheet of Moodle: it lacks a column Identifier, Grade or "
-                "Last modified (grade)"
+                f"{fill} is not a grading worksheet from Moodle: it needs the columns Identifier, "
+                "Grade and Last modified (grade). In Moodle, open the assignment and use "
+                '"Download grading worksheet"'
             )
         keys = [key for key in ("ID number", "Username", "Email address") if key in header]
         ours = {who.system_id: who.student_id for who in _students(grades) if who.system_id}

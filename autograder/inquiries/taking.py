@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path, PurePosixPath
 
 import nbformat
 
 from autograder.collection.collecting import hand_ins_by_student
 from autograder.collection.formats import Refused
-from autograder.collection.times import local
+from autograder.collection.times import shown
 from autograder.files import write_whole
 from autograder.inquiries.thread import MAX_TEXT, STUDENT, Thread, read_thread, write_thread
 
@@ -93,19 +93,20 @@ def write_dates(data: Path, assignment: str, dates: Dates) -> None:
     write_whole(path, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
-def why_not(dates: Dates, now: datetime | None = None) -> str:
+def why_not(dates: Dates, zone: tzinfo | None, now: datetime | None = None) -> str:
     """Return why no question is taken now, or an empty string."""
     now = now or datetime.now(UTC)
     first, last = dates
     if first and now < first:
-        return f"questions are taken from {local(first)} on"
+        return f"questions are taken from {shown(first, zone)} on"
     if last and now > last:
-        return f"questions were taken until {local(last)}"
+        return f"questions were taken until {shown(last, zone)}"
     return ""
 
 
-def in_words(dates: Dates) -> str:
+def in_words(dates: Dates, zone: tzinfo | None) -> str:
     """Return the dates as words."""
     first, last = dates
-    told = [f"from {local(first)}"] * bool(first) + [f"until {local(last)}"] * bool(last)
+    told = [f"from {shown(first, zone)}"] if first else []
+    told += [f"until {shown(last, zone)}"] if last else []
     return " ".join(told) or "at any time"

@@ -13,28 +13,15 @@ from html import escape
 
 from autograder.foreign_text import no_formula, printable
 from autograder.leaderboard.entries import TIMED, Entry
+from autograder.web_page import STYLE
 from course_lib.capstone import DEVICE, LAUNCH, Race
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #6b6b6b; --line: #d5d5d5;
-  --bar: #8a8a8a; --light: #1f5fa8; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181b; --soft: #a0a0a0;
-  --line: #3a3d42; --bar: #6e6e6e; --light: #7fb2ea; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-caption { text-align: left; color: var(--soft); padding-bottom: .5rem; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
-  text-align: left; overflow-wrap: anywhere; }
-th { font-weight: 600; }
-.name { min-width: 12rem; }
-.n { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }
-thead .n { white-space: normal; overflow-wrap: normal; }
-tr.out td { color: var(--soft); }
-.bar { height: .5rem; background: var(--bar); margin-top: .3rem; }
-.bar div { height: 100%; background: var(--light); }
-code, .f { font-family: ui-monospace, monospace; } .wide { overflow-x: auto; }
+_STYLE = f"""{STYLE}
+.name {{ min-width: 12rem; }}
+tr.out td {{ color: var(--soft); }}
+.bar {{ height: .5rem; background: var(--bar); margin-top: .3rem; }}
+.bar div {{ height: 100%; background: var(--light); }}
+code, .f {{ font-family: ui-monospace, monospace; }} .wide {{ overflow-x: auto; }}
 """
 _HEAD = (
     *(("place", "n"), ("name", "name"), ("score, ms", "n"), ("speed of light, ms", "n")),

@@ -16,6 +16,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
 from autograder.examination.verdict import KEPT, MAX_EVENTS, CheckVerdict, Verdict, verdict_path
+from autograder.passes.vet import damage
 
 
 def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:
@@ -62,12 +63,16 @@ def _overview(verdict: Verdict) -> str:
     ]
     # Notes that begin with the assignment's name are for the author of a check.
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
+    damaged = damage(notes)
+    notes = [note for note in notes if note not in damaged]
     notes += [_without_hidden(limit, verdict) for limit in getattr(verdict, "limits", ())]
     told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
+    first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (
-        "**What was examined?** Your functions ran in a sandbox, on several ranks, with cases that "
-        "you have (visible) and others (hidden). Questions that a person reads are not in this "
-        "table.\n\n| task | points | cases passed | first failure |\n|---|---|---|---|\n"
+        f"{first}**What was examined?** Your functions ran in a sandbox, on several ranks, with "
+        "cases that you have (visible) and others (hidden). Questions that a person reads are "
+        "not in this table.\n\n"
+        "| task | points | cases passed | first failure |\n|---|---|---|---|\n"
         + "\n".join(rows)
         + (f"\n\n**Also:**\n{told}" if told else "")
     )

@@ -8,6 +8,7 @@ stops the grading, and `notes` says what was done.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -174,10 +175,11 @@ def _read(data: bytes) -> tuple[str, Any]:
             return 0
         return int(digits)
 
+    text = text_of(data)
     try:
-        content = json.loads(text_of(data), parse_int=number)
+        content = json.loads(text, parse_int=number)
     except (ValueError, RecursionError):
-        return "is not JSON", None
+        return _cut_off(text)
     if long_numbers:
         return f"holds a number of more than {_MAX_DIGITS} digits", content
     try:
@@ -188,6 +190,21 @@ def _read(data: bytes) -> tuple[str, Any]:
     except Exception:  # nbformat may raise anything, and nbgrader would stop at it
         ordinary = False
     return (_encoded_oddly(data) if ordinary else "is damaged"), content
+
+
+def _cut_off(text: str) -> tuple[str, Any]:
+    """Return what is wrong with a notebook that is no JSON, and its cells up to the damage."""
+    cells: list[Any] = []
+    place = re.search(r'"cells"\s*:\s*\[\s*', text)
+    at, decoder = (place.end() if place else len(text)), json.JSONDecoder()
+    with contextlib.suppress(ValueError, RecursionError):
+        while at < len(text):
+            cell, at = decoder.raw_decode(text, at)
+            cells.append(cell)
+            at = re.compile(r"\s*,?\s*").match(text, at).end()  # type: ignore[union-attr]
+    if not cells:
+        return "is not JSON", None
+    return f"ends or is damaged after its cell {len(cells)}", {"cells": cells}
 
 
 def _is_cell(cell: Any) -> bool:

@@ -36,6 +36,7 @@ class Standing:
         outdated: whether there are verdicts, but on other code or by other checks.
         failed: why the last attempt gave no verdict; else empty.
         booked: whether the gradebook has exactly these points, for exactly these files.
+        points: whether the gradebook has any points of theirs, perhaps older ones.
         by_hand: whether the gradebook waits for a person.
 
     """
@@ -46,6 +47,7 @@ class Standing:
     outdated: bool = False
     failed: str = ""
     booked: bool = False
+    points: bool = False
     by_hand: bool = False
 
     @property
@@ -117,6 +119,7 @@ def standing(
         with contextlib.suppress(OSError):
             found.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
     found.by_hand = books.by_hand(student)
+    found.points = books.has(student, {})
     found.booked = (
         found.complete
         and books.has(student, scores)

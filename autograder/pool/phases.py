@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autograder.collection.listing import SourceError
 from autograder.course import Folders, find_sources, load_config
 from autograder.examination.gpus import gpu_access
 from autograder.pool import slurm
@@ -24,6 +25,7 @@ from autograder.pool.class_list import (
 )
 from autograder.pool.local import grade_all
 from autograder.pool.outcome import MACHINE, Outcome
+from autograder.pool.penalties import renew_penalties
 from autograder.pool.progress import Progress
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import SandboxedPlace
@@ -118,13 +120,20 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         if not waiting:
             booked = sum(found.booked for found in all_)
             print(f"nothing to book: {booked} booked already")
+            _tell_penalties(renew_penalties(config, folders.data, assignment))
             return stale
         progress = Progress("booking", len(waiting))
         failed = book(
             *(folders, config, assignment, waiting),
             lambda student, why: progress.step(note=f"{student}: {why}" if why else ""),
         )
+        _tell_penalties(renew_penalties(config, folders.data, assignment))
     return [*stale, *failed]
+
+
+def _tell_penalties(changed: int) -> None:
+    if changed:
+        print(f"late penalties changed for {changed} by the deadline and policy of now")
 
 
 @contextlib.contextmanager
@@ -195,4 +204,4 @@ def report(outcomes: Sequence[Outcome]) -> int:
     return 1 if failed else 0
 
 
-ERRORS = (NothingToGrade, GradeError, SandboxUnavailable, slurm.SlurmUnavailable)
+ERRORS = (NothingToGrade, GradeError, SourceError, SandboxUnavailable, slurm.SlurmUnavailable)

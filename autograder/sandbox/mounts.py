@@ -13,6 +13,8 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 _SHARED = ("/tmp", "/dev/shm", "/var/tmp", "/home", "/root")
 _PACKAGES = ("torch", "numpy", "cloudpickle", "IPython")
 """Other packages that the sandbox needs from its start."""
+_COURSE_FILES = "share/sgd-to-ddp"
+"""Where a wheel puts assignments and their solutions, below the environment's folder."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
     """Return the mounts that this Python, its packages and ``course_lib`` need, then ``extra``.
 
     Only the package ``course_lib`` is seen of the directory that an editable install points to: no
-    assignment, no hidden case, no gradebook.
+    assignment, no hidden case, no gradebook. Nor are the files seen that a wheel of the course
+    brings beside its packages, solutions among them.
 
     Args:
         masked: modules of ``course_lib``, such as ``"course_lib.sharding"``, that raise
@@ -51,6 +54,8 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
     package = course_package()
     _make_sure_of_paths(prefixes, package)
     mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
+    installed = {p / _COURSE_FILES for p in (*prefixes, Path(sysconfig.get_path("data")))}
+    mounts += [Mount(p) for p in sorted(installed) if p.is_dir()]  # seen empty
     if beside_packages(package):
         # Hidden by name, because it may lie inside a folder that is mounted above, such as /usr.
         mounts.append(Mount(package.parent))

@@ -32,7 +32,6 @@ class Race:
 
     Args:
         target: the loss to reach, in nats, on rows that no rank has.
-        limit: virtual seconds that count as fast.
         latency: the network's latency in seconds.
         bandwidth: the network's bandwidth in bytes per second.
         world_size: number of ranks K.
@@ -48,7 +47,6 @@ class Race:
     """
 
     target: float = 0.25
-    limit: float = math.inf
     latency: float = 200e-6
     bandwidth: float = 125e6
     world_size: int = 4

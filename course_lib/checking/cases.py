@@ -119,7 +119,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Observed:
-    """What running a case gave: the outputs, and what was sent for them.
+    """The outcome of a run of one case: the outputs, and the communication behind them.
 
     Attributes:
         outputs: one plain value per rank.
@@ -139,7 +139,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a case's communication must be like; `expectations` makes them.
+    """A demand on a case's communication; `expectations` makes them.
 
     Attributes:
         test: ``test(case, observed, trace)`` raises `Wrong`, or is content.
@@ -155,7 +155,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Check:
-    """What one task asks for, in a form that a machine can examine.
+    """One task's demands, in a form that a machine can examine.
 
     Attributes:
         function: name of the student's function.

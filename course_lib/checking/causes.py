@@ -36,10 +36,10 @@ def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, 
     """Return how hard it is to find a mistake in a case; the smaller, the simpler.
 
     First counts in how many ways it is unusual: another dtype than float32, tensors that are not
-    contiguous, no numbers at all. Several groups and a call before it count twice. Each parameter
-    more than the check's `first` case has counts too: of a special case there is more to say. Then
-    comes the number of ranks, then the number of digits of how many numbers there are: 6 and 9 are
-    alike.
+    contiguous, no numbers at all, `degenerate` where the `first` case is not. Several groups and a
+    call before it count twice. Each parameter more than the first case has counts too: of a special
+    case there is more to say. Then comes the number of ranks, then the number of digits of how many
+    numbers there are: 6 and 9 are alike.
     """
     numbers = sum(tensor.numel() for tensor in tensors_in(list(inputs)))
     form = case.form
@@ -49,6 +49,20 @@ def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, 
         + 2 * (len(case.groups) > 1)
         + 2 * (case.after is not None)
         + (numbers == 0)
+        + (degenerate(case, [case, first]) and not degenerate(first, [case, first]))
         + max(0, len(case.parameters) - len(first.parameters))
     )
     return unusual, case.world_size, len(str(numbers))
+
+
+def degenerate(case: Case, among: Iterable[Case]) -> bool:
+    """Return whether mistakes may hide in a case because numbers coincide in it.
+
+    One rank is its own neighbour, and a mean over one is a sum. So are nodes of one rank, a single
+    node, and as many nodes as each has ranks.
+    """
+    size = case.network.node_size
+    if size is not None and size > 0:
+        nodes = case.world_size // size
+        return nodes == 1 or size == 1 or nodes == size
+    return case.world_size == 1 < max(each.world_size for each in among)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,63 @@ def expect_close(
     for mistake, value in (lookalikes or {}).items():
         if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol):
             raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
-    raise Wrong(message, expected=right, got=theirs)
+    hint = _never_written(tensor[here], expected[here]) or _rounded(tensor, expected)
+    raise Wrong(message, hint, expected=right, got=theirs)
+
+
+def _never_written(got: Tensor, expected: Tensor) -> str:
+    """Return a hint if a wrong number is the one that `torch.empty` gives on the ranks."""
+    told = "what memory of torch.empty holds in a check until something is written into it"
+    if got.is_floating_point():
+        found = bool(got.isnan() & ~expected.isnan())
+        return f"nan is {told}. (0/0 is nan, too.)" if found else ""
+    whole = not got.is_complex() and got.dtype != torch.bool
+    return f"This is {told}." if whole and int(got) == torch.iinfo(got.dtype).max else ""
+
+
+_NARROWER = {
+    torch.float64: (torch.bfloat16, torch.float16, torch.float32),
+    torch.float32: (torch.bfloat16, torch.float16),
+}
+
+
+def _rounded(got: Tensor, expected: Tensor) -> str:
+    """Return a hint if the numbers are nearly right, and roundings are what is between."""
+    got, exact = got.detach().double(), expected.double()
+    scale = float(exact.abs().max())
+    error = float((got - exact).abs().max())
+    if not expected.is_floating_point():
+        nearly = scale > 2**16 and error < 1e-2 * scale
+        return (
+            "This is nearly right: it went through a dtype that does not hold such integers. Keep "
+            f"{_name(expected.dtype)}."
+            if nearly
+            else ""
+        )
+    for narrow in _NARROWER.get(expected.dtype, ()):
+        fits = torch.equal(got, got.to(narrow).double())
+        if fits and not torch.equal(exact, exact.to(narrow).double()) and error < 0.1 * scale:
+            return (
+                f"This is nearly right, and each number fits into {_name(narrow)}: it was rounded "
+                f"to that on the way. Keep {_name(expected.dtype)}."
+            )
+    if expected.dtype == torch.float64 and error < 1e-6 * scale:
+        return "This is right to 6 digits: it went through float32 on the way. Keep float64."
+    if expected.dtype == torch.float32 and error < 2e-3 * scale:
+        return (
+            "This is nearly right. If the formula is: bfloat16 and float16 have 3 digits, so keep "
+            "float32 in every operation."
+        )
+    if expected.dtype == torch.bfloat16 and error < 0.05 * scale:
+        return (
+            "This is nearly right. If the formula is: each operation in bfloat16 rounds to 3 "
+            "digits, so calculate in float32, and convert the result once."
+        )
+    return ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def expect_number(
@@ -92,7 +148,8 @@ def expect_number(
     for mistake, value in (lookalikes or {}).items():
         if abs(got - value) <= atol + rtol * abs(value):
             raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
-    raise Wrong(message, expected=right, got=theirs)
+    pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
+    raise Wrong(message, _rounded(*pair), expected=right, got=theirs)
 
 
 def expect_equal(
@@ -140,12 +197,32 @@ def expect_equal(
             try:
                 judge(value, wanted, name, **options)
             except Wrong as wrong:
-                for mistake, theirs in (lookalikes or {}).items():
-                    if _passes(judge, value, dict(leaves(theirs)).get(place), name, options):
+                known = [(words, dict(leaves(it)).get(place)) for words, it in _items(lookalikes)]
+                for mistake, theirs in known:
+                    if _passes(judge, value, theirs, name, options):
                         raise wrong.with_hint(f"This equals {mistake}.") from None
+                for mistake, theirs in known:
+                    if _equals_where_wrong(value, theirs, wanted, options):
+                        hint = f"Where it is wrong, this equals {mistake}."
+                        raise wrong.with_hint(hint) from None
                 raise
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{what}: {min(extra)} was not asked for")
+
+
+def _items(lookalikes: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    return () if lookalikes is None else lookalikes.items()
+
+
+def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
+    """Return whether some elements are right, and several wrong ones are those of a mistake."""
+    tensors = [each for each in (value, mistake, right) if isinstance(each, Tensor)]
+    if len(tensors) < 3 or len({(each.shape, each.dtype) for each in tensors}) > 1:
+        return False
+    apart = ~torch.isclose(value, right, **options)
+    return 1 < int(apart.sum()) < apart.numel() and torch.allclose(
+        value[apart], mistake[apart], **options
+    )
 
 
 def _passes(judge: Any, value: Any, right: Any, what: str, options: dict[str, Any]) -> bool:
@@ -182,7 +259,7 @@ def describe(value: Any) -> str:
     if value is None:
         return "None (is a return missing, or was it never set?)"
     if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
+        return f"a tensor of shape {list(value.shape)}, {_name(value.dtype)}"
     if isinstance(value, dict):
         return f"a dict with the keys {str(list(value))[:60]}" if value else "an empty dict"
     if isinstance(value, list | tuple):

@@ -61,10 +61,10 @@ def receives_at_most(
 def receives_at_least(limit: Limit, *, kinds: Iterable[str] | None = None) -> Expectation:
     """Expect a rank to receive as many bytes as it cannot know by itself.
 
-    Who has the right numbers with fewer got them past what is counted: from a file, the store, or
-    memory that ranks of one process share.
+    A rank with the right numbers and fewer bytes got them past the counter: from a file, the store,
+    or memory that ranks of one process share.
     """
-    hint = "What others have comes in messages: not in files, and not through what ranks share."
+    hint = "Numbers of other ranks come in messages: not in files, not through shared memory."
     return _bytes("receives", received, limit, kinds, (), hint, at_least=True)
 
 

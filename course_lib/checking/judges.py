@@ -33,6 +33,7 @@ def equals(
     oracle: Oracle,
     mistakes: Mapping[str, Oracle] | None = None,
     *,
+    named: Oracle | None = None,
     tolerance: Mapping[str, float] | None = None,
     absolute: Mapping[str, float] | None = None,
 ) -> Judge:
@@ -43,6 +44,8 @@ def equals(
             ``{"gradient of parameter {}": [...]}`` says "rank 2: gradient of parameter 1".
         mistakes: words → what that mistake gives; it may have some of the oracle's keys only. The
             one that a rank's wrong element equals becomes the hint.
+        named: gives more mistakes, words → value, where the words depend on the case. They are
+            looked at first.
         tolerance: dtype → allowed relative error, where it is not that of `TOLERANCE`.
         absolute: dtype → allowed absolute error, where it is not a tenth of the relative one. What
             is a sum of larger terms that cancel needs more: they were rounded at their own size.
@@ -59,7 +62,9 @@ def equals(
             except Exception:  # an oracle need not know what more ranks would give
                 return None
 
-        return {"what all ranks together give: hand the group on, in every call": of_all}
+        return {
+            "the result over all ranks, not over the group: pass group=group to every call": of_all
+        }
 
     @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
@@ -76,7 +81,9 @@ def equals(
                     f"rank {rank}",
                     rtol=rtol,
                     atol=atol,
-                    lookalikes=_Lazy({**(mistakes or {}), **whole(rank, inputs)}, case, theirs, me),
+                    lookalikes=_Lazy(
+                        {**(mistakes or {}), **whole(rank, inputs)}, named, case, theirs, me
+                    ),
                 )
 
     return judge
@@ -86,13 +93,21 @@ class _Lazy(dict[str, Any]):
     """Mistakes, computed when somebody looks: mostly nobody does."""
 
     def __init__(
-        self, mistakes: Mapping[str, Oracle], case: Case, inputs: Sequence[Any], me: int
+        self,
+        mistakes: Mapping[str, Oracle],
+        named: Oracle | None,
+        case: Case,
+        inputs: Sequence[Any],
+        me: int,
     ) -> None:
         super().__init__(mistakes)
-        self._arguments = case, inputs, me
+        self._named, self._arguments = named, (case, inputs, me)
 
     def items(self) -> Any:
-        return ((name, oracle(*self._arguments)) for name, oracle in super().items())
+        if self._named is not None:
+            yield from self._named(*self._arguments).items()
+        for name, oracle in super().items():
+            yield name, oracle(*self._arguments)
 
 
 def equals_library(program: Program, library: Callable[..., Any]) -> Judge:

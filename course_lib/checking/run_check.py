@@ -126,7 +126,7 @@ class _Examination:
             self.timed_out = isinstance(error, RankTimeout)
             self.trace = getattr(error, "trace", None)
             reason, detail = _in_one_line(error), _explanation(error)
-            summary = error.summary
+            summary = error.summary + _beside_pytorch(error.summary)
         except NotPlainError as error:
             reason = str(error)
         parts = {part: not reason or part in self._granted for part in self._check.worth}
@@ -247,9 +247,9 @@ def _outside_the_group(case: Case, trace: Trace | None) -> str:
         group = case.members(event.rank)
         if event.kind not in ("send", "recv") and not set(event.group) <= set(group):
             return (
-                f"Rank {event.rank} meets ranks {', '.join(map(str, event.group))} in "
-                f"{told([event])[4:]}, expected only those of its group, "
-                f"{', '.join(map(str, group))}: pass group=group to every call."
+                f"Rank {event.rank} communicates with ranks {', '.join(map(str, event.group))} in "
+                f"{told([event])[4:]}. Only ranks {', '.join(map(str, group))} are in its group: "
+                "pass group=group to every call."
             )
     return ""
 
@@ -264,11 +264,22 @@ def _expect_all_waited_for(trace: Trace) -> None:
             )
 
 
+_BESIDE_PYTORCH = {
+    "view size is not compatible": " (.reshape works, and makes a copy: to change such a tensor "
+    "in place, write the result back with tensor.copy_.)",
+}
+"""Words of PyTorch's → more, where its own advice leads into the next mistake."""
+
+
+def _beside_pytorch(summary: str) -> str:
+    return "".join(more for words, more in _BESIDE_PYTORCH.items() if words in summary)
+
+
 def _in_one_line(error: RanksError) -> str:
     """Return the error with what the ranks wait for, where that is the point."""
     waiting = [f"rank {s.rank} {s.doing}" for s in error.states if s.doing.startswith("waits in")]
     if isinstance(error, RankError) or not waiting:
-        return error.summary
+        return error.summary + _beside_pytorch(error.summary)
     return f"{error.summary} {'; '.join(waiting)}."
 
 

@@ -1,12 +1,13 @@
 """What a right function leaves as it was: compared where the verdict is made.
 
 A rank tells what it has left behind (`effects`). Here that is compared with what the rank was sent,
-and with what it told before. The first effect that is found is the verdict's, with a sentence.
+and with what it told before. Each effect has a sentence. Most of them may explain a wrong value, so
+they are told before it; those of `LATE` cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,11 @@ SENTENCES = {
         "what comes back shares memory with {name}",
         "Writing into one of them changes the other: return a copy (.clone()).",
     ),
+    "history": (
+        "what comes back carries the graph of its computation (requires_grad)",
+        "Return a number (loss.item()), or a tensor without history (.detach()): the graph keeps "
+        "all activations in memory.",
+    ),
     "asks": ("a tensor that came in requires a gradient after the call: it did not before", ""),
     "overwritten": (
         "this call has changed what an earlier one returned",
@@ -31,8 +37,8 @@ SENTENCES = {
     ),
     "random": (
         "the function draws or seeds random numbers of the {name} generator",
-        "Others rely on the state of the generators; where a task needs random numbers, draw them "
-        "from a generator of your own.",
+        "Others rely on its state. All random numbers come from the generator that is handed to "
+        "the function, or from one of your own.",
     ),
     "mode": (
         "{name} came in one mode and is left in another",
@@ -65,10 +71,18 @@ NAMES = ("the model", "the parameters", "the matrix")
 """What programs watch beside their input."""
 
 
-def expect_no_effects(
+LATE = ("aliases", "history", "overwritten", "random")
+"""Effects that explain no wrong value: the value is told before them. Dropout that draws is a model
+in the wrong mode."""
+
+Effect = tuple[str, Wrong]
+"""Its code in `SENTENCES`, and the finding."""
+
+
+def effects_of(
     told: Any, own: Any, value: Any, *, may_change: Sequence[str], rank: int
-) -> None:
-    """Raise `Wrong` for the first thing that the function on this rank did not leave as it was.
+) -> list[Effect]:
+    """Return what the function on this rank did not leave as it was, the most telling first.
 
     Args:
         told: by the rank.
@@ -78,24 +92,40 @@ def expect_no_effects(
         rank: which it is.
 
     Raises:
-        Wrong: something is changed, or `told` is not what a rank tells.
+        Wrong: `told` is not what a rank tells.
 
     """
     watched = own if isinstance(own, dict) else {"its input": own}
     watched = {name: each for name, each in watched.items() if name not in may_change}
     try:
-        found = _first_effect(told, watched, own, value)
+        found = list(_effects(told, watched, own, value))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise Wrong(f"rank {rank} answered nonsense") from None
-    if found is not None:
-        sentence, hint = SENTENCES[found[0]]
-        raise Wrong(f"rank {rank}: {sentence.format(name=found[1])}", hint)
+    made = []
+    for code, name in found:
+        sentence, hint = SENTENCES[code]
+        made.append((code, Wrong(f"rank {rank}: {sentence.format(name=name)}", hint)))
+    return made
 
 
-def _first_effect(
+def raise_first(effects: Sequence[Sequence[Effect]], *, explaining: bool) -> None:
+    """Raise the first finding of the first rank that has one.
+
+    Args:
+        effects: of each rank.
+        explaining: whether to look at those that may explain a wrong value, or at those of `LATE`.
+
+    """
+    for of_one_rank in effects:
+        for code, wrong in of_one_rank:
+            if (code not in LATE) is explaining:
+                raise wrong
+
+
+def _effects(
     told: Any, watched: Mapping[str, Any], own: Any, value: Any
-) -> tuple[str, str] | None:
-    """Return the most telling effect and the name of what it befell.
+) -> Iterator[tuple[str, str]]:
+    """Yield the effects and the name of what each befell.
 
     Raises:
         ValueError: `told` is not what a rank tells; also the other errors of looking into it.
@@ -106,38 +136,41 @@ def _first_effect(
         raise ValueError("other inputs")
     for name, tensors in sent.items():
         if not _all_same(tensors, told["inputs"][name]):
-            return "changed", name
+            yield "changed", name
     held = set(_as_many(told["addresses"]["of the output"], tensors_in(value))) - {0}
     for name, tensors in sent.items():
         if held & set(_as_many(told["addresses"]["of the inputs"][name], tensors)):
-            return "aliases", name
+            yield "aliases", name
     for name, (before, after) in _named(told["parameters"]):
         if not _all_same(before["values"], after["values"]):
-            return "changed", name
+            yield "changed", name
         if before["requires_grad"] != after["requires_grad"]:
-            return "trainable", name
+            yield "trainable", name
         if after["hooks"]:
-            return "hooks", name
+            yield "hooks", name
         if after["inference"]:
-            return "inference", name
+            yield "inference", name
     for name, (before, after, inference) in _named(told["modules"]):
         for code in _ON_MODULES:
             if before[code] != after[code]:
-                return code, name
+                yield code, name
         if inference:
-            return "inference", name
+            yield "inference", name
     for name in GENERATORS:
         before, after = told["generators"][name]
         if before != after:
-            return "random", name
+            yield "random", name
     if told["gradients"] is not True:
-        return "grad_mode", "disabled"
+        yield "grad_mode", "disabled"
     if told["dtype"] != "torch.float32":
-        return "dtype", ""
+        yield "dtype", ""
     if any(_as_many(told["asks"], tensors_in(own))):
-        return "asks", ""
+        yield "asks", ""
+    if told["history"] is not False:
+        yield "history", ""
     before, after = told["kept"]
-    return None if _all_same(before, after) else ("overwritten", "")
+    if not _all_same(before, after):
+        yield "overwritten", ""
 
 
 def _named(told: Any) -> list[tuple[str, Any]]:

@@ -16,7 +16,8 @@ and compared here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +25,10 @@ import torch
 
 from course_lib.checking.answers import expect_form, form_seen_by
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
+from course_lib.checking.causes import degenerate
 from course_lib.checking.judges import Judge, form_of
 from course_lib.checking.on_ranks.given import Program, RankProgram
-from course_lib.checking.side_effects import expect_no_effects
+from course_lib.checking.side_effects import effects_of, raise_first
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
 
@@ -49,20 +51,21 @@ def task(
 
     Args:
         function: name of the student's function.
-        inputs: ``inputs(case, generator)`` draws one plain value per rank, mostly a dict;
-            floating-point tensors become those of the case's dtype.
+        inputs: ``inputs(case, generator)`` draws one plain value per rank, mostly a dict. It
+            draws in float64, and floating-point tensors become those of the case's dtype: so they
+            use all of its bits, and an answer that went through a narrower one is not right.
         program: ``program(function, mine, given)`` runs on every rank.
         judges: look at all values, one after the other; the first finding counts. One
             that says which form of answers it sees (`answers.sees`) sees no other.
-        cases: the public cases; see `in_many_forms`.
+        cases: the public cases; see `in_many_forms`. They are run in the order of `from_plain`.
         expects: what the communication must be like, and the memory that is held.
         may_change: keys of the input that the function may change or return. All others must be
             what they were.
         worth: part → share of the points; see `Check`.
         seconds: time limit of one case; by default `limits.CASE_SECONDS`.
-        in_turn: pairs (i, j) of places in `cases`: one more case, case j on ranks that have just
-            gone through case i. The two should differ in all arguments, or in nothing but what is
-            drawn: who keeps something from the first call is found out.
+        in_turn: pairs (i, j) of places in `cases` as they stand here: one more case, case j on
+            ranks that have just gone through case i. The two should differ in all arguments, or in
+            nothing but the drawn numbers: who keeps something from the first call is found out.
         computes: ``computes(own)``: how long the program says that a rank computes; see `Check`.
 
     """
@@ -87,7 +90,7 @@ def task(
         RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
         dressed,
         _TaskJudge(tuple(judges), tuple(may_change)),
-        _in_turn(cases, in_turn),
+        from_plain(_in_turn([_with_its_form(case) for case in cases], in_turn)),
         seconds,
         tuple(expects),
         dict(worth or {}),
@@ -97,7 +100,19 @@ def task(
 
 def _drawn(inputs: Inputs, case: Case, generator: torch.Generator) -> list[Any]:
     dtype = getattr(torch, case.form.dtype)
-    return [_as_dtype(own, dtype) for own in inputs(case, generator)]
+    with _in_float64():
+        drawn = inputs(case, generator)
+    return [_as_dtype(own, dtype) for own in drawn]
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
@@ -112,9 +127,10 @@ def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class _TaskJudge:
-    """Opens what the ranks' programs returned, lets the judges look, then looks for effects.
+    """Opens what the ranks' programs returned, looks for effects, lets the judges look.
 
-    No judge looks before all answers have the form that each of them sees.
+    No judge looks before all answers have the form that each of them sees. An effect that may
+    explain a wrong value, such as a changed input, is told before the value.
     """
 
     judges: tuple[Judge, ...]
@@ -128,10 +144,14 @@ class _TaskJudge:
             for rank, (value, _) in enumerate(opened):
                 name = f"rank {rank}" if case.world_size > 1 else ""
                 expect_form(value, form_seen_by(judge, case, own, rank), name)
+        effects = [
+            effects_of(left, own[rank], value, may_change=self.may_change, rank=rank)
+            for rank, (value, left) in enumerate(opened)
+        ]
+        raise_first(effects, explaining=True)
         for judge in self.judges:
             judge(case, own, [value for value, _ in opened])
-        for rank, (value, left) in enumerate(opened):
-            expect_no_effects(left, own[rank], value, may_change=self.may_change, rank=rank)
+        raise_first(effects, explaining=False)
 
 
 def _open(rank: int, output: Any) -> tuple[Any, Any]:
@@ -158,6 +178,35 @@ def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[C
     return (*cases, *made)
 
 
+def _with_its_form(case: Case) -> Case:
+    """Return the case, whose name says in which dtype and layout its tensors come."""
+    plain, form = Form(), case.form
+    special = [form.dtype] * (form.dtype != plain.dtype)
+    special += [form.layout] * (form.layout != plain.layout)
+    return replace(case, name=f"{case.name} ({', '.join(special)})") if special else case
+
+
+def from_plain(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Return the cases in the order in which they are run.
+
+    First come plain ones (contiguous float32, one group), and among them those that are not
+    `degenerate`. Then come other layouts, other dtypes, several groups, and a call before. So a
+    mistake is met where nothing else is special.
+    """
+
+    def special(case: Case) -> tuple[int, bool]:
+        form, plain = case.form, Form()
+        ways = (
+            form.layout != plain.layout,
+            form.dtype != plain.dtype,
+            len(case.groups) > 1,
+            case.after is not None,
+        )
+        return max((i for i, way in enumerate(ways, 1) if way), default=0), degenerate(case, cases)
+
+    return tuple(sorted(cases, key=special))
+
+
 def in_many_forms(
     *cases: Case,
     dtypes: Sequence[str] = ("float32", "float64", "bfloat16"),
@@ -168,17 +217,21 @@ def in_many_forms(
 ) -> tuple[Case, ...]:
     """Return the cases with forms drawn for them, each form as often as the others.
 
-    A right function depends on none of them. Of the cases with three ranks or more, every second
-    one works in two groups at once: the ranks in the middle, and those around them. Even and odd
-    ranks would do for a function that guesses who is in its group. A form that a case already has
-    stays.
+    A right function depends on none of them. The first case that is not `degenerate` is plain, as
+    are those before it: float32, contiguous, one group, a list. Of the cases with three ranks or
+    more, every second one works in two groups at once: the ranks in the middle, and those around
+    them. Even and odd ranks would do for a function that guesses who is in its group. A form that a
+    case already has stays.
     """
+    order = sorted(range(len(cases)), key=lambda place: degenerate(cases[place], cases))
+    plain = next((place for place in order if cases[place].form == Form()), 0)
     formed, many = [], 0
-    for i, case in enumerate(cases):
+    for place, case in enumerate(cases):
+        i = max(0, place - plain)
         split: tuple[tuple[int, ...], ...] = ()
         if case.world_size > 2 and groups:
             many += 1
-            if many % 2 == 0:
+            if many % 2 == 0 and i:
                 split = _around_and_middle(case.world_size)
         form = Form(
             split,

@@ -118,5 +118,5 @@ def start_recv(tensor: Tensor, source: int, group: Group = None) -> dist.Work:
 
 
 def _started(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "members get a handle; place_in refuses the others"
+    assert work is not None, "isend or irecv returned no handle: this rank is not in the group"
     return work

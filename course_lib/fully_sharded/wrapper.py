@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from course_lib.collectives import Group, place_in
 from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.fully_sharded.unit import Place, Unit
+from course_lib.gradient_sync import sync_flat
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -49,6 +50,9 @@ class FullyShardedDataParallel(nn.Module):
         group: the process group; None for all ranks.
         unit_types: modules whose parameters, with those inside, are gathered together, for example
             `(Block,)`. By default each module that has parameters of its own.
+        whole_types: small modules, for example `(nn.LayerNorm,)`, whose own parameters stay whole
+            on every rank, in their own dtype. Their gradients are averaged when backward ends, in
+            one all-reduce. That saves messages where a gather costs more than memory is worth.
         prefetch: fetch the next unit's weights during this one. Its order is known from the second
             forward on.
 
@@ -66,6 +70,7 @@ class FullyShardedDataParallel(nn.Module):
         group: Group = None,
         *,
         unit_types: tuple[type[nn.Module], ...] | None = None,
+        whole_types: tuple[type[nn.Module], ...] = (),
         prefetch: bool = True,
     ) -> None:
         super().__init__()
@@ -76,7 +81,12 @@ class FullyShardedDataParallel(nn.Module):
         broadcast_module_states(module, 0, group)
         self.module, self._prefetch = module, prefetch
         self._names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-        owners = _owners(module, unit_types)
+        self._whole = _parameters_of(module, whole_types)
+        self._to_average = False
+        for param in filter(lambda param: param.requires_grad, self._whole):
+            param.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+        self._group = group
+        owners = _owners(module, unit_types, self._whole)
         self._units: list[Unit] = []
         self._order: list[Unit] = []
         self._root: Unit | None = None
@@ -142,11 +152,21 @@ class FullyShardedDataParallel(nn.Module):
         """Wait until the gradients of the pieces are there. Backward does this when it ends."""
         for unit in self._units:
             unit.finish()
+        if self._to_average:
+            self._to_average = False
+            sync_flat(self._whole, self._group)
+
+    def _note_gradient(self, _: Tensor) -> None:
+        self._to_average = True
+        if not self._in_backward:
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     @property
     def bytes_held(self) -> int:
         """Bytes of weights on this rank now: all chunks, and what is gathered."""
-        return sum(unit.bytes_held for unit in self._units)
+        whole = sum(param.nbytes for param in self._whole)
+        return whole + sum(unit.bytes_held for unit in self._units)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole `module.state_dict()`, on every rank, in the parameters' own dtype.
@@ -161,12 +181,23 @@ class FullyShardedDataParallel(nn.Module):
         state = self.module.state_dict()
         for name in self._names:
             owner, _, attribute = name.rpartition(".")
-            state[name] = whole[self.module.get_submodule(owner), attribute]
+            place = self.module.get_submodule(owner), attribute
+            state[name] = whole[place] if place in whole else state[name].clone()
         return state
 
 
+def _parameters_of(
+    module: nn.Module, types: tuple[type[nn.Module], ...]
+) -> dict[nn.Parameter, None]:
+    """Return the parameters that modules of these types have themselves, in order."""
+    inside = [inner for inner in module.modules() if isinstance(inner, types)]
+    return {param: None for inner in inside for param in inner.parameters(recurse=False)}
+
+
 def _owners(
-    module: nn.Module, unit_types: tuple[type[nn.Module], ...] | None
+    module: nn.Module,
+    unit_types: tuple[type[nn.Module], ...] | None,
+    whole: dict[nn.Parameter, None],
 ) -> dict[nn.Module, dict[nn.Parameter, list[Place]]]:
     """Return unit → its parameters → where modules have each of them.
 
@@ -175,7 +206,7 @@ def _owners(
     users: dict[nn.Parameter, list[tuple[nn.Module, Place]]] = {}
     for unit, inner in _with_unit(module, module, unit_types):
         for name, param in inner._parameters.items():
-            if param is not None:
+            if param is not None and param not in whole:
                 users.setdefault(param, []).append((unit, (inner, name)))
     found: dict[nn.Module, dict[nn.Parameter, list[Place]]] = {}
     for param, uses in users.items():

@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="course", description="Work through the course: from mini-batch SGD to DDP."
     )
     without("rfc3987_syntax")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     module = None
     try:
         for name, told in COMMANDS.items():
@@ -45,6 +45,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 command.description = module.DESCRIPTION
                 module.add_options(command)
         arguments, more = parser.parse_known_args(words)
+        if arguments.command is None:
+            parser.print_help()
+            return 0
         arguments.more = more
         if more and arguments.command not in PASSES_ON:
             parser.error(f"unrecognized arguments: {' '.join(more)}")

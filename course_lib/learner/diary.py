@@ -21,12 +21,14 @@ CHECKS = "checks.jsonl"
 def keep(file: str, entry: dict[str, Any]) -> None:
     """Append `entry` to a file of the desk; do nothing if the working directory is on no desk.
 
-    The line begins with the time, and with the notebook's name if JupyterLab gives it.
+    The line begins with the time, with the folder of the desk that we are in, which is the
+    notebook's, and with the notebook's name if JupyterLab gives it.
     """
     desk = find_desk(Path.cwd())
     if desk is None:
         return
     line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    line["folder"] = Path.cwd().relative_to(desk).as_posix()
     if notebook := Path(os.environ.get("JPY_SESSION_NAME", "")).stem:
         line["notebook"] = notebook
     try:
@@ -51,6 +53,11 @@ def kept(file: str, desk: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict):
             found.append(entry)
     return found
+
+
+def in_lecture(entry: dict[str, Any]) -> bool:
+    """Tell whether an entry was made in a lecture; a check there is part of the lecture."""
+    return Path(str(entry.get("folder"))).parts[:1] == ("lectures",)
 
 
 def find_desk(start: Path) -> Path | None:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from jupyter_core.paths import jupyter_runtime_dir
+from jupyter_core.paths import jupyter_config_dir, jupyter_runtime_dir
 
 from course_lib.learner._course import find_course
 from course_lib.learner._desk import refresh
+from course_lib.learner.notebooks import has_outputs
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
@@ -23,7 +24,8 @@ DESCRIPTION = (
 )
 SETTINGS = Path(__file__).resolve().parents[1] / "ranks" / "notebook" / "jupyterlab"
 """A Jupyter configuration folder. Closing a notebook ends its kernel, and with it the ranks.
-There are no panels for instructors and no news."""
+There are no panels for instructors and no news; ``custom`` dims figures on dark pages."""
+FIRST = "lectures/00_start_here.ipynb"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +83,25 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
             "folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
         )
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
-    command += ["--LabApp.default_url=/lab/tree/lectures", *options]
+    command += [f"--LabApp.default_url=/lab/tree/{opened(desk)}", *style(), *options]
     os.execve(sys.executable, command, environment())
+
+
+def opened(desk: Path) -> str:
+    """Return what JupyterLab shows: lecture 00 until it has been run, then the lectures' folder.
+
+    It also opens again what was open when it was closed.
+    """
+    first = desk / FIRST
+    begun = not first.is_file() or has_outputs(FIRST, first.read_bytes())
+    return "lectures" if begun else FIRST
+
+
+def style() -> list[str]:
+    """Return the options that let JupyterLab use our style sheet, or the user's own one."""
+    folders = [str(folder / "custom") for folder in (Path(jupyter_config_dir()), SETTINGS)]
+    searched = {"static_custom_path": folders}
+    return ["--LabApp.custom_css=True", f"--ServerApp.tornado_settings={searched!r}"]
 
 
 def environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import textwrap
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from course_lib.learner import _course
 from course_lib.learner._course import find_course
-from course_lib.learner.diary import CHECKS, PREDICTIONS, kept
+from course_lib.learner.diary import CHECKS, PREDICTIONS, in_lecture, kept
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
@@ -19,7 +20,13 @@ DESCRIPTION = (
     "predictions were right, and the recorded time."
 )
 PAUSE = 30 * 60
-"""A gap of this many seconds between two notes counts as a pause."""
+"""A gap of this many seconds between two records counts as a pause."""
+_EXPLAINED = (
+    "Points are those of the last run of each check. They do not include a grader's hidden cases, "
+    "nor answers that a person reads. A check that a lecture calls gives no points. The time is "
+    "the sum of the gaps between two recorded checks or predictions; gaps of half an hour or more "
+    "do not count."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,37 +50,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     """Return the lines to show, one for each assignment or lecture with a record."""
-    last = {entry.get("checked"): entry for entry in checks}
+    last = {entry.get("checked"): entry for entry in checks if not in_lecture(entry)}
     names = _course.names(course)
-    titles = {*names, *(str(entry.get("notebook")) for entry in predictions)}
-    width = max(map(len, titles))
+    titles = sorted({_title(entry) for entry in (*checks, *predictions)})
+    width = max(map(len, (*titles, "elsewhere")))
     lines = [f"{'':{width}}   points  predicted right   time"]
     total = [0.0, 0.0]
-    for title in sorted(titles):
+    for title in titles:
         tasks = _course.tasks(course, title) if title in names else []
         found = {t.name: last[f"{title}/{t.name}"] for t in tasks if f"{title}/{t.name}" in last}
-        mine = [entry for entry in predictions if str(entry.get("notebook")) == title]
-        if not (found or mine):
-            continue
+        mine = [entry for entry in predictions if _title(entry) == title]
+        asked = [entry for entry in checks if _title(entry) == title]
         earned = sum(t.points * float(found[t.name]["fraction"]) for t in tasks if t.name in found)
         most = sum(t.points for t in tasks if t.checked)
         total = [total[0] + earned, total[1] + most]
         points = f"{earned:g}/{most:g}" if tasks else ""
-        asked = [e for e in checks if str(e.get("checked")).partition("/")[0] == title]
         name = "elsewhere" if title == "None" else title
         lines.append(f"{name:{width}}  {points:>7}  {_right(mine):>15}  {_time([*mine, *asked])}")
     seconds = _time([*checks, *predictions])
-    sums = f"{total[0]:g}/{total[1]:g}"
+    sums = f"{total[0]:g}/{total[1]:g}" if total[1] else ""
     lines.append(f"{'together':{width}}  {sums:>7}  {_right(predictions):>15}  {seconds}")
-    lines.append("")
-    lines.append(
-        "Points are those of the last run of each check. They do not include a grader's hidden"
-    )
-    lines.append(
-        "cases, nor answers that a person reads. Time: between notes less than half an hour"
-    )
-    lines.append("apart.")
-    return lines
+    return [*lines, "", *textwrap.wrap(_EXPLAINED, 88)]
+
+
+def _title(entry: dict[str, Any]) -> str:
+    """Return the assignment or lecture that an entry belongs to."""
+    if "checked" in entry and not in_lecture(entry):
+        return str(entry["checked"]).partition("/")[0]
+    return str(entry.get("notebook"))
 
 
 def _right(predictions: Iterable[dict[str, Any]]) -> str:
@@ -86,7 +90,7 @@ def _right(predictions: Iterable[dict[str, Any]]) -> str:
 
 
 def _time(entries: Iterable[dict[str, Any]]) -> str:
-    """Return the time between notes, without pauses, in words."""
+    """Return the time between records, without pauses, in words."""
     moments = sorted(moment for entry in entries if (moment := _moment(entry)) is not None)
     gaps = (later - earlier for earlier, later in itertools.pairwise(moments))
     minutes = sum(gap for gap in gaps if gap < PAUSE) / 60

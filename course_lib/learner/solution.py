@@ -9,12 +9,12 @@ from pathlib import Path
 
 from course_lib.learner import _course
 from course_lib.learner._course import PACKAGE, Task, cells, find_course, is_check, role
-from course_lib.learner.diary import CHECKS, kept
+from course_lib.learner.diary import CHECKS, in_lecture, kept
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (
-    "Show the solution of an assignment, or of one of its tasks. It asks first. The solution is in "
-    "instructor/; a student's copy of the course may not have that folder."
+    "Show the solution of an assignment, or of one of its tasks. It asks first. A copy of the "
+    "course that a teacher made for students may have no solutions."
 )
 _MARK = re.compile(r" *### (BEGIN|END) SOLUTION\n?")
 
@@ -58,15 +58,16 @@ def _without(name: str) -> str:
     reference = next((p for p in (PACKAGE / f"{module}.py", PACKAGE / module) if p.exists()), None)
     also = f" You can read the reference implementation: {reference}." if reference else ""
     return (
-        "course solution: this copy of the course has no instructor/, the folder with the "
-        f"solutions. Your teacher has them.{also}"
+        "course solution: this copy of the course has no solutions: they are in the folder "
+        f"instructor/, which your teacher has.{also}"
     )
 
 
 def standing(name: str, tasks: list[Task], desk: Path) -> str:
     """Return what a learner should consider: how far they are, and the cost of reading."""
-    passed = {e.get("checked") for e in kept(CHECKS, desk) if e.get("all")}
-    tried = {e.get("checked") for e in kept(CHECKS, desk)}
+    checks = [entry for entry in kept(CHECKS, desk) if not in_lecture(entry)]
+    passed = {entry.get("checked") for entry in checks if entry.get("all")}
+    tried = {entry.get("checked") for entry in checks}
     checked = [task for task in tasks if task.checked]
     solved = sum(f"{name}/{task.name}" in passed for task in checked)
     begun = sum(f"{name}/{task.name}" in tried for task in checked)

@@ -176,7 +176,7 @@ def pack_result(value: Any, pack: Callable[[Any], Bytes]) -> Bytes:
         ) from None
 
 
-def join_call(common: Callable[[], Any], own: list[Any]) -> Callable[[], Any]:
+def join_call(common: Callable[[], Any], own: list[Any]) -> functools.partial[Any]:
     """Return the call, on the rank, as a function without arguments.
 
     `common` unpickles what all ranks share, in which `own` is filled in.

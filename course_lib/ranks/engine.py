@@ -6,6 +6,7 @@ a fabric with a virtual clock; or `IsolatedSimulated`, the same with a process f
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 from course_lib.ranks.calls import Call
@@ -25,6 +26,8 @@ class Engine(Protocol):
     """A device for every rank, and a sentence about them."""
     trace: Trace
     """The trace of the last call, also of one that failed."""
+    closing: threading.Event
+    """Set when the ranks are to end: a call that runs in another thread then raises."""
 
     def run(self, call: Call) -> list[Any]:
         """Run the call on every rank; its arguments may be `PerRank`."""

@@ -57,6 +57,7 @@ class IsolatedSimulated:
         self._misuse = misuse
         self._network = network or Network(latency=20e-6, bandwidth=10e9)
         self._processes = Processes(place(world_size, "cpu"), metered=False)
+        self.closing = self._processes.closing
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
@@ -134,6 +135,6 @@ def _on_rank(
         assert client.context is not None
         client.context.options = job.options
         value = fn(*args, **kwargs)
-        client.context.handles.finish()
+        client.context.finish()
         return value, client.context.handles.found
     return None, []

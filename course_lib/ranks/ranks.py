@@ -36,7 +36,8 @@ class Ranks:
     Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
     time, output, arguments and classes of the notebook. All else that a process has once, such as
     ``os.environ``, the working folder and the globals of imported modules, they share with one
-    another and with the notebook. Where that matters, ``isolated=True`` makes each a process.
+    another and with the notebook. Where that matters, ``isolated=True`` makes each a process. From
+    three ranks on, sums differ from those of other kinds of ranks by rounding: the order differs.
 
     Args:
         world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
@@ -79,7 +80,8 @@ class Ranks:
         misuse: Misuse = "warn",
         isolated: bool = False,
     ) -> None:
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (number and timeout > 0):
             raise ValueError(f"timeout is in seconds, above 0, or None for none; got {timeout!r}")
         self.world_size = world_size
         self.timeout = timeout
@@ -89,6 +91,8 @@ class Ranks:
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
+        self._calling: int | None = None
+        """The thread that runs a call now."""
         self.owner = uuid.uuid4().hex
         """Tells this object's variables on the ranks from those of others: see `variables`."""
         self.error: RanksError | None = None
@@ -163,6 +167,7 @@ class Ranks:
         if not self._busy.acquire(blocking=False):
             raise RanksError("these ranks already run a call; make others with Ranks(…)")
         self.error = None
+        self._calling = threading.get_ident()
         try:
             return self._engine.run(Call(fn, args, kwargs, CallOptions(self.timeout, check_nan)))
         except RanksError as error:
@@ -175,6 +180,7 @@ class Ranks:
             ]
             raise
         finally:
+            self._calling = None
             self._busy.release()
 
     def _refuse_if_gone(self) -> None:
@@ -219,10 +225,19 @@ class Ranks:
             self._engine.trace = trace
 
     def close(self) -> None:
-        """End the ranks. Closing twice is fine."""
+        """End the ranks. Closing twice is fine.
+
+        A call that runs meanwhile, in another thread, raises a `RanksError` there.
+        """
         self._closed = True
         self._forget()
-        if self._owner == os.getpid():
+        if self._owner != os.getpid():
+            return
+        self._engine.closing.set()
+        if self._calling == threading.get_ident():  # from a handler of a signal
+            self._engine.close()
+            return
+        with self._busy:
             self._engine.close()
 
     def __enter__(self) -> Ranks:

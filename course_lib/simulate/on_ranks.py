@@ -61,7 +61,10 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
             "levels cannot overlap here. Use overlap=False, or a node_size that fits"
         )
     if layout.zero in (1, 2) and layout.overlap:
-        raise LayoutError("ZeRO-1 and 2 need overlap=False: weights come after the update")
+        raise LayoutError(
+            "ZeRO-1 and ZeRO-2 need overlap=False here: the ranks gather the weights only after "
+            "the update"
+        )
     network = Network(
         *cluster.link_between,
         node_size=cluster.node_size,

@@ -113,16 +113,20 @@ def write_api() -> None:
 
 def build(site: Path) -> int:
     """Build the pages into `site` and look at their links; return the exit status."""
+    print("1/3 pages of notebooks, texts and modules: about a minute ...", flush=True)
     write_api()
-    sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-j", "2"]
+    sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-j", "2"]
+    sphinx += [] if sys.stdout.isatty() else ["-q"]  # in a terminal, each page is named in turn
     status = subprocess.run(
         [*sphinx, "-c", str(HERE), str(ROOT), str(site)], check=False
     ).returncode
     if status:
         return status
+    print("2/3 the cards ...", flush=True)
     (site / "index.html").write_text(HOME.format(first=FIRST), encoding="utf-8")
     (site / ".nojekyll").touch()  # or GitHub leaves out folders that begin with an underscore
     subprocess.run([sys.executable, HERE / "cards.py", "--to", site / "cards.pdf"], check=True)
+    print("3/3 following every link ...", flush=True)
     wrong = [f"broken link: {each}" for each in broken_links(site)]
     wrong += [f"fetched from elsewhere: {each}" for each in remote_resources(site)]
     for each in wrong:

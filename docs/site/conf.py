@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
 from sphinx.util import logging
 
 HERE = Path(__file__).resolve().parent
@@ -25,7 +26,7 @@ root_doc = "docs/site/index"
 include_patterns = [
     *("docs/site/**.md", "docs/site/api/*.rst", "docs/*.md", "README.md", "CONTRIBUTING.md"),
     *("CHANGELOG.md", "AGENTS.md", "lectures/*.ipynb", "assignments/*/*.ipynb"),
-    *("assignments/README.md", "instructor/README.md", "benchmarks/README.md"),
+    *("assignments/README.md", "instructor/*.md", "benchmarks/README.md"),
     *(
         "benchmarks/results/*.md",
         "autograder/README.md",
@@ -67,6 +68,7 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_css_files = ["course.css"]
+html_search_scorer = str(HERE / "scorer.js")
 html_math_renderer = "mathml"  # which browsers draw themselves: nothing to fetch
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
@@ -74,11 +76,16 @@ _log = logging.getLogger(__name__)
 _SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])")  # of brackets: MathML finds its own
 # In JupyterLab the place of a heading is its text, with dashes for spaces.
 _HEADING = re.compile(r"\]\(([^()\s#]*\.ipynb|)#([^()\s]+)\)")
+_NUMBER = re.compile(r"lectures/(\d\d)_")
+_TITLE = re.compile(r'"# ')  # the first one in a notebook's file
 _FOLDER = re.compile(r"\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
 
 
 def _to_pages(app: Any, docname: str, source: list[str]) -> None:
-    """Let links lead to pages: of a folder to its notebook or README, of headings to theirs."""
+    """Let links lead to pages: of a folder to its notebook or README, of headings to theirs.
+
+    And number the lectures' titles: people and other pages call a lecture by its number.
+    """
     here = (ROOT / docname).parent
 
     def page(found: re.Match[str]) -> str:
@@ -97,6 +104,27 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
         return f"]({found[1]}#{words})"
 
     source[0] = _HEADING.sub(slug, _FOLDER.sub(page, source[0]))
+    if number := _NUMBER.match(docname):
+        source[0] = _TITLE.sub(f'"# {number[1]} · ', source[0], count=1)
+
+
+def _to_index(app: Any, document: nodes.document) -> None:
+    """Index the words of the glossary where a lecture explains them, in bold.
+
+    A search for such a word lists that place first.
+    """
+    if not _NUMBER.match(app.env.docname):
+        return
+    lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
+    columns = [line.split("|")[1] for line in lines if line.startswith("| ")]
+    words = {word.strip().lower() for column in columns for word in column.split(",")}
+    for bold in list(document.findall(nodes.strong)):
+        word, section = bold.astext().lower(), bold.parent
+        while section is not None and not isinstance(section, nodes.section):
+            section = section.parent
+        if word in words and section is not None:
+            entry = ("single", word, section["ids"][0], "main", None)
+            bold.parent.insert(bold.parent.index(bold), addnodes.index(entries=[entry]))
 
 
 def _plain(
@@ -140,7 +168,8 @@ def _math(block: bool) -> Callable[[Any, nodes.Element], None]:
 
 
 def setup(app: Any) -> None:
-    """Connect the hook and the equations."""
+    """Connect the hooks and the equations."""
     app.connect("source-read", _to_pages)
+    app.connect("doctree-read", _to_index)
     app.connect("autodoc-process-docstring", _plain, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (_math(False), None), (_math(True), None))

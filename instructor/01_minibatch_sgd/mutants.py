@@ -255,7 +255,7 @@ def accumulate_gradients__weighted(model, loss_fn, x, y, micro_batch_size):
 
 @passes
 def accumulate_gradients__divides_at_the_end(model, loss_fn, x, y, micro_batch_size):
-    params = list(model.parameters())
+    params = [param for param in model.parameters() if param.requires_grad]
     sums, total = [torch.zeros_like(param) for param in params], 0.0
     parts = zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True)
     for rows, targets in parts:
@@ -325,7 +325,7 @@ seeds: draws or seeds random numbers
     model.zero_grad() → …; torch.manual_seed(0)
 from_the_back: rows of forward pass 0
     model.zero_grad() → …; x, y = x.flip(0), y.flip(0)
-loss_in_float32: loss returned by call 0
+loss_in_float32 passes
     part.item() → part.float().item()
 overwrites_the_rows: changes x, which must stay as it is
     return total → x.zero_(); …
@@ -642,7 +642,8 @@ def accumulate_gradients__first_model(model, loss_fn, x, y, micro_batch_size, ke
 def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_batch_size):
     from torch.func import functional_call, grad_and_value
 
-    params, total = {name: param.detach() for name, param in model.named_parameters()}, 0.0
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    params, total = {name: param.detach() for name, param in trained.items()}, 0.0
     model.zero_grad()
     for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
 
@@ -651,7 +652,7 @@ def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_bat
 
         gradients, loss = grad_and_value(share)(params)
         total += loss.item()
-        for name, param in model.named_parameters():
+        for name, param in trained.items():
             gradient = gradients[name]
             param.grad = gradient if param.grad is None else param.grad + gradient
     return total
@@ -759,4 +760,37 @@ def accumulate_gradients__pieces_of_equal_length(model, loss_fn, x, y, micro_bat
 edits_of(gradient_variance__draw_by_draw)("""
 in_float32: no 2 batches give that
     torch.cat([g.flatten() for g in grads]) → torch.cat([g.flatten() for g in grads]).float()
+""")
+
+
+# A frozen layer, and what comes back -----------------------------------------------------------
+
+
+edits_of(accumulate_gradients__weighted)("""
+thaws_a_frozen_layer: changes which parameters of the model require a gradient
+    total = 0.0 → total = 0.0; [param.requires_grad_() for param in model.parameters()]
+zeros_where_nothing_was: the first layer is frozen
+    model.zero_grad()
+  → for param in model.parameters():
+  →     param.grad = torch.zeros_like(param)
+returns_the_graph: carries the graph of its computation
+    total += part.item() → total = total + part
+changes_the_rows: the function changes x, which must stay as it is
+    total = 0.0 → total = 0.0; x *= 0
+sums_in_float32: fits into float32
+    part.backward()
+  → part.backward()
+  → for param in model.parameters():
+  →     if param.grad is not None:
+  →         param.grad = param.grad.float().to(param.dtype)
+a_float32_tensor_comes_back passes
+    return total → return torch.tensor(total)
+""")
+
+
+edits_of(sgd_step__in_no_grad)("""
+into_the_copy_of_reshape: .contiguous() and .reshape() make a copy
+    param -= lr * param.grad → param.reshape(-1).sub_(lr * param.grad.reshape(-1))
+a_step_in_bfloat16: in every operation
+    param -= lr * param.grad → param -= (lr * param.grad.bfloat16()).to(param.dtype)
 """)

@@ -26,13 +26,19 @@ def shard_bounds__by_rounding_up(length, world_size, rank):
 
 
 @passes
-def shard_bounds__as_a_slice(length, world_size, rank):
+def shard_bounds__in_numpy(length, world_size, rank):
     import numpy as np
 
     edges = np.cumsum(
         [0] + [length // world_size + (r < length % world_size) for r in range(rank + 1)]
     )
-    return slice(edges[rank], edges[rank + 1])
+    return edges[rank], edges[rank + 1]
+
+
+edits_of(shard_bounds__in_numpy)("""
+a_slice: expected two whole numbers (start, stop)
+    return edges[rank], edges[rank + 1] → return slice(edges[rank], edges[rank + 1])
+""")
 
 
 @fails("A stop is not part of its shard")
@@ -145,6 +151,10 @@ def average_gradients__all_at_once(params, group=None):
 
 
 edits_of(average_gradients__all_at_once)("""
+joins_again: the process group is there already
+    grads = [param.grad for → dist.init_process_group("gloo"); …
+through_bfloat16: each number fits into bfloat16
+    grad /= dist.get_world_size(group) → …; grad.copy_(grad.bfloat16())
 divides_what_is_under_way (simulated): before its wait()
     handle.wait()
     grad /= dist.get_world_size(group)
@@ -201,7 +211,7 @@ sum: the sum over the ranks
 no_communication: nothing was averaged
     dist.all_reduce(grad, group=group) → pass
     grad / world_size → grad
-averages_the_parameters: nothing was averaged
+averages_the_parameters: changes weights, which must stay as it is
     dist.all_reduce(grad, group=group) → dist.all_reduce(param.data, group=group)
     grad / world_size → grad
 half_of_the_sum: 3 ranks
@@ -503,7 +513,7 @@ def average_gradients__one_buffer_for_all_calls(params, group=None, buffers={}):
         param.grad = mean.view(param.shape)
 
 
-@fails("hand the group on")
+@fails("pass group=group to every call")
 def average_gradients__group_of_the_first_call(params, group=None, kept={}):
     group = kept.setdefault("group", group)
     for param in params:
@@ -560,7 +570,7 @@ def shard_bounds__an_array(length, world_size, rank):
     return ranks * (length // world_size) + np.minimum(ranks, length % world_size)
 
 
-@fails("a shard is contiguous")
+@fails("expected two whole numbers (start, stop)")
 def shard_bounds__every_kth(length, world_size, rank):
     return slice(rank, length, world_size)
 
@@ -606,3 +616,20 @@ updates_in_float32: parameter 0 after two steps
 in_any_order: The ranks disagree about
     model.parameters() → set(…)
 """)
+
+
+@passes
+def data_parallel_step__averages_weights_by_rows(model, loss_fn, x, y, lr, group=None):
+    rows = torch.tensor(float(len(x)), dtype=torch.float64)
+    dist.all_reduce(rows, group=group)
+    share = len(x) / rows.item()
+    model.zero_grad()
+    loss = loss_fn(model(x), y)
+    loss.backward()
+    for param in model.parameters():
+        mine = ((param.data - lr * param.grad) * share).contiguous()
+        dist.all_reduce(mine, group=group)
+        param.data.copy_(mine)
+    total = loss.detach().double() * share
+    dist.all_reduce(total, group=group)
+    return total.item()

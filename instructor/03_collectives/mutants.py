@@ -67,9 +67,15 @@ def tree_broadcast__to_all_children_at_once(tensor, src, group=None):
 
 
 edits_of(tree_broadcast__doubling)("""
+into_the_copy_of_reshape: make a copy, and the result went into the copy
+    tensor.copy_(data) → tensor.reshape(-1).copy_(data.reshape(-1))
+never_received: what memory of torch.empty holds
+    data = tensor.contiguous() → data = torch.empty(tensor.shape, dtype=tensor.dtype)
+through_bfloat16: each number fits into bfloat16
+    data = tensor.contiguous() → data = tensor.bfloat16().to(tensor.dtype).contiguous()
 ignores_the_source: 2 ranks, from rank 1
     dist.get_process_group_ranks(group).index(src) → 0
-takes_src_for_a_number_in_the_group: 4 ranks in two groups
+takes_src_for_a_number_in_the_group: which is number 1 in this group
     dist.get_process_group_ranks(group).index(src) → src
 takes_numbers_for_ranks: 4 ranks in two groups
     group_dst=(rank + width) → dst=(rank + width)
@@ -215,20 +221,20 @@ in_turns (simulated, grader): Send and receive at the same time
     receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k) → pass
     sending.wait() → pass
     receiving.wait() → pass
-keeps_the_next_chunk: chunk r + 1 of the sum
+keeps_the_next_chunk: the finished chunk 1: you are number 0 of the group
     rank - step - 2 → rank - step - 1
     chunks[rank] → chunks[(rank + 1) % k]
 one_step_too_few: expected
     range(k - 1) → range(k - 2)
 copies: expected
     += incoming → = incoming
-never_uses_what_arrives: nothing was written
+never_uses_what_arrives: nothing that arrived was added to it
     chunks[mine] += incoming → pass
 divisible_only: shape
     list(tensor.flatten().clone().tensor_split(k)) → list(tensor.reshape(k, -1).clone())
 drops_the_rest: has shape [2], expected [3]
     tensor_split(k) → split(max(1, tensor.numel() // k))
-rounds_up: has shape [3], expected [2]
+rounds_up: has shape [4], expected [3]
     list(tensor.flatten().clone().tensor_split(k)) → list(tensor.flatten().clone().chunk(k))
 changes_the_input: changes tensor, which must stay as it is
     .clone() →
@@ -380,9 +386,9 @@ one_step_too_few: expected
     range(k - 1) → range(k - 2)
 forwards_its_own (simulated, grader): receives them as
     given, got = chunks[(rank - step) % k] → given, got = chunks[rank]
-divisible_only: 3 ranks, 7 numbers
+divisible_only: 3 ranks, 10 numbers
     chunks = list(whole.tensor_split(k)) → chunks = list(whole.view(k, -1))
-like_its_own_chunk: 3 ranks, 7 numbers
+like_its_own_chunk: 3 ranks, 10 numbers
     list(whole.tensor_split(k)) → [torch.empty_like(chunk) for _ in range(k)]
     return whole → return torch.cat(chunks)
 returns_its_input: shares memory with chunk
@@ -498,18 +504,18 @@ def ring_all_reduce__padded(tensor, group=None):
 
 
 edits_of(ring_all_reduce__in_one_loop)("""
-into_a_copy: nothing was written into it
+into_a_copy: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → return flat.view(tensor.shape)
-contiguous_only: nothing was written into it
+contiguous_only: make a copy, and the result went into the copy
     tensor.copy_(flat.view(tensor.shape)) → pass
 needs_contiguous: view size is not compatible
     tensor.flatten() → tensor.view(-1)
     tensor.copy_(flat.view(tensor.shape)) → pass
-in_other_memory: nothing was written into it
+in_other_memory: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → tensor.data = flat.view(tensor.shape)
-set: nothing was written into it
+set: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → tensor.set_(flat.view(tensor.shape))
 flat_as_it_is (simulated, grader): needs a contiguous tensor
@@ -528,9 +534,9 @@ mean: nobody asked to divide
     tensor.copy_(flat.view(tensor.shape)) → tensor.copy_(flat.view(tensor.shape) / k)
 half_of_the_sum: nobody asked to divide
     tensor.copy_(flat.view(tensor.shape)) → tensor.copy_(flat.view(tensor.shape) / min(k, 2))
-divisible_only: 3 ranks, 7 numbers
+divisible_only: 3 ranks, 10 numbers
     flat.tensor_split(k) → flat.view(k, -1)
-drops_the_rest: 3 ranks, 7 numbers
+drops_the_rest: 3 ranks, 10 numbers
     flat.tensor_split(k) → flat[: len(flat) // k * k].tensor_split(k)
 not_fewer_than_ranks: 4 ranks, 3 numbers
     flat.tensor_split(k) → flat.chunk(k) if len(flat) % k != 1 else …
@@ -597,7 +603,7 @@ def ring_all_reduce__through_one_rank(tensor, group=None):
     tensor.copy_(flat.view(tensor.shape))
 
 
-@fails("3 ranks, 7 numbers")
+@fails("3 ranks, 10 numbers")
 def ring_all_reduce__powers_of_two_only(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.flatten().contiguous()
@@ -612,7 +618,7 @@ def ring_all_reduce__powers_of_two_only(tensor, group=None):
     tensor.copy_(flat.view(tensor.shape))
 
 
-@fails("nothing was written into it")
+@fails("the tensor as it was before the call")
 def ring_all_reduce__rank_0_only(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.flatten().contiguous()
@@ -735,27 +741,27 @@ never_gathers: expected
     ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
 sums_before_it_gathers: expected
     k - 1, 2 * (k - 1) → 2 * (k - 1),
-wrong_way_round (simulated, grader): What leaves the node
+wrong_way_round (simulated, grader): Messages to other nodes take long
     mine = ring(flat, inside, lambda k: (k - 1,)) → mine = ring(flat, between, lambda k: (k - 1,))
     ring(mine, between, lambda k: (2 * (k - 1),)) → ring(mine, inside, lambda k: (2 * (k - 1),))
     inside, lambda k: (k - 1, 2 * (k - 1)) → between, lambda k: (k - 1, 2 * (k - 1))
-whole_tensors_between (simulated, grader): What leaves the node
+whole_tensors_between (simulated, grader): Messages to other nodes take long
     mine = ring(flat, inside, lambda k: (k - 1,)) → ring(flat, inside, lambda k: (2 * (k - 1),))
     ring(mine, between, lambda k: (2 * (k - 1),)) → ring(flat, between, lambda k: (2 * (k - 1),))
     ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
-one_flat_ring (simulated, grader): What leaves the node
+one_flat_ring (simulated, grader): Messages to other nodes take long
     mine = ring(flat, inside, lambda k: (k - 1,)) → ring(flat, None, lambda k: (2 * (k - 1),))
     ring(mine, between, lambda k: (2 * (k - 1),)) → pass
     ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
 blocking (simulated, grader): waits in send
     dist.isend → dist.send
     sending.wait() → pass
-in_other_memory: nothing was written into it
+in_other_memory: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → tensor.data = flat.view(tensor.shape)
-in_float64 (simulated, grader): What leaves the node
+in_float64 (simulated, grader): Messages to other nodes take long
     tensor.flatten() → (tensor.double() if tensor.is_floating_point() else tensor).flatten()
-between_in_float64 (simulated, grader): What leaves the node
+between_in_float64 (simulated, grader): Messages to other nodes take long
     ring(mine, between, lambda k: (2 * (k - 1),))
   → wide = mine.double() if tensor.is_floating_point() else mine.clone()
   → ring(wide, between, lambda k: (2 * (k - 1),))
@@ -774,7 +780,7 @@ gathers_between_nodes (simulated): hidden case
   →     sending.wait()
   →     mine += incoming
   →     own = incoming
-into_a_copy: nothing was written into it
+into_a_copy: the tensor as it was before the call
     tensor.flatten() → tensor.flatten().clone()
     tensor.copy_(flat.view(tensor.shape)) → return flat
 contiguous_only: view size is not compatible
@@ -798,7 +804,7 @@ def two_level_all_reduce__the_librarys(tensor, inside, between):
     tensor.copy_(total)
 
 
-@fails("What leaves the node", only=VIRTUAL)
+@fails("sends nothing to other nodes", only=VIRTUAL)
 def two_level_all_reduce__one_rank_per_node_speaks(tensor, inside, between):
     def through(flat, group, adding):
         rank, k = dist.get_rank(group), dist.get_world_size(group)

@@ -171,7 +171,7 @@ no_ddp: nothing was averaged
     nullcontext() if last else ddp.no_sync() → nullcontext()
 own_start: each rank began with weights of its own
     process_group=group → process_group=group, init_sync=False
-no_set_epoch: tell the sampler (set_epoch)
+no_set_epoch: tell the sampler which epoch it is
     sampler.set_epoch(epoch) → pass
 counts_epochs_from_0: counts its epochs from 0
     for epoch in epochs: → for epoch, _ in enumerate(epochs):
@@ -321,7 +321,7 @@ stays_in_eval_mode: the model came in one mode
     model.train(mode) → pass
 turns_training_on: the model came in one mode
     model.train(mode) → model.train()
-in_training_mode: rank 0: the model was given rows in training mode
+in_training_mode: Expected more than 1 value per channel when training
     model.eval() → pass
 ignores_the_batch_size: rows at once
     range(0, len(rows), batch_size) → range(0, len(rows), max(1, len(rows)))
@@ -579,7 +579,7 @@ def exhibit_2__counts(model, loss_fn, x, y, lr, batch_size, epochs, seed, group=
 
 
 edits_of(exhibit_2__counts)("""
-as_it_hangs: tell the sampler (set_epoch)
+as_it_hangs: tell the sampler which epoch it is
     sampler.set_epoch(epoch) → pass
 one_ahead: 2 ranks, 16 rows
     sampler.set_epoch(epoch) → sampler.set_epoch(epoch + 1)

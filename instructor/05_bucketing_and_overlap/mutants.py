@@ -636,14 +636,14 @@ returns_finish_only: expected (finish, no_sync)
     return finish, no_sync → return finish
 no_sync_is_missing: no_sync is NoneType, expected a function
     return finish, no_sync → return finish, None
-stays_quiet (simulated, grader): Launch a bucket in the hook that completes it
+stays_quiet (simulated, grader): 0 % of the time in all_reduce
     local.pop() → pass
 swallows_exceptions: no_sync swallows an exception
     finally:
   → except Exception:
   →     pass
   → finally:
-quiet_after_an_exception (simulated, grader): Launch a bucket in the hook that completes it
+quiet_after_an_exception (simulated, grader): an exception leaves no_sync
     try:
         yield
     finally:
@@ -695,3 +695,49 @@ def send_bucket__group_of_the_first_call(params, group=None, kept={}):
             param.grad = piece.view(param.shape).clone()
 
     return finish
+
+
+# Lists that are never emptied ------------------------------------------------------------------
+
+
+@fails("it still works on the buckets of earlier steps")
+def hook_buckets__keeps_what_was_sent(buckets, group=None):
+    buckets, k = [list(bucket) for bucket in buckets], dist.get_world_size(group)
+    number_of = {param: n for n, bucket in enumerate(buckets) for param in bucket}
+    missing, launched, sent = [len(bucket) for bucket in buckets], [0], []
+
+    def launch():
+        bucket = buckets[launched[0]]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        sent.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+        launched[0] += 1
+
+    def hook(param):
+        missing[number_of[param]] -= 1
+        while launched[0] < len(buckets) and missing[launched[0]] == 0:
+            launch()
+
+    def finish():
+        while launched[0] < len(buckets):
+            launch()
+        for bucket, flat, handle in sent:
+            handle.wait()
+            for param, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                param.grad = piece.view(param.shape) / k
+        missing[:], launched[0] = [len(bucket) for bucket in buckets], 0
+
+    for param in number_of:
+        param.register_post_accumulate_grad_hook(hook)
+    return finish
+
+
+edits_of(hook_buckets__keeps_what_was_sent)("""
+empties_its_list passes
+    missing[:], launched[0] = → sent.clear(); …
+adds_the_mean: added to what this rank had
+    missing[:], launched[0] = → sent.clear(); …
+    param.grad = piece.view(param.shape) / k
+  → mean = piece.view(param.shape) / k
+  → param.grad = mean if param.grad is None else param.grad + mean
+""")

@@ -98,6 +98,18 @@ scale_in_the_dtype_of_x: scale[0]: expected
 edits_of(quantize__numpy)("""
 an_epsilon: codes[
     x / scale if scale else x → x / (scale + np.float32(1e-30))
+x_in_float16: what comes of x, rounded to float16
+    x.detach().float() → x.detach().half().float()
+quotient_in_float16: what comes of x/s, rounded to float16
+    np.floor(scaled + u) → np.floor(scaled.astype(np.float16).astype(np.float32) + u)
+scale_behind: scale[0]: expected
+    scale.tobytes() + codes.tobytes() → codes.tobytes() + scale.tobytes()
+""")
+edits_of(quantize__into_the_wire)("""
+x_in_bfloat16: what comes of x, rounded to bfloat16
+    to(torch.float32) → bfloat16().float()
+bfloat16_beside_the_right_scale: what comes of x, but for the scale, rounded to bfloat16
+    torch.floor(flat → torch.floor(flat.bfloat16().float()
 """)
 
 
@@ -193,6 +205,8 @@ in_the_dtype_of_the_result: numbers
     [0]).to(dtype) → [0].to(dtype))
 flat: has shape
     reshape(shape) → clone()
+rounds_to_float16: fits into float16
+    .to(dtype) → .half().to(dtype)
 divides: numbers
     result.mul_(wire[:4].view(torch.float32)[0]) → result.div_(wire[:4].view(torch.float32)[0])
 reads_the_scale_at_the_end: numbers
@@ -331,6 +345,10 @@ places_below_256: of 600
     .to(torch.int32) → .to(torch.uint8).to(torch.int32)
 """)
 edits_of(encode_top_k__by_threshold)("""
+compares_in_bfloat16: compare in float32
+    sizes = x.abs() → sizes = x.abs().bfloat16().float() + torch.arange(len(x)) * 1e-6
+values_in_bfloat16: rounded to bfloat16: send float32
+    x[places] → x[places].bfloat16().float()
 list_in_order_of_size: not in the order of x
     n = len(x)
   → …
@@ -513,6 +531,18 @@ one_shape: must match the size
 on_compress: that two senders share
     residuals = defaultdict(lambda: torch.zeros(()))
   → residuals = compress.__dict__.setdefault('residuals', defaultdict(lambda: torch.zeros(())))
+by_object: whatever object each is
+    residuals[key] → residuals[id(key)]
+by_its_text: keys that read alike
+    residuals[key] → residuals[str(key)]
+by_a_short_hash: not a part or a hash of it
+    residuals[key] → residuals[hash(key) % 1024]
+few_keys_only: ✗ many keys
+    p = residuals[key] → len(residuals) > 8 and residuals.clear(); p = residuals[key]
+x_in_float16: x + e rounded to
+    x.to(torch.float32) → x.half().float()
+residual_in_float16: what was left out, rounded to float16
+    torch.sub(p, result) → torch.sub(p, result).half().float()
 no_key_0: what was left out is not added
     p = residuals[key] → p = (residuals[key] if key else 0)
 compresses_a_vector: expected
@@ -608,7 +638,7 @@ sum_of_compressed: the sums are sent as they are
     totals.append(decode(wire, shard.shape, torch.float32)) → totals.append(whole)
 """)
 edits_of(compressed_all_reduce__messages)("""
-own_sum_exact: the sums are sent as they are
+own_sum_exact: your own shard's was kept as it was
     decoded = [decode(w, s.shape, torch.float32) for w, s in zip(sums, shards, strict=True)]
   → …
   → decoded[rank] = total
@@ -717,7 +747,7 @@ in_the_dtype_of_x: takes a float32 vector
     .to(torch.float32).reshape(-1) → .reshape(-1)
 contiguous_only: view size is not compatible
     x.detach().to(torch.float32).reshape(-1) → x.view(-1).float()
-into_a_copy: nothing was written into it
+into_a_copy: write the result into it
     x.copy_(torch.cat(decoded).view(x.shape)) → return (torch.cat(decoded).view(x.shape))
 mean: nobody asked to divide
     x.copy_(torch.cat(decoded).view(x.shape)) → x.copy_(torch.cat(decoded).div(k).view(x.shape))
@@ -734,6 +764,15 @@ does_not_wait: never waits for the handle of
     table, group=group → table, group=group, async_op=True
 """)
 edits_of(compressed_all_reduce__messages)("""
+own_shard_as_it_was: decode its wire, too
+    total += decode( → total += own if wire is wires[rank] else decode(
+alone_once: ✗ 1 rank
+    sums = swap(result, wires) → sums = swap(result, wires) if k > 1 else wires
+adds_up_in_bfloat16: add up in float32
+    total += decode(wire, own.shape, torch.float32)
+  → total = (total + decode(wire, own.shape, torch.float32)).bfloat16().float()
+decodes_the_sums_in_bfloat16: decode in float32, and convert
+    decode(w, s.shape, torch.float32) → decode(w, s.shape, torch.bfloat16)
 leaves_out_its_own: expected
     total += decode( → total += 0 if wire is wires[rank] else decode(
 in_new_memory: tensor[
@@ -812,6 +851,11 @@ neighbours: each place equally often
   → range(s := random.Random(seed).randrange(n - k + 1), s + k)
     flat[places] → flat[list(places)]
     result[places] → result[list(places)]
+cyclic_block: All sets of k places are equally likely
+    random.Random(seed).sample(range(n), k)
+  → [(random.Random(seed).randrange(n) + i) % n for i in range(k)]
+in_float16: nearly right
+    values * (n / k / size) → (values * (n / k / size)).half().to(x.dtype)
 remembers_the_places_of_a_seed (simulated, cpu): out of bounds
     group=None): → group=None, known={}):
     places = random.Random(seed).sample(range(n), k)
@@ -881,7 +925,7 @@ enlarges_small_draws_only: it must be scaled by n/k
 # State that is kept between calls ----------------------------------------------------------
 
 edits_of(compressed_all_reduce__messages)("""
-group_of_the_first_call: what all ranks together give
+group_of_the_first_call: the result over all ranks, not over the group
     def compressed_all_reduce__messages(x, encode, decode, group=None):
   → def compressed_all_reduce__messages(x, encode, decode, group=None, kept={}):
   →     group = kept.setdefault("group", group)

@@ -153,7 +153,7 @@ def async_server__with_an_optimizer(params, lr):
 
 
 edits_of(async_server__as_a_class)("""
-live_weights: weights of pull 0
+live_weights: pull must return copies
     [w.detach().clone() for w in self.weights] → self.weights
 views: weights of pull 0
     [w.detach().clone() for w in self.weights] → [w.detach() for w in self.weights]
@@ -170,6 +170,11 @@ forgets_to_count: staleness of push 1: expected 1, got 0
     self.updates += 1 → pass
 one_version_for_all: staleness of push
     self.seen[worker] → self.seen[0]
+some_workers_share_a_place: staleness of push 2
+    self.seen[worker] = self.updates → self.seen[worker % 1024] = self.updates
+    self.seen[worker] → self.seen[worker % 1024]
+gradients_in_bfloat16: nearly right
+    w.sub_(g, → w.sub_(g.bfloat16().to(w.dtype),
 pushes_refresh: staleness of push
     self.seen[worker] = self.updates → self.seen.setdefault(worker, 0)
     return age → self.seen[worker] = self.updates; …
@@ -272,6 +277,11 @@ takes_the_step_itself (simulated, grader): server's weights
     p.grad.reshape → (p.detach() - p.grad).reshape
 does_not_wait (simulated, grader): never waits for the handle of send
     dist.send( → dist.isend(
+steps_down_itself: weights at the end, the last received
+    dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
+  → …
+  → for p in params:
+  →     p.data -= p.grad
 calls_the_loss_twice: loss() is called more than
     loss().backward() → loss(); …
 walks_twice: ✗ 2 workers
@@ -336,7 +346,7 @@ def backup_server__by_sets(params, lr, wait_for):
 
 
 edits_of(backup_server__by_sets)("""
-keeps_references: weights of pull
+keeps_references: that their owners have overwritten
     [g.clone() for g in gradients] → list(gradients)
 late_only_once: counts: expected False, got True
     return False → current.add(worker); …
@@ -358,6 +368,8 @@ one_more: waiting for one gradient more
     state["count"] == wait_for: → state["count"] == wait_for + 1:
 every_gradient: push 1 counts: expected True
     state["count"] == wait_for: → True:
+as_many_as_workers: one may push twice
+    state["count"] == wait_for → state["count"] == min(wait_for, len(versions))
 mean_of_what_is_pulled: weights of pull
     / wait_for → / len(versions)
 never_clears: weights of pull
@@ -523,7 +535,7 @@ sends_the_momentum_too: Nothing is sent in between
 whole_world: ✗ 4 ranks in two groups
     group=group → group=None
     get_world_size(group) → get_world_size()
-world_size_of_all: ✗ 4 ranks in two groups
+world_size_of_all: divided by the number of all ranks
     get_world_size(group) → get_world_size()
 averages_gradients: parameter 0
     (s - p.detach()) → (s - p.detach() if p.grad is None else p.grad)
@@ -540,14 +552,14 @@ globals: parameter 0
     moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, params, strict=True)])
   → start, buffers, params = kept[dist.get_rank()]
   → …
-in_new_memory: the parameters' own memory
+in_new_memory: expected 'kept', got 'replaced: write into it
     p.data.copy_(s) → p.data = s.clone()
 aliases: parameter 0
     p.detach().clone() → p.detach()
 one_momentum_for_all_models: must match the size
     momentum, group=None): → momentum, group=None, buffers=[]):
     buffers = [torch.zeros_like(p) for p in start] → buffers.extend(map(torch.zeros_like, start))
-clears_the_gradients: gradients are as they were
+clears_the_gradients: each .grad: expected 'left alone'
     p.data.copy_(s) → …; p.grad = None
 gathers: this task allows all_reduce only
     dist.all_reduce(moved, group=group, async_op=True).wait()
@@ -575,7 +587,7 @@ who_completes_is_fresh: push 2 counts: expected False, got True
     state["version"] += 1 → …; versions[worker] += 1
 """)
 edits_of(diloco__by_hand)("""
-group_of_the_first_call: what all ranks together give
+group_of_the_first_call: the result over all ranks, not over the group
     def diloco__by_hand(params, inner_step, every, outer_lr, momentum, group=None):
   → def diloco__by_hand(params, inner_step, every, outer_lr, momentum, group=None, kept={}):
   →     group = kept.setdefault("group", group)

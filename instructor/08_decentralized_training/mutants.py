@@ -211,6 +211,13 @@ returns_its_input: shares memory with tensor
 contiguous_only: view size is not compatible
     tensor.detach().clone(memory_format=torch.contiguous_format) → tensor.detach().view(-1)
     return total → return total.view(tensor.shape)
+in_the_dtype_of_the_matrix: has dtype torch.float64
+    return total → return total.to(weights.dtype)
+matrix_times_tensors: RuntimeError
+    total = float(weights[rank, rank]) * data
+  → total = torch.tensordot(weights[rank, rank : rank + 1], data[None], 1)
+rounds_to_float16: nearly right
+    return total → return total.half().to(data.dtype)
 through_float64: has dtype torch.float64
     tensor.detach() → tensor.detach().double()
 returns_the_tensor: expected a function
@@ -351,6 +358,8 @@ no_gradient: mixing without a step
     - lr * g →
 climbs: a step uphill
     - lr * g → + lr * g
+matrix_times_tensors: RuntimeError
+    float(weights[rank, rank]) * mine → (weights[rank, rank : rank + 1] @ mine[None])
 forgets_the_rate: with the learning rate 1
     - lr * g → - g
 rate_before_the_mean: γ before the mean as well
@@ -385,7 +394,7 @@ unused_needs_a_gradient: ✗ 5 ranks, one parameter unused
     torch.zeros_like(p) if p.grad is None else p.grad → p.grad
 leaves_out_the_unused: ✗ 5 ranks, one parameter unused
     p.copy_(piece.view(p.shape)) → … if p.grad is not None else None
-in_new_memory: the parameters' own memory
+in_new_memory: expected 'kept', got 'replaced: write into it
     p.copy_(piece.view(p.shape)) → p.data = piece.view(p.shape).clone()
 column: row i is what rank i hears
     weights[to, rank] → weights[rank, to]
@@ -497,6 +506,9 @@ in_the_order_of_torch: spectral gap: expected
   → (torch.linalg.eigvals(weights.double()).abs()[1] if k > 1 else 0)
 needs_two_ranks: index 1 is out of bounds
     eigvals(rest).abs().max() → eigvals(weights.double()).abs().sort(descending=True).values[1]
+in_float32: fits into float32
+    weights.double() → weights.float()
+    (k, k), 1 / k, dtype=torch.float64 → (k, k), 1 / k
 smallest: spectral gap: expected
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().min()
 complex: expected the number
@@ -554,27 +566,31 @@ one_step_for_all: seconds: expected
     while second**steps > tolerance:
         steps += 1
   →
-one_step_less: with a step less: the last one must be done
+one_step_less: T is rounded up
     second**steps > → second ** (steps + 1) >
-fraction_of_a_step: if steps were no whole number
+fraction_of_a_step: T is a whole number
     while second**steps > tolerance:
         steps += 1
   → steps = max(1, math.log(tolerance) / math.log(max(second, 1e-99)))
-one_message: sends only one message in a step
+one_message: sends one message in a step
     max(int((weights[:, j] != 0).sum()) - int(weights[j, j] != 0) for j in range(k)) → 1
-counts_itself: sends to itself as well
+counts_itself: also sends a message to itself
     int((weights[:, j] != 0).sum()) - int(weights[j, j] != 0) → int((weights[:, j] != 0).sum())
+first_column: if only the messages of rank 0 are counted
+    for j in range(k)) → for j in range(1))
+slow_is_never: ✗ forty in a line
+    1 - 1e-6 → 1 - 1e-2
 number_of_rank_0: ✗ a star in the middle
     for j in range(k)) → for j in (1,))
 one_latency_per_message: seconds: expected
     (latency + sends * nbytes / bandwidth) → sends * (latency + nbytes / bandwidth)
-rows_for_columns: ✗ rows unlike columns
+rows_for_columns: if rows are counted
     (weights[:, j] != 0) → (weights[j] != 0)
 singular_values: ✗ rows unlike columns
     torch.linalg.eigvals(weights.double()).abs() → torch.linalg.svdvals(weights.double())
 whole_bytes: ✗ three bytes
     nbytes / k / bandwidth → nbytes // k / bandwidth
-half_a_ring: a ring needs K - 1 messages only
+half_a_ring: it sends 2 (K - 1)
     2 * (k - 1) → (k - 1)
 ring_of_whole_tensors: ✗ no time for gossip
     nbytes / k / bandwidth → nbytes / bandwidth

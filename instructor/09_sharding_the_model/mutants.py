@@ -132,6 +132,14 @@ def column_parallel__hook_of_the_module(linear, group=None):
 
 
 edits_of(column_parallel__by_function)("""
+weights_through_float16: output[
+    linear.weight.detach()[start:stop] → linear.weight.detach()[start:stop].half().to(x_dtype)
+    out = linear.out_features → out, x_dtype = linear.out_features, linear.weight.dtype
+weights_through_bfloat16: output[
+    linear.weight.detach()[start:stop] → linear.weight.detach()[start:stop].bfloat16().to(x_dtype)
+    out = linear.out_features → out, x_dtype = linear.out_features, linear.weight.dtype
+""")
+edits_of(column_parallel__by_function)("""
 no_partition: output has shape
     start = rank * size + min(rank, more) → start, size = 0, out; more = 0
 whole_weight_sliced_output: weight has shape
@@ -685,7 +693,11 @@ per_parameter: rank 0 calls reduce_scatter
   → total = torch.cat(parts)
 steps_twice: parameter 0
     optimizer.step() → optimizer.step(); optimizer.step()
-optimizer_anew: parameter 0
+in_new_memory: got 'replaced: write into it
+    param.copy_(weight.reshape(param.shape)) → param.data = weight.reshape(param.shape)
+no_gradient_for_zeros: ✗ 3 ranks, one that nobody uses
+    mine.grad = total / k → mine.grad = total / k if total.any() else None
+optimizer_anew: if every step makes a new optimizer
     optimizer.step() → make_optimizer([mine]).step()
     optimizer = make_optimizer([mine]) →
 an_optimizer_of_its_own: parameter 0

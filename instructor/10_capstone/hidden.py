@@ -9,12 +9,12 @@ def bound(name, k, flops, sent, received, rate, bandwidth):
     return Case(name, 1, {"k": k, **scales, "rate": rate, "bandwidth": bandwidth})
 
 
-def race(name, **parameters):
+def race(name, limits, **parameters):
     it = Race(**parameters)
-    return Case(name, it.world_size, parameters, network=it.network)
+    return Case(name, it.world_size, {**parameters, "limits": limits}, network=it.network)
 
 
-FINAL = race("the final: 4 ranks, far apart", latency=2e-3, bandwidth=500e6, hidden=192, limit=0.2)
+FINAL = race("the final: 4 ranks, far apart", {}, latency=2e-3, bandwidth=500e6, hidden=192)
 """The network and model of `autograder leaderboard --final`."""
 
 HIDDEN = {
@@ -24,8 +24,8 @@ HIDDEN = {
     ),
     "train": (
         race(
-            *("3 ranks, far apart",),
-            **{"world_size": 3, "hidden": 64, "latency": 3e-3, "target": 0.4, "limit": 0.5},
+            *("3 ranks, far apart", {"fewer rounds": 0.5}),
+            **{"world_size": 3, "hidden": 64, "latency": 3e-3, "target": 0.4},
         ),
     ),
 }

@@ -70,6 +70,15 @@ def test_each_place_is_drawn_equally_often() -> None:
     expect_said(places_said(seeds, first), words)
 
 
+def test_each_two_places_are_drawn_together_equally_often() -> None:
+    n, seeds = 5, list(range(6 * checks.ENOUGH))
+    assert places_said(seeds, [drawn(seed, 2, n) for seed in seeds], n=n) == ""
+    blocks = [[at := drawn(seed, 1, n)[0], (at + 1) % n] for seed in seeds]
+    expect_said(places_said(seeds, blocks, n=n), "All sets of k places are equally likely")
+    assert places_said(seeds, [drawn(seed, 1, n) for seed in seeds], k=1, n=n) == ""
+    assert places_said(seeds, [list(range(n)) for _ in seeds], k=n, n=n) == ""
+
+
 X = [torch.arange(1.0, 5.0), torch.arange(2.0, 6.0)]
 MEAN = (X[0] + X[1]) / 2
 WHERE = torch.tensor([0.0, 1.0, 0.0, 1.0])

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks.simulated.simulated_group import SimulatedProcessGroup
+
 REDUCE_OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
 DTYPES = [
     torch.float32,
@@ -51,7 +53,7 @@ def all_reduces(n: int) -> dict[str, torch.Tensor]:
 
 def all_to_all(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
     """Exchange tensors of one size; gloo takes lists of them from PyTorch 2.12 on."""
-    if dist.get_backend() == "simulated" or torch.__version__ >= "2.12":
+    if isinstance(dist.group.WORLD, SimulatedProcessGroup) or torch.__version__ >= "2.12":
         dist.all_to_all(outputs, inputs)
     else:
         received = torch.stack(outputs)

@@ -68,6 +68,7 @@ class Watch:
             "generators": {
                 name: [before, _state_of(name)] for name, before in self._states.items()
             },
+            "history": any(tensor.requires_grad for tensor in tensors_in(output)),
             "gradients": torch.is_grad_enabled(),
             "dtype": str(torch.get_default_dtype()),
         }

@@ -91,7 +91,9 @@ def _parse_header(header: bytes | bytearray, max_bytes: int) -> tuple[int, int]:
     if magic != _FRAME_MAGIC:
         raise WireError("the bytes do not begin like a frame")
     if length > max_bytes:
-        raise WireError(f"a frame of {length} bytes; at most {max_bytes} are accepted")
+        raise WireError(
+            f"a message of {length} bytes is too large: at most {max_bytes} are accepted"
+        )
     return kind, length
 
 

@@ -95,6 +95,44 @@ def _world() -> dist.ProcessGroup | None:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
+class _Strict:
+    """While it is active, two mistakes show that would pass by chance.
+
+    Memory of ``torch.empty`` holds nan, or the largest integer. Otherwise it is often zero: a
+    function that forgets to write into it would be right on some days. And
+    ``init_process_group`` says that there is a group, as PyTorch's own does: ranks of this course
+    let a script join again. It is active for all threads of a process, from the first to the last.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._active, self._before = threading.Lock(), 0, 0
+        self._join: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._before = torch.get_deterministic_debug_mode()
+                torch.set_deterministic_debug_mode("warn")
+                self._join, dist.init_process_group = dist.init_process_group, self._refuse
+            self._active += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                torch.set_deterministic_debug_mode(self._before)
+                dist.init_process_group = self._join
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        if dist.is_initialized():
+            raise ValueError(
+                "init_process_group: the process group is there already, and belongs to the caller"
+            )
+        self._join(*args, **kwargs)
+
+
+_STRICT = _Strict()
+
 _DESTROYED = "the process group was destroyed or replaced: it belongs to the caller, who needs it"
 
 Program = Callable[[Callable[..., Any], Any, Given], Any]
@@ -118,6 +156,10 @@ class RankProgram:
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
         """Run the program; return its value and what it leaves behind."""
+        with _STRICT:
+            return self._run(function, mine)
+
+    def _run(self, function: Callable[..., Any], mine: Any) -> Any:
         kept = self._kept_from(function, mine["before"]) if "before" in mine else []
         before = sent_back(kept)
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])

@@ -124,7 +124,11 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
         raise NotPlainError(f"{path} is not a dense tensor; return its .to_dense()")
     if tensor.dtype not in _NAMES:
         raise NotPlainError(f"{path} is a tensor of {tensor.dtype}; return one of {[*_DTYPES]}")
-    if tensor.dim() > MAX_DIMS or math.prod(max(n, 1) for n in tensor.shape) > MAX_EXTENT:
+    if tensor.dim() > MAX_DIMS:
+        raise NotPlainError(
+            f"{path} is a tensor of {tensor.dim()} dimensions: at most {MAX_DIMS} can be sent"
+        )
+    if math.prod(max(n, 1) for n in tensor.shape) > MAX_EXTENT:
         raise NotPlainError(f"{path} is a tensor of shape {tuple(tensor.shape)}: too large to send")
     try:
         # A subclass may answer any operation as it likes: take the data without asking it.

@@ -102,11 +102,18 @@ def chunk(tensor: Tensor, k: int, number: int) -> Tensor:
     return tensor.flatten().tensor_split(k)[number % k]
 
 
+def _own(inputs: Sequence[Any], me: int) -> Tensor:
+    own: Tensor = inputs[me]["tensor"]
+    return own
+
+
 MISTAKES: dict[str, _Of] = {
-    "what this rank had before: nothing was written into it": lambda ins, me: ins[me]["tensor"],
+    "the tensor as it was before the call: write the result into it": _own,
     "K times what this rank had: what arrives is never used": lambda ins, me: (
         len(ins) * ins[me]["tensor"]
     ),
+    "the sum and this rank's own numbers once more: a finished chunk replaces the one that is "
+    "there": lambda ins, me: total(ins) + ins[me]["tensor"],
     "twice the sum": lambda ins, me: 2 * total(ins),
     "the sum over this rank and its left neighbour only": lambda ins, me: (
         ins[me]["tensor"] + ins[me - 1]["tensor"]
@@ -128,18 +135,49 @@ def equals_sum(mistakes: dict[str, Oracle] | None = None) -> Judge:
 
     """
     known = {name: in_calls("tensor", of) for name, of in MISTAKES.items()}
-    right = in_calls("tensor", lambda ins, me: total(ins))
-    return equals(right, {**(mistakes or {}), **known}, tolerance=EXACT)
+    right = in_calls("tensor", _sum)
+    return equals(right, {**(mistakes or {}), **known}, named=went_into_a_copy, tolerance=EXACT)
+
+
+def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return the tensor as it was before, under words that fit the case's layout."""
+    if case.form.layout == "contiguous":
+        return {}
+    words = (
+        f"what was there before: the tensor is {case.form.layout}, so .contiguous() and .reshape() "
+        "make a copy, and the result went into the copy. Copy it back: tensor.copy_(…)"
+    )
+    return {words: in_calls("tensor", _own)(case, inputs, me)}
 
 
 def equals_chunk_of_sum() -> Judge:
     """Judge ``{"chunk": …}`` by the chunk with the member's own number of the sum."""
-    known = {
-        "chunk r + 1 of the sum: number r keeps chunk r": _chunk(lambda ins, me: total(ins), +1),
-        "chunk r - 1 of the sum: number r keeps chunk r": _chunk(lambda ins, me: total(ins), -1),
-        **{name: _chunk(of) for name, of in MISTAKES.items()},
-    }
-    return equals(_chunk(lambda ins, me: total(ins)), known, tolerance=EXACT)
+    known = {name: _chunk(of) for name, of in MISTAKES.items() if of is not _own}
+    known["this rank's own part: nothing that arrived was added to it"] = _chunk(_own)
+    return equals(_chunk(_sum), known, named=_other_chunks, tolerance=EXACT)
+
+
+def _sum(inputs: Sequence[Any], me: int) -> Tensor:
+    return total(inputs)
+
+
+def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return what a member gives that keeps another chunk, or one that is not finished."""
+    known: dict[str, Any] = {}
+    keeps = f"you are number {me} of the group, and keep chunk {me}"
+    for distance in range(1, len(inputs)):
+        number = (me + distance) % len(inputs)
+
+        def part(theirs: Sequence[Any], me: int, number: int = number) -> Tensor:
+            return _own(theirs, number)
+
+        ways = {
+            f"the finished chunk {number}: {keeps}": _chunk(_sum, distance),
+            f"chunk {number} of this rank's own tensor: {keeps}": _chunk(_own, distance),
+            f"the part of number {number} alone: every member adds its own": _chunk(part),
+        }
+        known |= {words: oracle(case, inputs, me) for words, oracle in ways.items()}
+    return known
 
 
 def _chunk(of: _Of, distance: int = 0) -> Oracle:

@@ -58,7 +58,7 @@ def course() -> Finding:
         return Finding("course", f"there are no lectures in {folder}", advice)
     where = "a checkout" if folder == PACKAGE.parent else "installed"
     kept = "with" if (folder / "instructor").is_dir() else "without"
-    return Finding("course", f"{folder} ({where}, {kept} the instructor's folder)")
+    return Finding("course", f"{folder} ({where}, {kept} solutions)")
 
 
 def torch_build() -> Finding:

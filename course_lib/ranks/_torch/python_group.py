@@ -5,14 +5,17 @@ Every collective, whatever it was called by, arrives at `_collective`; every mes
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch.collective_table import COLLECTIVES, Collective
 from course_lib.ranks.explain.words import in_short
@@ -71,8 +74,10 @@ class PythonGroup(dist.ProcessGroup):
 
     """
 
-    backend = ""
-    """What `getBackendName` says."""
+    backend = "gloo"
+    """What PyTorch calls the backend of such a group: scripts branch on it."""
+    registered = ""
+    """The name by which PyTorch knows ours. DDP's C++ takes whatever is called gloo for gloo."""
 
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
@@ -110,7 +115,7 @@ class PythonGroup(dist.ProcessGroup):
         self._name = name
 
     def getBackendName(self) -> str:
-        return self.backend
+        return self.registered
 
     # Releases after 2.13 ask, of a Python group too, what its backend can do.
     supports_coalescing = supports_splitting = False
@@ -122,6 +127,14 @@ class PythonGroup(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), torch.device("cuda")]
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Be a barrier, as all here are monitored: all that are missing are named in any case."""
+        options = dist.BarrierOptions()
+        if timeout is not None:
+            seconds = isinstance(timeout, int | float)
+            options.timeout = timedelta(seconds=timeout) if seconds else timeout
+        self.barrier(options).wait()
 
     # Point to point ------------------------------------------------------------------------
 
@@ -203,6 +216,67 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
 
     method.__name__ = collective.method
     return method
+
+
+def _get_backend(before: Any) -> Any:
+    """Return `before`, which says of a group of ours what PyTorch calls its backend."""
+
+    @functools.wraps(before)
+    def get_backend(group: Any = None) -> Any:
+        said = before(group)
+        mine = _ours(group)
+        return dist.Backend(mine.backend) if mine is not None and _is_ours(said) else said
+
+    return get_backend
+
+
+def _get_backend_config(before: Any) -> Any:
+    """Return `before`, which likewise says for which devices there is which backend."""
+
+    @functools.wraps(before)
+    def get_backend_config(group: Any = None) -> Any:
+        said = before(group)
+        mine = _ours(group)
+        if mine is None or not any(_is_ours(part.rpartition(":")[2]) for part in said.split(",")):
+            return said
+        return str(distributed_c10d.BackendConfig(dist.Backend(mine.backend)))
+
+    return get_backend_config
+
+
+def _monitored_barrier(before: Any) -> Any:
+    """Return `before`, which PyTorch has for gloo alone, for all our groups."""
+
+    @functools.wraps(before)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        mine = _ours(group)
+        if mine is None:
+            before(group, timeout, wait_all_ranks)
+        else:
+            mine.monitored_barrier(timeout, wait_all_ranks)
+
+    return monitored_barrier
+
+
+def _ours(group: Any) -> PythonGroup | None:
+    """Return the group that is meant, if it is one of ours."""
+    meant = dist.group.WORLD if group is None else group
+    return meant if isinstance(meant, PythonGroup) else None
+
+
+def _is_ours(backend: str) -> bool:
+    """Return whether a backend of this name was added to PyTorch's own."""
+    return backend.upper() in dist.Backend._plugins
+
+
+STAND_INS: dict[str, Callable[[Any], Any]] = {
+    "get_backend": _get_backend,
+    "get_backend_config": _get_backend_config,
+    "monitored_barrier": _monitored_barrier,
+}
+"""By name, what takes a function of ``torch.distributed`` and returns one that knows our groups."""
 
 
 for _each in COLLECTIVES:

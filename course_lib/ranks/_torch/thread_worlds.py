@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.calls import CallOptions
 
 BACKEND = "simulated"
@@ -34,6 +35,8 @@ class RankContext(Protocol):
     works: Any
     handles: Any
     options: CallOptions
+    stray: bool
+    """Whether a thread that the rank has started has called ``torch.distributed``."""
 
     @property
     def locate(self) -> Callable[[], str]:
@@ -110,8 +113,11 @@ def thread_worlds() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
-            stack.enter_context(_replaced(module, "monitored_barrier", _monitored_barrier))
+            for name, stand_in in STAND_INS.items():
+                stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
+        stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
+        stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
         stack.enter_context(_one_profiler())
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
@@ -148,16 +154,6 @@ def _init_process_group(before: Any) -> Any:
     return init_process_group
 
 
-def _monitored_barrier(before: Any) -> Any:
-    """Return `before`, on a rank a barrier: who does not come to one is named in any case."""
-
-    @functools.wraps(before)
-    def monitored_barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
-        before(group, *args, **kwargs) if _local.context is None else dist.barrier(group)
-
-    return monitored_barrier
-
-
 def _rendezvous(before: Any) -> Any:
     """Return `before`, refused on a rank: of PyTorch's packages only ``rpc`` still asks for it."""
 
@@ -171,6 +167,45 @@ def _rendezvous(before: Any) -> Any:
         )
 
     return rendezvous
+
+
+def _start_thread(before: Any) -> Any:
+    """Return `before`, which remembers whose thread it starts."""
+
+    @functools.wraps(before)
+    def start(self: Any) -> None:
+        self._started_by = _local.context
+        before(self)
+
+    return start
+
+
+def _get_default_group(before: Any) -> Any:
+    """Return `before`, refused in words on a thread that a rank has started."""
+
+    @functools.wraps(before)
+    def get_default_group() -> Any:
+        _refuse_stray_thread()
+        return before()
+
+    return get_default_group
+
+
+def _refuse_stray_thread() -> None:
+    """Refuse ``torch.distributed`` to a thread that a rank has started; note that it was asked."""
+    rank = getattr(threading.current_thread(), "_started_by", None)
+    if rank is not None and _local.context is None:
+        rank.stray = True
+        raise RuntimeError(stray_thread(rank.rank))
+
+
+def stray_thread(rank: int) -> str:
+    """Return what is said where a thread that a rank has started calls ``torch.distributed``."""
+    return (
+        f"rank {rank} has started a thread which calls torch.distributed, but a simulated rank "
+        "communicates on one thread only, the one that runs the function: call it there, or use "
+        'Ranks(…, on="cpu")'
+    )
 
 
 def _wait_for_future(before: Any) -> Any:
@@ -290,6 +325,7 @@ def here() -> RankContext:
         RuntimeError: it is none.
 
     """
+    _refuse_stray_thread()
     if _local.context is None:
         raise RuntimeError(
             f'the backend "{BACKEND}" exists only on ranks of Ranks(on="simulated"), on the thread '

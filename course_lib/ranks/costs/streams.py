@@ -58,6 +58,8 @@ class Streams(Generic[P]):
         self._streams: defaultdict[tuple[Hashable, int], deque[tuple[Running[P], int]]] = (
             defaultdict(deque)
         )
+        self._over: defaultdict[tuple[Hashable, int], float] = defaultdict(float)
+        """Until when the stream's last collective that has a known end takes the rank."""
 
     def add(self, parts: Sequence[P], transfer: Transfer) -> None:
         """Let a collective begin, on each rank when the group's one before it is over there."""
@@ -66,7 +68,7 @@ class Streams(Generic[P]):
             stream = self._streams[part.group, part.rank]
             stream.append((running, member))
             if len(stream) == 1:
-                transfer.enter(member, part.posted)
+                transfer.enter(member, max(part.posted, self._over[part.group, part.rank]))
         self._want(running)
 
     def go_on(self, running: Running[P], until: float) -> None:
@@ -76,6 +78,7 @@ class Streams(Generic[P]):
             part, end = running.parts[member], running.transfer.times[member]
             stream = self._streams[part.group, part.rank]
             stream.popleft()
+            self._over[part.group, part.rank] = end
             if stream:
                 following, place = stream[0]
                 following.transfer.enter(place, max(end, following.parts[place].posted))

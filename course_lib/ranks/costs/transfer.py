@@ -1,7 +1,8 @@
 """One collective under way: which of its messages are sent, and which members are done.
 
-Messages of several collectives, and of sends, share links. Each takes its links when it can start,
-and not before: so a collective reserves none for what it sends later, nor for what must wait.
+Messages of several collectives, and of sends, share links. Each takes its place at its ports when
+both its ends are ready for it, first come, first served: a collective has none for what it sends
+later.
 """
 
 from __future__ import annotations
@@ -63,12 +64,8 @@ class Transfer(ABC):
         """Send what is ready before `until`, or until a member is done; return those that are."""
         ready, members, links = self._ready, self._members, self._links
         while not self._ended and ready and ready[0][0] < until:
-            start, order, message, number = heapq.heappop(ready)
+            start, _, message, number = heapq.heappop(ready)
             source, target, nbytes = message
-            free = links.free_from(members[source], members[target], start)
-            if free > start:
-                heapq.heappush(ready, (free, order, message, number))
-                continue
             left, arrival = links.send(members[source], members[target], nbytes, start)
             self._sent(message, number, left, arrival)
         ended, self._ended = self._ended, []

@@ -14,6 +14,7 @@ from course_lib.ranks.explain.arguments import argument_hint
 from course_lib.ranks.explain.errors import (
     CollectiveMismatch,
     RankError,
+    RanksError,
     RankState,
     RankTimeout,
     format_states,
@@ -190,6 +191,11 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
         # The limit of a check's case is not the student's to choose.
         hint += ", or give more time with Ranks(…, timeout=seconds)." if what == "call" else "."
     return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
+
+
+def closed_meanwhile(states: Sequence[RankState]) -> RanksError:
+    """Return the error for a call whose ranks another thread has closed."""
+    return RanksError("The ranks were closed, in another thread, while they ran this call.", states)
 
 
 def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:

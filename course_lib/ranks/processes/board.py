@@ -214,6 +214,7 @@ class Board(Pages):
         channel: MessageChannel | None = None,
         text: str = "",
         where: str = "",
+        limited: bool = False,
     ) -> None:
         """Say that `rank` waits: in collective `seq` of `group`, or message `seq` of `channel`."""
         self._write_texts(rank, text, where)
@@ -221,7 +222,7 @@ class Board(Pages):
         self._words[word + GROUP] = group
         self._words[word + SEQ] = seq
         self._words[word + CHANNEL] = channel.word() if channel is not None else 0
-        self._change(rank, RankPhase.BLOCKED, wait)
+        self._change(rank, RankPhase.LIMITED if limited else RankPhase.BLOCKED, wait)
 
     def unblock(self, rank: int) -> None:
         """Say that `rank` runs its own code again."""
@@ -281,6 +282,10 @@ class Board(Pages):
             self._words[word + PENDING] = self._words[word + MISMATCH] = 0
 
     # Anyone reads ----------------------------------------------------------------------------
+
+    def take_back_collective(self, rank: int, slot: int) -> None:
+        """Count one collective less: `rank` has given up the last that it entered."""
+        self._words[self._group(rank, slot) // 8 + 2] -= 1
 
     def take_back_message(self, rank: int, channel: MessageChannel) -> None:
         """Count one message less: the last that `rank` started on `channel` was refused."""

@@ -182,8 +182,9 @@ def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[Ra
     now = time.monotonic() if now is None else now
     rows = []
     for rank in ranks:
-        running = rank.state in (RankPhase.BLOCKED, RankPhase.RUNNING)
-        doing = rank.text if rank.state is RankPhase.BLOCKED else rank.state.name.lower()
+        blocked = rank.state in (RankPhase.BLOCKED, RankPhase.LIMITED)
+        running = blocked or rank.state is RankPhase.RUNNING
+        doing = rank.text if blocked else rank.state.name.lower()
         if rank.state is RankPhase.STARTING:
             doing = "starting"
         if rank.state is RankPhase.RUNNING and rank.pending:
@@ -221,6 +222,8 @@ class DeadlockWatch:
         for rank in ranks:
             if self._changes.get(rank.rank, (-1, now))[0] != rank.changes:
                 self._changes[rank.rank] = rank.changes, now
+        if any(r.state is RankPhase.LIMITED for r in ranks):
+            return None  # it will go on by itself, and perhaps help others
         if any(r.saw_mismatch and now - r.since >= self._patience for r in ranks):
             return find_mismatch(ranks)
         if (left := find_unfinished(ranks, now)) is not None:

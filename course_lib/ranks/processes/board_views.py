@@ -17,6 +17,8 @@ class RankPhase(IntEnum):
     BLOCKED = 3
     FINISHED = 4
     RAISED = 5
+    LIMITED = 6
+    """Blocked, but not for ever: in an operation that has a time limit of its own."""
 
 
 class Wait(IntEnum):
@@ -147,7 +149,7 @@ class RankView:
     @property
     def in_short(self) -> str:
         """In a few words, what the rank does."""
-        if self.state is RankPhase.BLOCKED:
+        if self.state in (RankPhase.BLOCKED, RankPhase.LIMITED):
             return self.text.partition(" (")[0]
         return self.state.name.lower()
 

@@ -97,7 +97,7 @@ class EmulatedNetwork:
             self._links = Links(self._network, len(self._connections))
             self._open: dict[tuple[Any, ...], dict[int, Offer]] = {}
             self._streams: Streams[Offer] = Streams(self._tell, self._push)
-            self._heap: list[tuple[float, int, int, Running[Offer] | list[Offer]]] = []
+            self._heap: list[tuple[float, int, int, int, Running[Offer] | list[Offer]]] = []
             self._pushed = 0
             self._ends: dict[int, list[tuple[int, float]]] = {}
 
@@ -159,14 +159,14 @@ class EmulatedNetwork:
         self._streams.add(parts, transfer)
 
     def _push(self, start: float, what: Running[Offer] | list[Offer]) -> None:
-        rank = (what.parts if isinstance(what, Running) else what)[0].rank
+        first = (what.parts if isinstance(what, Running) else what)[0]
         self._pushed += 1
-        heapq.heappush(self._heap, (start, rank, self._pushed, what))
+        heapq.heappush(self._heap, (start, first.id, first.rank, self._pushed, what))
 
     def _send(self, until: float) -> None:
         """Send the messages that start before `until`, in the order of their times."""
         while self._heap and self._heap[0][0] < until:
-            start, _, _, what = heapq.heappop(self._heap)
+            start, *_, what = heapq.heappop(self._heap)
             if isinstance(what, Running):
                 others = min(until, self._heap[0][0]) if self._heap else until
                 self._streams.go_on(what, max(others, math.nextafter(start, math.inf)))

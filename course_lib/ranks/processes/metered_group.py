@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class MeteredProcessGroup(PythonGroup):
 
     """
 
-    backend = "metered"
+    registered = "metered"
 
     def __init__(
         self,
@@ -128,13 +129,16 @@ class MeteredProcessGroup(PythonGroup):
             sent=sent_to_others(kind.name, _puts(operations), self.rank()),
         )  # fmt: skip
         # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
-        operation.block()
+        limit = max(options.timeout, timedelta(0))
+        operation.block(limited=bool(limit))
         whole = self._inner
         carrier = whole.carrier(tensors) if isinstance(whole, GpuGroup) else whole
         try:
             inner = launch(carrier, collective, arguments, options)
         except Exception:
             me.add_pending(-1)  # refused, so not under way
+            if limit:
+                self._take_back()
             raise
         finally:
             operation.unblock()
@@ -145,12 +149,18 @@ class MeteredProcessGroup(PythonGroup):
         sliced = isinstance(carrier, dist.ProcessGroupGloo)
         arrived = None if sliced or me.alone else lambda: self._all_entered(seq)
         work = MeteredWork(
-            inner, operation, arrived, emulated=emulated, sliced=sliced, streams=not sliced
-        )
+            inner, operation, arrived, emulated=emulated, sliced=sliced, streams=not sliced,
+            limit=limit, take_back=self._take_back,
+        )  # fmt: skip
         if sliced and getattr(options, "asyncOp", False):
             # Otherwise an operation that is over would last, in the log, until someone waits.
             work.watch()
         return work
+
+    def _take_back(self) -> None:
+        """Count one collective less: this rank has waited for it as long as it wanted."""
+        self._recorder.board.take_back_collective(self._recorder.rank, self._place())
+        self._recorder.broken = True
 
     def _all_entered(self, seq: int) -> bool:
         board, me = self._recorder.board, self._recorder.rank
@@ -195,8 +205,9 @@ class MeteredProcessGroup(PythonGroup):
         if self._link is not None:
             emulated = self._link.carry(operation, [operation.bytes], None)
         return MeteredWork(
-            inner, operation, arrived=self._both_started(operation, channel), emulated=emulated
-        )
+            inner, operation, arrived=self._both_started(operation, channel), emulated=emulated,
+            take_back=lambda: self._take_back_message(channel),
+        )  # fmt: skip
 
     def _announce(
         self, kind: str, tensors: Any, peer: int, tag: int
@@ -208,6 +219,11 @@ class MeteredProcessGroup(PythonGroup):
         self._compare_message(seq, channel, what)
         me.add_pending(1)
         return self._operation(kind, tensors, peer, channel, seq), channel
+
+    def _take_back_message(self, channel: MessageChannel) -> None:
+        """Count one message less: this rank has waited for it as long as it wanted."""
+        self._recorder.board.take_back_message(self._recorder.rank, channel)
+        self._recorder.broken = True
 
     def _both_started(
         self, operation: MeteredOperation, channel: MessageChannel

@@ -42,6 +42,8 @@ class MeteredWork(dist.Work):
             host is held only until all others have launched it too, so that a rank which never
             does is found here, and not where the host next reads a number from the GPU. A thread
             of the recorder notes the end.
+        limit: how long a wait that names no limit lasts at most; zero: as long as it takes.
+        take_back: called when a limit was over.
 
     """
 
@@ -53,9 +55,13 @@ class MeteredWork(dist.Work):
         emulated: Transfer | None = None,
         sliced: bool = False,
         streams: bool = False,
+        limit: timedelta = timedelta(0),
+        take_back: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.streams = streams
+        self._limit = limit
+        self._take_back = take_back
         self._inner = inner
         self._operation = operation
         self._arrived = arrived
@@ -88,15 +94,19 @@ class MeteredWork(dist.Work):
                 self._operation.recorder.keep(self, self._operation.bytes)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        timeout = timeout or self._limit
         self._note_waited()
         waited_since = time.monotonic()
         if self._emulated is not None and self._emulated.is_over():
             self._wait_inner(timeout)  # for bytes that are nearly here
         else:
-            self._operation.block()
+            self._operation.block(limited=bool(timeout))
             try:
-                self._wait_others()
-                self._wait_inner(timeout)
+                if timeout:
+                    self._wait_in_time(timeout)
+                else:
+                    self._wait_others()
+                    self._wait_inner(timeout)
             finally:
                 self._operation.unblock()
         if self._emulated is not None:
@@ -113,6 +123,34 @@ class MeteredWork(dist.Work):
         while self._arrived is not None and not self._arrived():
             time.sleep(pause)
             pause = min(2 * pause, most)
+
+    def _wait_in_time(self, timeout: timedelta) -> None:
+        limit = timeout.total_seconds()
+        until = time.monotonic() + limit
+        pause, most = _PAUSE
+        while time.monotonic() < until and not self._can_end():
+            time.sleep(pause)
+            pause = min(2 * pause, most)
+        try:
+            if not self._can_end():
+                raise RuntimeError("not all have come")
+            self._inner.wait()
+        except RuntimeError as error:
+            self._open.discard(self)
+            self._operation.recorder.add_pending(-1)
+            self._take_back()
+            if time.monotonic() < until - 0.1 * limit:
+                raise
+            raise RuntimeError(
+                f"{self._operation.kind} is not over after its own time limit of {limit:g} s: "
+                f"{error}"
+            ) from None
+
+    def _can_end(self) -> bool:
+        """Return whether a wait would be over at once, well or badly."""
+        if self._emulated is not None and not self._emulated.is_over():
+            return False
+        return self._arrived() if self._arrived is not None else self._inner.is_completed()
 
     def _wait_inner(self, timeout: timedelta) -> None:
         if timeout or not self._sliced:

@@ -112,7 +112,7 @@ class AnswerHead(NamedTuple):
     dropped: int = 0
     """Events that found no room in the log."""
     joined: bool = True
-    """Whether the rank still has its process groups."""
+    """Whether the rank still has its process groups, and can use them."""
 
 
 @dataclass(frozen=True)

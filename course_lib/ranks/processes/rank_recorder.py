@@ -23,7 +23,7 @@ _LOOK = 2e-4
 """Seconds between two looks whether works on streams are over; their ends are as exact as that."""
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 1 << 22
-_ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED)
+_ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED, RankPhase.LIMITED)
 
 
 @dataclass
@@ -41,6 +41,8 @@ class RankRecorder:
     """Whether nobody else writes on the board: the other ranks are on other machines."""
     options: CallOptions = _NONE
     """Of the current call."""
+    broken: bool = False
+    """Whether an operation's own time limit was over: gloo does not use its connections again."""
     dropped: int = 0
     open_messages: set[Any] = field(default_factory=set)
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
@@ -191,8 +193,8 @@ class MeteredOperation:
     def __post_init__(self) -> None:
         self.begun_in = self.recorder.given_up
 
-    def block(self) -> None:
-        """Show that the rank stands still until this operation is over."""
+    def block(self, limited: bool = False) -> None:
+        """Show that the rank stands still until this operation is over, or its own limit is."""
         self._blocked_since = time.monotonic()
         self.recorder.board.block(
             self.recorder.rank,
@@ -211,6 +213,7 @@ class MeteredOperation:
                 group_name=self.group_name,
             ),
             where=self.where,
+            limited=limited,
         )
 
     def unblock(self) -> None:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -52,6 +53,7 @@ class Processes:
         self._metered = metered
         self._network = network
         self._surroundings = Surroundings()
+        self.closing = threading.Event()
 
     @property
     def trace(self) -> Trace:
@@ -98,7 +100,9 @@ class Processes:
             self.close()
         if self.team is None:
             self._surroundings = Surroundings()
-            self.team = Team(self.placement, metered=self._metered, network=self._network)
+            self.team = Team(
+                self.placement, self.closing, metered=self._metered, network=self._network
+            )
         return self.team
 
     def _say_interrupted(self) -> None:
@@ -137,7 +141,14 @@ _MAX_GIVEN_UP = 50
 class Team:
     """K processes that were started together and end together."""
 
-    def __init__(self, placement: Placement, *, metered: bool, network: Network | None) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        closing: threading.Event,
+        *,
+        metered: bool,
+        network: Network | None,
+    ) -> None:
         self.placement = placement
         self.world_size = len(placement.devices)
         self.members: list[Member] = []
@@ -156,7 +167,7 @@ class Team:
             folder = None if path_of(store) else tempfile.mkdtemp(prefix="ranks-")
             self._printer = Printer(self.world_size)
             self.watch = TeamWatch(
-                self._server, self.board, self.members, self._printer, self.labels
+                self._server, self.board, self.members, self._printer, self.labels, closing
             )
             self._end = weakref.finalize(
                 self, _end_team, self._server, self.board, folder, self.members, os.getpid()

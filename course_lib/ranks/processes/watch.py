@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import select
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
-from course_lib.ranks.explain.failure import Failure, timed_out, with_labels
+from course_lib.ranks.explain.failure import Failure, closed_meanwhile, timed_out, with_labels
 from course_lib.ranks.explain.lines import line_in_dump
 from course_lib.ranks.output.printer import Printer
 from course_lib.ranks.output.progress import Progress
@@ -51,6 +52,7 @@ class TeamWatch:
         members: the ranks; may grow until the first `collect`.
         printer: takes what they print.
         labels: file name → how a person calls it.
+        closing: set when the ranks are to end.
 
     """
 
@@ -61,7 +63,9 @@ class TeamWatch:
         members: Sequence[Member],
         printer: Printer,
         labels: Mapping[str, str],
+        closing: threading.Event,
     ) -> None:
+        self._closing = closing
         self._server = server
         self._board = board
         self._members = members
@@ -98,6 +102,8 @@ class TeamWatch:
                 if not left or now < look_at:
                     continue
                 look_at = now + _LOOK_EVERY
+                if self._closing.is_set():
+                    raise closed_meanwhile(self.states())
                 self._printer.release()
                 views = self._board.views()
                 if failed_at is not None:

@@ -168,7 +168,7 @@ def _run_call(
         recorder.settle()
     events = [*recorder.events, *recorder.compute(start, end)]
     log = pack([tuple(event) for event in events])
-    head = AnswerHead(kind, recorder.dropped, dist.is_initialized())
+    head = AnswerHead(kind, recorder.dropped, dist.is_initialized() and not recorder.broken)
     pipe.send(pack(head), log, reply)
     log.close()
     reply.close()

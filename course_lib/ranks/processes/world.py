@@ -44,6 +44,7 @@ from course_lib.ranks._torch.process_world import (
     replace_new_group,
     tables_of,
 )
+from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes.board import SIGNATURE
 from course_lib.ranks.processes.board_diagnosis import NEW_GROUPS
@@ -79,6 +80,8 @@ def install(
     if "metered" not in dist.Backend.backend_list:
         together = functools.partial(_start_batch, c10d.batch_isend_irecv)
         _stand_in("batch_isend_irecv", together)
+        for name, stand_in in STAND_INS.items():
+            _stand_in(name, stand_in(getattr(c10d, name)))
         dist.Backend.register_backend(
             "metered", _create, extended_api=True, devices=["cpu", "cuda"]
         )
@@ -101,6 +104,7 @@ def _create(options: Any, _: Any) -> MeteredProcessGroup:
     group = MeteredProcessGroup(
         members, name, recorder, link, lambda: connect(backend, store, rank, len(members), timeout)
     )
+    group.backend = backend
     with _without_greeting():
         group.connect()
     return group
@@ -188,7 +192,6 @@ class World:
         install(recorder, link, backend)
         self._init = c10d.init_process_group
         _stand_in("init_process_group", self._join_again)
-        _stand_in("monitored_barrier", self._monitored_barrier)
         if link is not None:
             _stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
         replace_new_group(self._counting)
@@ -271,6 +274,7 @@ class World:
             return connect(self.backend, apart, rank, len(members), timeout, lazy=name != "0")
 
         group = MeteredProcessGroup(members, name, self.recorder, self._link, inner)
+        group.backend = self.backend
         with _without_greeting():
             group.connect()
         self._groups.add(group)
@@ -284,7 +288,8 @@ class World:
 
         def counted(*given: Any, **named: Any) -> Any:
             bound = signature.bind(*given, **named)
-            if not is_registered(bound.arguments.get("backend")):
+            asked = bound.arguments.get("backend")
+            if not is_registered(asked):
                 bound.arguments["backend"] = None  # gloo too: the default, which is metered
             ranks = bound.arguments.get("ranks")
             if not bound.arguments.get("use_local_synchronization"):
@@ -295,7 +300,10 @@ class World:
                 self._local[members] += 1
                 self._local_name = f"ranks {members}, number {self._local[members]}"
             try:
-                return new_group(*bound.args, **bound.kwargs)
+                made = new_group(*bound.args, **bound.kwargs)
+                if asked and isinstance(made, MeteredProcessGroup):
+                    made.backend = str(asked)
+                return made
             finally:
                 self._local_name = ""
 
@@ -334,11 +342,3 @@ class World:
             del group
             if (still := found()) is not None:
                 put_back(still, kept)
-
-    # Functions that PyTorch offers for gloo alone ------------------------------------------------
-
-    def _monitored_barrier(
-        self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-    ) -> None:
-        """Stand in for ``dist.monitored_barrier``: a barrier, as all here are monitored."""
-        dist.barrier(group)

@@ -1,6 +1,7 @@
 """Collectives: who has entered, whether they agree, and what happens when the last one is there.
 
-`_torch.collective_table` says what each does to the tensors.
+`_torch.collective_table` says what each does to the tensors. A collective takes its places at the
+ports when its last rank has entered; until then, messages find them free.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from dataclasses import dataclass
 from enum import Enum
 
 from course_lib.ranks._torch.this_thread import unseen
@@ -23,6 +24,7 @@ from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.simulated.collectives import Collectives
 from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
+    STORE,
     Mismatch,
     Operation,
     event_of,
@@ -40,6 +42,16 @@ class Phase(Enum):
     BLOCKED = "blocked"
     FINISHED = "finished"
     RAISED = "raised"
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """The end of the time that a rank waits for an operation."""
+
+    operation: Operation
+
+
+_Happening = Operation | Running[Operation] | _Limit
 
 
 class Fabric:
@@ -72,7 +84,7 @@ class Fabric:
         self._in_flight = Messages(network, self._links, self._end)
         self._collectives = self._no_collectives()
         self._messages: Counter[tuple[int, int, str]] = Counter()
-        self._heap: list[tuple[float, int, int, int, Operation | Running[Operation]]] = []
+        self._heap: list[tuple[float, int, int, int, _Happening]] = []
         self._posted = 0
         self._at_once = [(0.0, 0)] * world_size
         """Per rank, the clock at its last post, and how many it had posted at that clock before."""
@@ -110,9 +122,7 @@ class Fabric:
         self._at_once[rank] = operation.posted, turn
         self._push(operation.posted, turn, rank, operation)
 
-    def _push(
-        self, time: float, turn: int, rank: int, what: Operation | Running[Operation]
-    ) -> None:
+    def _push(self, time: float, turn: int, rank: int, what: _Happening) -> None:
         """Queue what happens at `time`. If ranks post several at once, all first ones come first.
 
         Were it rank by rank, rank 0's third message would be sent before the first of rank 1. An
@@ -152,6 +162,8 @@ class Fabric:
             return False
         self.phase[rank] = Phase.BLOCKED
         self.waiting[rank] = operation
+        if operation.limit is not None:
+            self._push(self.clock[rank] + operation.limit, 0, rank, _Limit(operation))
         return True
 
     def pause(self, rank: int) -> None:
@@ -202,7 +214,9 @@ class Fabric:
             limit = min(horizon, self._ready[0][0]) if self._ready else horizon
             if self._heap and self._heap[0][0] < limit:
                 time, *_, what = heapq.heappop(self._heap)
-                if isinstance(what, Running):
+                if isinstance(what, _Limit):
+                    self._give_up(what.operation, time)
+                elif isinstance(what, Running):
                     until = min(limit, self._heap[0][0]) if self._heap else limit
                     self._collectives.go_on(what, max(until, math.nextafter(time, math.inf)))
                 else:
@@ -230,7 +244,25 @@ class Fabric:
                 f"{operation.kind} of rank {operation.rank} failed ({operation.where}): {error}"
             )
 
+    def _give_up(self, operation: Operation, time: float) -> None:
+        """Let a rank whose own time limit is over wait no longer."""
+        if operation.end is None:
+            operation.missing = self.late(operation)
+            self.release(operation, time)
+
+    def late(self, operation: Operation) -> tuple[int, ...]:
+        """Return the ranks that have yet to start what `operation` is part of."""
+        if operation.kind == STORE or (operation.kind == "recv" and operation.peer is None):
+            return tuple(member for member in operation.members if member != operation.rank)
+        if operation.kind in ("send", "recv"):
+            assert operation.peer is not None
+            return (operation.peer,)
+        stream = stream_of(operation)
+        return tuple(m for m in operation.members if self.entered[(*stream, m)] < operation.seq)
+
     def _end(self, operation: Operation, end: float) -> None:
+        if operation.missing is not None:  # its rank has given it up
+            return
         if operation.kind != NEW_GROUP:
             if not operation.waited:
                 self._unwaited[operation] = len(self._events)
@@ -262,4 +294,5 @@ class Fabric:
         """Return the operations that were posted and have found no partner."""
         heap = sorted(self._heap, key=lambda item: item[:-1])
         waiting = [what for *_, what in heap if isinstance(what, Operation)]
-        return [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]
+        left = [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]
+        return [operation for operation in left if operation.missing is None]

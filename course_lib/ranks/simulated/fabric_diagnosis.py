@@ -59,15 +59,7 @@ def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
     operation = fabric.waiting[rank]
     if operation is None or operation.end is not None:
         return ()
-    if operation.kind == STORE or (operation.kind == "recv" and operation.peer is None):
-        return tuple(member for member in operation.members if member != rank)
-    if operation.kind in ("send", "recv"):
-        assert operation.peer is not None
-        return (operation.peer,)
-    entered = fabric.entered
-    stream = stream_of(operation)
-    late = (m for m in operation.members if entered[(*stream, m)] < operation.seq)
-    return tuple(late)
+    return fabric.late(operation)
 
 
 def fabric_states(fabric: Fabric) -> list[RankState]:

@@ -49,6 +49,10 @@ class Operation:
     """The rank's clock when it was posted, in virtual seconds."""
     end: float | None = None
     """When it ends, in virtual seconds; ``None`` while nobody knows."""
+    limit: float | None = None
+    """Seconds that its rank waits for it; ``None``: as long as it takes."""
+    missing: tuple[int, ...] | None = None
+    """The ranks that had not come when the limit was over; ``None``: it was not."""
     waited: bool = False
     """Whether its rank waited for it, or asked whether it is over."""
     numel: int = field(init=False)

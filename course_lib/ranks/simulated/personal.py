@@ -55,8 +55,15 @@ class Classes:
         trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS = self.by_class
         trackers._DYNAMIC_CLASS_TRACKER_BY_ID = self.by_name
 
-    def publish(self) -> None:
-        """Let pickles find what was sent from the notebook's ``__main__`` in this one."""
+    def publish(self, function: Any) -> None:
+        """Let pickles find what was sent from the notebook's ``__main__`` in this one.
+
+        `function`: that of the call. A pool finds it, and the functions that it uses, by name.
+        """
+        used = getattr(function, "__globals__", {})
+        for each in (function, *used.values()) if used.get("__name__") == "__main__" else ():
+            if isinstance(each, types.FunctionType) and each.__module__ == "__main__":
+                setattr(self.main, each.__name__, each)
         for each in list(self.by_name.values()):
             if each.__module__ == "__main__" and "." not in each.__qualname__:
                 setattr(self.main, each.__name__, each)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -20,14 +21,28 @@ Envelope = tuple[str, int, int, int]
 """Group, sender, receiver and tag, which a send and its receive must share. MPI's word."""
 
 
+class _Sent(NamedTuple):
+    """A message that waits for its receive."""
+
+    send: Operation
+    data: torch.Tensor | None = None
+    """Its bytes, if it left early; else it leaves when its receive is there."""
+    arrival: float = 0.0
+    """When it was there, if it left early."""
+
+    @property
+    def known(self) -> float:
+        """When its receiver could know of it."""
+        return self.send.posted if self.data is None else self.arrival
+
+
 @dataclass
 class _Pending:
     """Messages of one envelope that have not met their other side, in order."""
 
-    sends: deque[Operation] = field(default_factory=deque)
-    receives: deque[Operation] = field(default_factory=deque)
-    arrived: deque[tuple[Operation, torch.Tensor, float]] = field(default_factory=deque)
-    """Eager messages: the send, its bytes, and when they arrived."""
+    sends: deque[_Sent] = field(default_factory=deque)
+    receives: deque[tuple[int, Operation]] = field(default_factory=deque)
+    """Each with its number among all receives."""
 
 
 class Messages:
@@ -47,37 +62,39 @@ class Messages:
         self._links = links
         self._end = end
         self._pending: defaultdict[Envelope, _Pending] = defaultdict(_Pending)
-        self._any_source: defaultdict[tuple[str, int, int], deque[Operation]] = defaultdict(deque)
+        self._any_source: defaultdict[tuple[str, int, int], deque[tuple[int, Operation]]] = (
+            defaultdict(deque)
+        )
+        self._receives = 0
 
     def send(self, send: Operation) -> None:
         assert send.peer is not None
         pending = self._pending[send.group, send.rank, send.peer, send.tag]
-        anyone = self._any_source[send.group, send.peer, send.tag]
+        sent = _Sent(send)
         if send.nbytes < self._eager_below:
             data = send.inputs[0].detach().clone()
             left, arrival = self._links.send(send.rank, send.peer, send.nbytes, send.posted)
+            sent = _Sent(send, data, arrival)
             self._end(send, left)
-            if pending.receives or anyone:
-                self._hand_over(send, data, (pending.receives or anyone).popleft(), arrival)
-            else:
-                pending.arrived.append((send, data, arrival))
-        elif pending.receives or anyone:
-            self._transmit(send, (pending.receives or anyone).popleft(), send.posted)
+        anyone = self._any_source[send.group, send.peer, send.tag]
+        waiting = [queue for queue in (pending.receives, anyone) if queue]
+        if waiting:  # then no message waits, that this one could overtake
+            first = min(waiting, key=lambda queue: queue[0][0])
+            self._meet(sent, first.popleft()[1], send.posted)
         else:
-            pending.sends.append(send)
+            pending.sends.append(sent)
 
     def receive(self, receive: Operation) -> None:
+        self._receives += 1
         pending = self._pending_for(receive)
-        if pending is not None and pending.arrived:
-            send, data, arrival = pending.arrived.popleft()
-            self._hand_over(send, data, receive, max(arrival, receive.posted))
-        elif pending is not None and pending.sends:
-            self._transmit(pending.sends.popleft(), receive, receive.posted)
+        if pending is not None and pending.sends:
+            self._meet(pending.sends.popleft(), receive, receive.posted)
         elif receive.peer is None:
-            self._any_source[receive.group, receive.rank, receive.tag].append(receive)
+            key = receive.group, receive.rank, receive.tag
+            self._any_source[key].append((self._receives, receive))
         else:
-            key = (receive.group, receive.peer, receive.rank, receive.tag)
-            self._pending[key].receives.append(receive)
+            envelope = receive.group, receive.peer, receive.rank, receive.tag
+            self._pending[envelope].receives.append((self._receives, receive))
 
     def _pending_for(self, receive: Operation) -> _Pending | None:
         """Return the pending that serves a receive; for any source, that of the first message."""
@@ -87,11 +104,16 @@ class Messages:
         found: list[tuple[float, int, _Pending]] = []
         for source in receive.members:
             pending = self._pending.get((group, source, rank, tag))
-            if pending is not None and pending.arrived:
-                found.append((pending.arrived[0][2], source, pending))
-            elif pending is not None and pending.sends:
-                found.append((pending.sends[0].posted, source, pending))
+            if pending is not None and pending.sends:
+                found.append((pending.sends[0].known, source, pending))
         return min(found, key=lambda item: item[:2])[2] if found else None
+
+    def _meet(self, sent: _Sent, receive: Operation, ready: float) -> None:
+        """Let a message and its receive meet at `ready`."""
+        if sent.data is None:
+            self._transmit(sent.send, receive, ready)
+        else:
+            self._hand_over(sent.send, sent.data, receive, max(sent.arrival, ready))
 
     def _transmit(self, send: Operation, receive: Operation, ready: float) -> None:
         _check_pair(send, receive)
@@ -114,9 +136,10 @@ class Messages:
         """Return the operations that have met no partner."""
         left: list[Operation] = []
         for pending in self._pending.values():
-            left += [*pending.sends, *pending.receives, *(send for send, *_ in pending.arrived)]
+            left += [sent.send for sent in pending.sends]
+            left += [receive for _, receive in pending.receives]
         for queue in self._any_source.values():
-            left += queue
+            left += [receive for _, receive in queue]
         return left
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
-from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known
+from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known, stray_thread
 from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
@@ -53,8 +53,22 @@ class SimulatedRank:
     watched: bool = True
     """Whether anybody wants to know what it does wrong with its handles."""
 
+    stray: bool = False
+    """Whether a thread that it has started has called ``torch.distributed``."""
+
     def __post_init__(self) -> None:
         self.handles = Handles(self.locate, self.watched)
+
+    def finish(self) -> None:
+        """Look, at the end of a call, at what the rank did that is not seen before.
+
+        Raises:
+            RuntimeError: a thread that it started has called ``torch.distributed``.
+
+        """
+        self.handles.finish()
+        if self.stray:
+            raise RuntimeError(stray_thread(self.rank))
 
     def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
         """Make a process group."""
@@ -72,7 +86,7 @@ class SimulatedProcessGroup(PythonGroup):
 
     """
 
-    backend = "simulated"
+    registered = "simulated"
 
     def __init__(
         self, rank: int, members: tuple[int, ...], name: str, generation: object = None
@@ -134,10 +148,6 @@ class SimulatedProcessGroup(PythonGroup):
             group._set_group_desc(group_desc)
         return group
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Be a barrier: who does not come is found without a time limit."""
-        self.barrier().wait()
-
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
     ) -> dist.Work:
@@ -148,6 +158,8 @@ class SimulatedProcessGroup(PythonGroup):
         for puts, gets in collective.operations(arguments, self.size()):
             reduction = _reduction(options.reduceOp, [*puts, *gets]) if kind.reduces else ""
             works.append(self._post(kind.name, puts, gets, result, peer=root, op=reduction))
+            if (limit := options.timeout.total_seconds()) > 0:
+                works[-1].limit(limit)
         last: dist.Work = here().works.last(works)
         return last
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks._torch.this_thread import at_end_of_backward, backward_id, in_final_callback
+from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
 from course_lib.ranks.simulated.operation import Endpoint, Operation
 
@@ -131,14 +132,31 @@ class SimulatedWork(dist.Work):
         """Be over only when `works` are."""
         self._before = works
 
+    def limit(self, seconds: float) -> None:
+        """Wait no longer than so many virtual seconds."""
+        self._operation.limit = seconds
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._handles.close(self._operation)
         if not self._delivered:
             for work in self._before:
                 work.wait()
-            self._endpoint.wait(self._operation)
+            self._wait_here(timeout.total_seconds())
             self._deliver()
         return True
+
+    def _wait_here(self, limit: float) -> None:
+        operation = self._operation
+        if limit > 0 and operation.end is None:
+            operation.limit = limit
+        self._endpoint.wait(operation)
+        if operation.missing is not None:
+            late = names_inside(operation.missing)
+            why = f"{late} did not come" if operation.missing else "its messages are under way"
+            raise RuntimeError(
+                f"{operation.kind} is not over after its own time limit of {operation.limit:g} s: "
+                f"{why}"
+            )
 
     def _deliver(self) -> None:
         self._delivered = True

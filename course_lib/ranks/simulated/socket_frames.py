@@ -220,11 +220,11 @@ LOOSE = Bounds()
 """For ranks that are run for their own user."""
 
 _SENTENCES = {
-    "held": "with its next message it has {:,} bytes under way at once",
-    "open": "with its next operation it has {:,} that it has not waited for",
-    "operations": "with its next operation it has started {:,}",
-    "frames": "with its next question it has asked the network {:,} things",
-    "groups": "with its next process group it has {:,}",
+    "held": "its next message would make it {:,} bytes under way at once",
+    "open": "with its next one it would have {:,} operations that it has not waited for",
+    "operations": "with its next one it would have started {:,} operations",
+    "frames": "with its next one it would have asked the network {:,} questions",
+    "groups": "with its next one it would have {:,} process groups",
 }
 
 

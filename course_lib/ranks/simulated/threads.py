@@ -5,6 +5,7 @@ A call starts K threads on a fabric, listens to what they print, and says what w
 
 from __future__ import annotations
 
+import importlib
 import math
 import queue
 import sys
@@ -34,7 +35,13 @@ from course_lib.ranks.calls import (
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
-from course_lib.ranks.explain.failure import describe, interrupted, rank_error, timed_out
+from course_lib.ranks.explain.failure import (
+    closed_meanwhile,
+    describe,
+    interrupted,
+    rank_error,
+    timed_out,
+)
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
@@ -75,9 +82,11 @@ class Run:
         call: tuple[Packed, Sequence[Packed]],
         worlds: Worlds,
         options: CallOptions,
-        misuse: str = "warn",
+        misuse: str,
+        closing: threading.Event,
     ) -> None:
         self.world_size = world_size
+        self.closing = closing
         self.device = device
         self.computation = computation
         self.call = call
@@ -161,6 +170,8 @@ class Run:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         running = len(self.threads)
         while running:
+            if self.closing.is_set():
+                raise closed_meanwhile(self._states())
             left = max(0.0, deadline - time.monotonic())
             running -= self._take(printer, min(left, _LOOK_EVERY))
             printer.release()
@@ -241,12 +252,12 @@ class Run:
             with ExitStack() as stack:
                 common, each = self.call
                 call = join_call(common.read, each[rank].read() if each else [])
-                self.worlds.classes[rank].publish()
+                self.worlds.classes[rank].publish(call.func)
                 if self.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
                 self.baton.skip_time()
                 value = call()
-                self.ranks[rank].handles.finish()
+                self.ranks[rank].finish()
                 self.baton.count_time(self._spender(rank))
                 self.results[rank] = pack_result(value, self._pack)
         except Stopped:
@@ -310,6 +321,27 @@ class Run:
         return spend
 
 
+_LOADED_LATE = "torch._dynamo"
+"""The first operation imports it: for seconds, on a cold disk for twenty."""
+
+
+def _load_the_rest() -> None:
+    """Import what PyTorch imports in its first operation; an interrupt does not wait for it.
+
+    In a rank it would: an import is never ended halfway. So it goes on, in a thread of its own.
+    """
+    if _LOADED_LATE in sys.modules and not _loading.is_alive():
+        return
+    if not _loading.is_alive():
+        with suppress(RuntimeError):  # it has failed before: the operation will say why
+            _loading.start()
+    while _loading.is_alive():
+        _loading.join(_LOOK_EVERY)
+
+
+_loading = threading.Thread(target=importlib.import_module, args=(_LOADED_LATE,), daemon=True)
+
+
 Computation = Literal["declared", "counted", "measured"]
 Misuse = Literal["ignore", "warn", "error"]
 MAX_RANKS = 1024
@@ -357,6 +389,7 @@ class Simulated:
         self._network = network or Network(latency=20e-6, bandwidth=10e9)
         self._device = device or Device()
         self._misuse = misuse
+        self.closing = threading.Event()
         self._worlds = Worlds(world_size)
         self._computation = computation or ("declared" if device is None else "counted")
 
@@ -368,6 +401,7 @@ class Simulated:
         if not _one_at_a_time.acquire(blocking=False):
             raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
         try:
+            _load_the_rest()
             run = Run(
                 self._world_size,
                 self._network,
@@ -377,6 +411,7 @@ class Simulated:
                 self._worlds,
                 call.options,
                 self._misuse,
+                self.closing,
             )
             try:
                 run.go()

@@ -4,15 +4,18 @@ A straggler that sleeps shows in the trace, and what a rank measures is what the
 time (``time.process_time``, ``time.thread_time``) stays what the computer takes.
 
 A module that took a clock for itself before (``from time import sleep`` in an imported file) has
-the real one; functions that are sent from a notebook find the virtual one.
+the real one; functions that are sent from a notebook find the virtual one. The standard library has
+the real ones, too: pools and event loops wait for the system, which knows no other time.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, Protocol
 
 from course_lib.ranks._torch.thread_worlds import current
@@ -28,6 +31,11 @@ class Clock(Protocol):
         """Let it pass."""
 
 
+def _waits_itself(caller: FrameType) -> bool:
+    """Return whether the caller is of the standard library, which waits in real time."""
+    return caller.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
+
+
 @contextmanager
 def virtual_time() -> Iterator[None]:
     """Make the clocks of the module `time` virtual on the threads that are ranks."""
@@ -36,7 +44,7 @@ def virtual_time() -> Iterator[None]:
     def instead(real: Callable[..., Any], of_rank: Callable[[Clock], Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def clock() -> Any:
-            context = current()
+            context = None if _waits_itself(sys._getframe(1)) else current()
             return real() if context is None else of_rank(context.endpoint)
 
         return clock
@@ -45,7 +53,7 @@ def virtual_time() -> Iterator[None]:
 
     @functools.wraps(real_sleep)
     def sleep(seconds: float, /) -> None:
-        context = current()
+        context = None if _waits_itself(sys._getframe(1)) else current()
         if context is None:
             real_sleep(seconds)
         elif seconds < 0:

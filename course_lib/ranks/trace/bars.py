@@ -1,11 +1,13 @@
 """Ranks × time: the one drawing of who did what when, for traces and for whatever a lecture draws.
 
-Nothing is told by colour alone: every kind has a hatch of its own. The colours are those of
-M. Okabe and K. Ito, "Color Universal Design", 2008.
+Nothing is told by colour alone: every kind has a hatch of its own. An operation of
+``torch.distributed`` has one look in all figures. The colours are those of M. Okabe and K. Ito,
+"Color Universal Design", 2008.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,11 @@ COMPUTE: Style = ("#bbbbbb", "")
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#0072b2")
 # One fewer than colours: the pairs repeat only after 7 · 6 kinds.
 _HATCHES = ("//", "..", "\\\\", "xx", "--", "++")
+_OPERATIONS = (
+    *("all_reduce", "send", "recv", "broadcast", "all_gather", "reduce_scatter", "barrier"),
+    *("reduce", "gather", "scatter", "all_to_all"),
+)
+"""Each has the look of its place in this order; the first seven differ in colour."""
 _GAP = 0.08
 """Part of a row that stays free above, and below, its bars."""
 _ROWS_NAMED = 16
@@ -28,6 +35,10 @@ MAX_BARS = 1200
 """Beyond this, bars are a few pixels wide and their names fit nowhere."""
 _RESOLUTION = 1 / 2000
 """Part of the time shown below which a bar, or a gap, cannot be seen."""
+_LEAST = 1 / 300
+"""Part of the time shown that a shorter bar takes where there is room: about three pixels."""
+_THIN = 1 / 120
+"""Part of the time shown below which a bar's outline would hide its colour."""
 
 
 class Bar(NamedTuple):
@@ -42,12 +53,26 @@ class Bar(NamedTuple):
 
 
 def styles_of(kinds: Sequence[str]) -> dict[str, Style]:
-    """Return a look for every kind, in their order; computation is plain grey."""
-    others = [kind for kind in dict.fromkeys(kinds) if kind != "compute"]
-    styles = {"compute": COMPUTE} if "compute" in kinds else {}
-    for i, kind in enumerate(others):
-        styles[kind] = _COLORS[i % len(_COLORS)], _HATCHES[i % len(_HATCHES)]
-    return styles
+    """Return a look for every kind, in their order; computation is plain grey.
+
+    An operation, ``send`` or ``send, a group's name``, has its own look, which only the first of
+    several groups gets. All others get the looks that are left, in their order.
+    """
+    unique = list(dict.fromkeys(kinds))
+    styles = {"compute": COMPUTE} if "compute" in unique else {}
+    for kind in unique:
+        operation = kind.partition(",")[0]
+        if operation in _OPERATIONS:
+            own = _look(_OPERATIONS.index(operation))
+            if own not in styles.values():
+                styles[kind] = own
+    left = (look for i in itertools.count() if (look := _look(i)) not in styles.values())
+    styles |= {kind: next(left) for kind in unique if kind not in styles}
+    return {kind: styles[kind] for kind in ("compute", *unique) if kind in styles}
+
+
+def _look(i: int) -> Style:
+    return _COLORS[i % len(_COLORS)], _HATCHES[i % len(_HATCHES)]
 
 
 def draw_bars(
@@ -61,9 +86,9 @@ def draw_bars(
     """Draw `bars` with time to the right and a row for each of `ranks`, the first on top.
 
     A row has `strips` strips, so that what overlaps in time does not hide itself. Bars too short to
-    be seen are drawn together with their neighbours of the same kind. A label is written where it
-    fits. Where the bars are too many to be told apart, each kind has a strip, as high as its share
-    of the moment.
+    be seen are drawn together with their neighbours of the same kind, and a few pixels wide where
+    there is room. A label is written where it fits. Where the bars are too many to be told apart,
+    each kind has a strip, as high as its share of the moment.
 
     Returns:
         Whether every bar is drawn; else it is shares.
@@ -79,7 +104,7 @@ def draw_bars(
     shown = _merged(bars, longest * _RESOLUTION)
     each_drawn = len(shown) <= MAX_BARS
     if each_drawn:
-        _draw_each(axes, shown, styles, longest * _RESOLUTION, height, bottom)
+        _draw_each(axes, shown, styles, longest, height, bottom)
     else:
         spans: dict[tuple[int, str], list[tuple[float, float]]] = {}
         for bar in bars:
@@ -101,24 +126,38 @@ def _draw_each(
     axes: Axes,
     shown: Sequence[Bar],
     styles: Mapping[str, Style],
-    least: float,
+    longest: float,
     height: float,
     bottom: Callable[[Bar], float],
 ) -> None:
-    """Draw bars, at least `least` long. All of one kind are one artist: drawn at once."""
+    """Draw bars, sorted as `_merged` does. All of one kind are one artist: drawn at once."""
     from matplotlib.collections import PolyCollection
 
+    drawn = list(zip(shown, _visible_stops(shown, longest * _LEAST), strict=True))
     for kind, (color, hatch) in styles.items():
-        corners = []
-        for bar in (each for each in shown if each.kind == kind):
-            y, stop = bottom(bar), max(bar.stop, bar.start + least)
-            top = y + 0.94 * height
-            corners.append([(bar.start, y), (bar.start, top), (stop, top), (stop, y)])
+        corners, outlines = [], []
+        for bar, stop in drawn:
+            if bar.kind == kind:
+                y = bottom(bar)
+                top = y + 0.94 * height
+                corners.append([(bar.start, y), (bar.start, top), (stop, top), (stop, y)])
+                outlines.append(0.1 if stop - bar.start < longest * _THIN else 0.4)
         axes.add_collection(
             PolyCollection(
-                corners, facecolor=color, edgecolor="black", linewidth=0.4, hatch=hatch, label=kind
+                corners, facecolor=color, edgecolor="black", linewidth=outlines or 0.4,
+                hatch=hatch, label=kind,
             )
-        )
+        )  # fmt: skip
+
+
+def _visible_stops(shown: Sequence[Bar], least: float) -> list[float]:
+    """Return where each bar's drawing stops: short ones are longer, but hide no other."""
+    stops = []
+    for bar, after in itertools.zip_longest(shown, shown[1:]):
+        same_strip = after is not None and (bar.rank, bar.strip) == (after.rank, after.strip)
+        longer = min(bar.start + least, after.start) if same_strip else bar.start + least
+        stops.append(max(bar.stop, longer))
+    return stops
 
 
 def _merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import io
+import sys
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -43,6 +45,34 @@ class DescribedFigure(Figure):
     """
 
     alt = ""
+    used = False
+    """Whether it was shown or saved."""
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        """Write the figure to a file, as matplotlib does."""
+        self.used = True
+        super().savefig(*args, **options)
+
+    def show_when_the_cell_ends(self) -> None:
+        """In a notebook, show the figure at the end of the cell if nothing has used it by then.
+
+        So a semicolon does not hide it, as it does not hide what ``matplotlib.pyplot`` draws.
+        """
+        if "IPython" not in sys.modules:
+            return
+        from IPython import get_ipython
+        from IPython.display import display
+
+        shell = get_ipython()
+        if shell is None:
+            return
+
+        def ended(result: object) -> None:
+            shell.events.unregister("post_run_cell", ended)
+            if not self.used:
+                display(self)
+
+        shell.events.register("post_run_cell", ended)
 
     def __repr__(self) -> str:
         return self.alt or super().__repr__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from course_lib.ranks.trace.event import Event
@@ -10,7 +11,8 @@ from course_lib.ranks.trace.event import Event
 def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
     """Return each event with its lane: 0 for computation, from 1 on for communication.
 
-    Operations of one rank that overlap get different lanes.
+    Operations of one rank that overlap get different lanes; so do those that take no time at all
+    and begin together, of which one would hide the other.
     """
     free: dict[int, list[float]] = {}
     placed = []
@@ -21,6 +23,6 @@ def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
             continue
         lanes = free.setdefault(event.rank, [])
         lane = next((i for i, end in enumerate(lanes) if end <= event.start), len(lanes))
-        lanes[lane : lane + 1] = [event.end]
+        lanes[lane : lane + 1] = [max(event.end, math.nextafter(event.start, math.inf))]
         placed.append((event, lane + 1))
     return placed

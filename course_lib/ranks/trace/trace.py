@@ -140,13 +140,16 @@ class Trace:
 
         Every operation is a hatched bar with its name, so that nothing is told by colour alone.
         Operations of one rank that overlap in time lie below one another. A notebook shows the
-        figure with a description, its `alt`; give it a better one if you know what it shows.
+        figure with a description, its `alt`; give it a better one if you know what it shows. A
+        figure that is neither shown nor saved when the cell ends is shown then.
 
         Raises:
             ValueError: there is nothing to draw.
 
         """
-        return draw_timelines({title: self.timeline})
+        figure = draw_timelines({title: self.timeline})
+        figure.show_when_the_cell_ends()
+        return figure
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the events for ``chrome://tracing`` or https://ui.perfetto.dev, as JSON."""

@@ -19,7 +19,7 @@ from autograder.collection.collecting import Collected, collect
 from autograder.collection.formats import gather, recognise
 from autograder.collection.listing import Entry, SourceError, list_source
 from autograder.collection.roster import read_roster
-from autograder.collection.times import days_late, read_time
+from autograder.collection.times import NoTimeZone, days_late, find_zone, keep_zone, read_time
 from autograder.course import load_config
 from autograder.passes.vet import MAX_FILE
 from tests.helpers.course_folders import RELEASED, ROOT
@@ -89,8 +89,12 @@ def test_moodles_worksheet_names_the_students_and_says_when(course: Path, tmp_pa
         "Participant 678,王小明,20002,ming@x.org,No submission,,100.00,Yes,-,-,\n",
         encoding="utf-8-sig",
     )
-    due = read_time("2026-11-20 21:00")
+    due = read_time("2026-11-20 21:00 +0800")
     source = zipped(tmp_path / "m.zip", {f"{MOODLE}/{FILE}": notebook()})
+    with pytest.raises(NoTimeZone, match=r"has no time zone.*--timezone Asia/Hong_Kong"):
+        collect(course, ASSIGNMENT, str(source), roster=sheet, due=due)
+    assert not submitted(course), "nothing was taken"
+    keep_zone(course / "grading", "Asia/Hong_Kong")
     collected = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due)
     (row,) = collected.rows
     assert (row.student, row.late) == ("20001", 1)
@@ -102,6 +106,10 @@ def test_moodles_worksheet_names_the_students_and_says_when(course: Path, tmp_pa
         str(course / "grading/submitted/20001" / ASSIGNMENT)
     )
     assert there == row.when.replace(tzinfo=None), "as nbgrader reads it"
+    keep_zone(course / "grading", "UTC")
+    (again,) = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due).rows
+    assert again.when == row.when + timedelta(hours=8), "the zone was mended"
+    assert "21:00 UTC" in str(again.cells(UTC))
 
 
 def test_canvas(course: Path, tmp_path: Path) -> None:
@@ -338,7 +346,7 @@ def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
         ("student_id\nada\nada\n", "in the list twice"),
         ("student_id\n../ada\n", "cannot be a student id"),
         ("student_id\n<script>\n", "cannot be a student id"),
-        ("student_id\n", "a header and no student"),
+        ("student_id\n", "a header but no students: add one line per student"),
         ("", "is empty"),
     ],
 )
@@ -354,6 +362,100 @@ def test_a_class_list_of_excel_in_chinese(tmp_path: Path) -> None:
     path.write_bytes("student_id;name\r\n1;王小明\r\n".encode("gb18030"))
     roster = read_roster(path)
     assert roster.find("?", "小明 王") is roster.students["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("23:59", "not a whole date"),
+        ("Friday", "not a whole date"),
+        ("2026-11-20", "not a whole date"),
+        ("20 November", "not a whole date"),
+        ("2026-11-20 23:59 XYZT", "not known"),
+        ("yesterday evening", "is no time"),
+        ("2026-11-20 23:59", "no time zone"),
+    ],
+)
+def test_a_time_is_never_invented(text: str, words: str) -> None:
+    with pytest.raises(SourceError, match=words):
+        read_time(text)
+
+
+@pytest.mark.parametrize("name", ["Asia/Hong_Kong", "UTC+8"])
+def test_a_time_without_a_zone_is_the_courses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    expected = datetime(2026, 11, 20, 15, 59, tzinfo=UTC)
+    assert read_time("Friday, 20 November 2026, 11:59 PM", find_zone(name)) == expected
+    assert read_time("2026-11-20 16:59 +0100", find_zone(name)) == expected, "its own zone counts"
+    with pytest.raises(SourceError, match="no time zone 'Hongkong-ish'"):
+        find_zone("Hongkong-ish")
+
+
+def test_a_line_of_the_list_without_a_readable_time(course: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text("student_id,submitted_at\nada,sometime\nming,2026-11-20 10:00 UTC\n")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for student in ("ada", "ming"):
+        (folder / f"{student}.ipynb").write_bytes(notebook())
+    rows = collect(course, ASSIGNMENT, str(folder), roster=sheet).rows
+    assert [row.when for row in rows] == [None, datetime(2026, 11, 20, 10, tzinfo=UTC)]
+    assert "time unknown: 'sometime' is no time" in rows[0].notes
+
+
+def test_the_class_of_a_second_partial_source(course: Path, tmp_path: Path) -> None:
+    """Those of the first zip are not missing; a refused file is not nothing, and has our id."""
+    roster = tmp_path / "roster.csv"
+    roster.write_text(
+        "student_id,system_id,name\ns1,12345,Ada Lovelace\ns2,678,Eve\ns3,9,Ming\ns4,10,Noor\n"
+    )
+    first = zipped(tmp_path / "1.zip", {f"{MOODLE}/{FILE}": notebook()})
+    collected = collect(course, ASSIGNMENT, str(first), roster=roster)
+    assert (collected.missing, collected.before) == (["s2", "s3", "s4"], [])
+    files = {
+        f"Eve_678_assignsubmission_file/{FILE}": bytes(60 * 2**20),
+        "Ming_9_assignsubmission_onlinetext_x.html": b"typed",
+    }
+    collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "2.zip", files)))
+    assert (collected.missing, collected.before) == (["s4"], ["s1"])
+    assert {each.who for each in collected.refused} == {"s2", "s3"}
+
+
+def test_the_notebook_of_another_assignment_is_refused(course: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    other = RELEASED / "03_collectives" / "03_collectives.ipynb"
+    shutil.copy(other, folder / "ada.ipynb")
+    (folder / "ming").mkdir()
+    shutil.copy(other, folder / "ming" / FILE)
+    shutil.copy(RELEASED / ASSIGNMENT / FILE, folder / "noor.ipynb")
+    collected = collect(course, ASSIGNMENT, str(folder))
+    assert [row.student for row in collected.rows] == ["noor"]
+    assert why(collected).count("is the notebook of another assignment") == 2
+
+
+def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text(
+        "student_id,submitted_at\nada,2026-11-21 10:00 UTC\nming,2026-11-21 10:00 UTC\n"
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for student in ("ada", "ming"):
+        (folder / f"{student}.ipynb").write_bytes(notebook())
+    own = course / "grading/extensions.csv"
+    own.parent.mkdir(exist_ok=True)
+    text = f"assignment,student_id,until\n{ASSIGNMENT},ada,2026-11-22 09:00 UTC\nother,ming,never\n"
+    own.write_text(text)
+    due = read_time("2026-11-20 10:00 UTC")
+    rows = collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due).rows
+    assert [row.late for row in rows] == [0, 1]
+    own.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
+    with pytest.raises(SourceError, match="line 2: 'soon' is no time"):
+        collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
+    own.write_text("assignment,student_id\n")
+    with pytest.raises(SourceError, match="no column until"):
+        collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
 
 
 def test_days_late() -> None:

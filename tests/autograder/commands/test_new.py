@@ -75,7 +75,7 @@ def test_it_is_released_and_taken_out_again(course: Path) -> None:
     assert release(course, say=lambda line: None) == [
         f"assignments/{NAME}/{NAME}.ipynb",
         "assignments/README.md",
-        "instructor/README.md",
+        "instructor/kill_matrix.md",
     ]
     shutil.rmtree(folder)
     shutil.rmtree(handed_out(folder))

@@ -101,14 +101,18 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
 def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
     target = course / "assignments" / NAME
     said: list[str] = []
-    paths = [f"assignments/{NAME}/{NAME}.ipynb", "assignments/README.md"]
+    paths = [
+        f"assignments/{NAME}/{NAME}.ipynb",
+        "assignments/README.md",
+        "instructor/kill_matrix.md",
+    ]
     assert release(course, write=False, say=said.append) == paths
     assert [path.name for path in target.iterdir()] == ["checks.py"]
     assert release(course, say=said.append) == paths
     first = files(target)
     assert release(course, [NAME], say=said.append) == []
     assert files(target) == first == files(RELEASED / NAME)
-    assert "DIFFERS" in said[0] and "made anew" in said[2] and "unchanged" in said[4]
+    assert "DIFFERS" in said[0] and "made anew" in said[3] and "unchanged" in said[6]
     assert not list(course.rglob("gradebook.db")), "a release is not yet a class"
 
 

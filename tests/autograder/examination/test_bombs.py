@@ -98,21 +98,21 @@ BOMBS = {
     "empty collectives": Bomb(
         "def f(x):\n    lines(0)\n    none = torch.zeros(0)\n"
         "    for _ in range(20_000): dist.all_reduce(none)\n    return x",
-        "it has started 5,001; here a rank may have 5,000",
+        "it would have started 5,001 operations; here a rank may have 5,000",
     ),
     "questions": Bomb(
         "def f(x):\n    lines(0)\n    work = dist.irecv(x, (dist.get_rank() + 1) % 4)\n"
         "    fr = frames()\n    while True: work.is_completed()",
-        "asked the network 25,001 things",
+        "asked the network 25,001 questions",
     ),
     "computation": Bomb(
         "def f(x):\n    data = frames().compute(1.0) * 1000\n    while True: raw(data)",
-        "asked the network 25,001 things",
+        "asked the network 25,001 questions",
     ),
     "groups": Bomb(
         "def f(x):\n    fr = frames()\n    ranks = tuple(range(4))\n"
         "    for i in range(1, 60_000): raw(fr.group(i, 'g' * 250, ranks))",
-        "it has 65; here a rank may have 64",
+        "it would have 65 process groups; here a rank may have 64",
     ),
     "tensors without numbers": Bomb(
         "def f(x):\n    big = torch.empty(1 << 47, device='meta')\n"

@@ -77,6 +77,25 @@ def test_cells_share_a_namespace_and_errors_do_not_stop_the_rest(examination: Su
     assert examination.run_cell("%who int\n").error == ""
 
 
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("def total(mine):\n    return mine +", "SyntaxError: invalid syntax"),
+        ("while True: pass\ndef total(mine):\n    return mine", "took longer than 5 s"),
+        ("import no_such_module\ndef total(mine):\n    return mine", "ModuleNotFoundError"),
+        ("import os; os._exit(1)\ntotal = 1", "ended the Python process"),
+    ],
+)
+def test_a_cell_that_did_not_define_its_function_is_named(
+    examination: Submission, cell: str, words: str
+) -> None:
+    examination.run_cell("x = 1")
+    result = report(examination, cell, 1).results[0]
+    assert "total is not defined" in result.reason
+    assert "Cell 2, which names it, did not run to its end" in result.reason
+    assert words in result.reason
+
+
 def test_an_answer_module_cannot_be_imported(examination: Submission) -> None:
     outcome = examination.run_cell("from course_lib.sharding import shard_bounds")
     assert "what this assignment asks you to write" in outcome.error

@@ -105,6 +105,14 @@ def test_whatever_a_name_is_the_row_stays_a_row(name: str) -> None:
     assert len(format_rows(["a"], [[name]]).split("\n")) == 2
 
 
+def test_plain_with_the_points_of_each_task(course: Path) -> None:
+    rows = {r["student_id"]: r for r in read(export(course, (NAME,), tasks=True)[0])}
+    assert (rows["ada"]["task"], rows["ada"]["words"]) == ("7", "2")
+    assert float(rows["ada"]["raw_score"]) == 7 + 2
+    assert rows["nobody"]["task"] == ""
+    assert "task" not in read(export(course, (NAME,))[0])[0]
+
+
 def test_canvas_without_its_file(course: Path) -> None:
     text, _ = export(course, (NAME,), system="canvas", title="Homework 2 (77)")
     lines = list(csv.reader(io.StringIO(text)))

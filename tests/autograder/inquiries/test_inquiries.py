@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autograder.__main__ import main
+from autograder.collection.times import keep_zone
 from autograder.inquiries.taking import why_not
 from autograder.inquiries.thread import (
     INSTRUCTOR,
@@ -125,16 +126,22 @@ def test_from_question_to_close(
 def test_dates(course: Path, inquiries: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert inquiries("dates", NAME) == 0
     assert "at any time" in capsys.readouterr().out
-    assert inquiries("dates", NAME, "--from", "2000-01-01", "--until", "2000-01-08") == 0
-    assert "from 2000-01-01 00:00 until 2000-01-08" in capsys.readouterr().out
+    first, last = "2000-01-01 00:00 +0800", "2000-01-08 00:00 +0800"
+    assert inquiries("dates", NAME, "--from", first[:16], "--until", last[:16]) == 2
+    assert "has no time zone" in capsys.readouterr().err
+    keep_zone(course / "grading", "Asia/Hong_Kong")
+    assert inquiries("dates", NAME, "--from", first[:16], "--until", last) == 0
+    assert "from 2000-01-01 00:00 HKT until 2000-01-08 00:00 HKT" in capsys.readouterr().out
     asked = ("ask", "ada", NAME, TASK, "--text", "Why?")
     assert inquiries(*asked) == 2
-    assert "questions were taken until 2000-01-08" in capsys.readouterr().err
+    assert "questions were taken until 2000-01-08 00:00 HKT" in capsys.readouterr().err
     assert inquiries(*asked, "--anyway") == 0
-    assert inquiries("dates", NAME, "--from", "2000-01-08", "--until", "2000-01-01") == 2
+    assert inquiries("dates", NAME, "--from", last, "--until", first) == 2
     now = datetime.now(UTC)
-    assert why_not((None, None)) == why_not((now - timedelta(1), now + timedelta(1))) == ""
-    assert "from" in why_not((now + timedelta(1), None))
+    assert (
+        why_not((None, None), None) == why_not((now - timedelta(1), now + timedelta(1)), UTC) == ""
+    )
+    assert "from" in why_not((now + timedelta(1), None), UTC)
 
 
 @pytest.mark.parametrize(

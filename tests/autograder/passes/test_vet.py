@@ -76,6 +76,12 @@ def with_many_cells(folder: Path) -> None:
     nbformat.write(notebook, folder / FILE)
 
 
+def cut_off(folder: Path) -> None:
+    """Leave the file that an upload leaves which was interrupted within the last cells."""
+    text = (folder / FILE).read_text()
+    (folder / FILE).write_text(text[: text.rindex('"cell_type"') + 100])
+
+
 def many_files(folder: Path) -> None:
     for number in range(2_000):
         (folder / f"{number}.txt").touch()
@@ -99,11 +105,12 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "latin": (saved_in("latin-1"), 12, "some letters are lost"),
     "10,000 lines": (with_many_lines, 12, ""),
     "10,000 cells": (with_many_cells, 12, "left out"),
+    "cut": (cut_off, 12, "ends or is damaged after its cell"),
     "link": (link_to_another, 0, "is a link"),
     "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
 }
 
-BY_DEFAULT = {"right", "spy", "null", "lines", "utf-16", "link"}
+BY_DEFAULT = {"right", "spy", "null", "lines", "utf-16", "cut", "link"}
 """Nothing odd, a file, damage, a cell, an encoding, no notebook; the others are more of these."""
 
 

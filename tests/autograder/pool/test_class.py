@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder import __main__ as program
@@ -199,7 +201,8 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
             " judge=lambda case, inputs, outputs: None)\n"
         )
         _, said = autograder("status", ASSIGNMENT)
-        assert said.splitlines()[1].split()[2:4] == ["0", "11"], said  # all are outdated
+        # All are outdated, and the old points are still booked.
+        assert said.splitlines()[1].split()[2:6] == ["0", "11", "0", "11"], said
         status, said = autograder("regrade", ASSIGNMENT, "--changed", *who)
         assert status == 0, said
         assert "1 gain, 0 lose, 1 keep their points" in said
@@ -217,6 +220,64 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
     status, said = autograder("grade", ASSIGNMENT, *who)  # the first verdicts are still there
     assert "graded: 2, of which unchanged: 2" in said, said
     assert booked(course.root) == before
+
+
+@pytest.mark.usefixtures("as_it_was")
+def test_a_policy_that_is_set_after_grading_reaches_everybody(
+    course: Course, autograder: Commands
+) -> None:
+    """A deadline, a policy and points by hand that come later; nobody is graded again."""
+    config = course.root / "nbgrader_config.py"
+    text, url = config.read_text(), load_config(course.root).CourseDirectory.db_url
+    with Gradebook(url, "sgd-to-ddp") as book:
+        book.update_or_create_assignment(ASSIGNMENT, duedate=datetime(2026, 11, 20, 12))
+        for student, hours in (("right", 1), ("sum", 25), ("crash", -1)):
+            found = book.find_submission(ASSIGNMENT, student)
+            found.timestamp = datetime(2026, 11, 20, 12) + timedelta(hours=hours)
+        book.db.commit()
+
+    def penalties() -> dict[str, tuple[float, float]]:
+        with Gradebook(url, "sgd-to-ddp") as book:
+            found = {n: book.find_submission(ASSIGNMENT, n) for n in ("right", "sum", "crash")}
+            return {n: (s.score, s.late_submission_penalty) for n, s in found.items()}
+
+    assert not any(penalty for _, penalty in penalties().values())
+    grade_one = ("grade", ASSIGNMENT, "--student", "right")
+    status, said = autograder(*grade_one)  # the class's policy takes all points off
+    assert status == 0 and "late penalties changed for 2" in said, said
+    now = penalties()
+    assert now["right"][0] == now["right"][1] > 0 and now["sum"][0] == now["sum"][1] > 0
+    assert now["crash"][1] == 0
+    try:
+        config.write_text(text + "c.LateSubmissionPlugin.penalty_method = 'none'\n")
+        status, said = autograder(*grade_one)
+        assert status == 0 and "late penalties changed for 3" in said, said  # and "late"
+        assert not any(penalty for _, penalty in penalties().values())
+        own = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
+        config.write_text(text + own + "c.PerDay.share = 0.25\n")
+        (course.root / "grading/extensions.csv").write_text(
+            f"assignment,student_id,until\n{ASSIGNMENT},right,2026-11-21 12:00 UTC\n"
+        )
+        status, said = autograder(*grade_one)
+        assert status == 0, said
+        now = penalties()
+        assert now["right"][1] == 0, "its own deadline"
+        assert now["sum"][1] == 0.5 * now["sum"][0], "two days have begun"
+    finally:
+        config.write_text(text)
+
+
+def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
+    status, said = autograder("report", ASSIGNMENT)
+    assert status == 0, said
+    assert "11 graded" in said and "not graded yet: nothing, refused" in said
+    points = booked(course.root)
+    for task, most in TASKS.items():
+        whole = sum(found.get(task) == most for found in points.values())
+        (line,) = (row for row in said.splitlines() if row.startswith(f"{task} "))
+        assert line.split()[1:3] == [f"{most:g}", str(whole)]
+    page = course.root / "grading/report" / f"{ASSIGNMENT}.html"
+    assert "average_gradients" in page.read_text(encoding="utf-8")
 
 
 def test_a_replay_says_the_same_and_draws_it(course: Course, autograder: Commands) -> None:

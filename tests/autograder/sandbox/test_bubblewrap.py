@@ -103,6 +103,15 @@ def test_only_what_was_mounted_is_visible(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.skipif(
+    not Path(sys.prefix, "share/sgd-to-ddp").is_dir(), reason="the course is not installed here"
+)
+def test_what_a_wheel_brings_is_not_visible() -> None:
+    """Among it are the solutions."""
+    seen = run("import os, sys; print(os.listdir(sys.prefix + '/share/sgd-to-ddp'))")
+    assert seen == "[]\n"
+
+
 def test_no_other_process_is_visible() -> None:
     assert (
         run("import os; print([p for p in os.listdir('/proc') if p.isdigit()])") == "['1', '2']\n"

@@ -26,8 +26,11 @@ from course_lib.checking import (
     task,
 )
 from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.judges import form_of
 from course_lib.checking.mutants import edited
+from course_lib.checking.on_ranks.given import RankProgram
 from course_lib.checking.runners import LocalRunner
+from course_lib.ranks import Network
 from tests.helpers.variation import unvaried
 
 
@@ -122,7 +125,13 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
         (lambda x, group=None: total(x, group) / dist.get_world_size(group), "equals the mean"),
         (lambda x, group=None: total(x), "groups of the ranks"),
         (lambda x, group=None: (total(x, group), x.zero_())[0], "changes x"),
-        (lambda x, group=None: x.copy_(total(x, group)), "shares memory with x"),
+        (lambda x, group=None: x.copy_(total(x, group)), "changes x"),
+        # What explains a wrong value is told before it.
+        (lambda x, group=None: total(x.mul_(2), group), "changes x"),
+        (lambda x, group=None: total(x, group).requires_grad_(), "carries the graph"),
+        (lambda x, group=None: total(x, group).add_(torch.empty_like(x)), "memory of torch.empty"),
+        (lambda x, group=None: total(x, group).bfloat16().to(x.dtype), "fits into bfloat16"),
+        (lambda x, group=None: total(x.transpose(0, 1).view(-1), group), ".reshape works, and"),
         (lambda x, group=None: (torch.rand(1), total(x, group))[1], "numbers of the torch gener"),
         (lambda x, group=None: (torch.set_grad_enabled(False), total(x, group))[1], "disabled"),
         (lambda x, group=None: (torch.set_default_dtype(torch.float64), total(x, group))[1],
@@ -153,8 +162,60 @@ def test_what_may_change_may_come_back() -> None:
         dist.all_reduce(x, group=group)
         return x
 
-    assert "shares memory with x" in run(in_place).reason
+    assert "changes x" in run(in_place).reason
     assert run(in_place, sum_task(may_change=["x"])).passed
+
+
+def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
+    before = torch.get_deterministic_debug_mode()
+    seen: list[Any] = []
+
+    def look(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+        seen.extend([torch.empty(3), torch.empty(2, dtype=torch.int64)])
+        raise ValueError("seen")
+
+    mine = {"form": form_of(Case("1", 1)), "own": {"x": torch.ones(2)}}
+    with pytest.raises(ValueError, match="seen"):
+        RankProgram(program)(look, mine)
+    assert seen[0].isnan().all()
+    assert (seen[1] == torch.iinfo(torch.int64).max).all()
+    assert torch.get_deterministic_debug_mode() == before
+
+
+def plain(case: Case) -> bool:
+    return (case.form.dtype, case.form.layout, case.after) == ("float32", "contiguous", None)
+
+
+def test_cases_go_from_plain_to_special_and_their_names_say_what_is_special() -> None:
+    cases = in_many_forms(*(Case(f"{k} ranks", k) for k in (1, 2, 3, 4, 5, 6)))
+    given = sum_task(cases=cases, in_turn=[(1, 1)]).cases
+    assert given[0].name == "2 ranks"  # one rank hides mistakes
+    assert [plain(case) for case in given] == sorted(map(plain, given), reverse=True)
+    assert given[-1].after is not None
+    for case in given:
+        assert case.form.dtype in case.name or case.form.dtype == "float32"
+        assert "transposed" in case.name or case.form.layout == "contiguous"
+
+
+def in_nodes(nodes: int, size: int) -> Case:
+    network = Network(1e-6, 1e9, node_size=size, inside=Network(1e-7, 1e9))
+    return Case(f"{nodes} by {size}", nodes * size, network=network)
+
+
+def test_a_case_in_which_numbers_coincide_is_not_the_first() -> None:
+    cases = [in_nodes(*each) for each in ((2, 2), (3, 1), (1, 3), (2, 3), (3, 2))]
+    formed = in_many_forms(*cases, groups=False)
+    assert sum_task(cases=formed).cases[0].name == "2 by 3"
+
+
+def test_a_case_uses_all_bits_of_its_dtype() -> None:
+    check = sum_task(cases=in_many_forms(*(Case(f"{k} ranks", k) for k in range(1, 6))))
+    for case in check.cases:
+        (drawn, *_) = check.inputs(case, torch.Generator().manual_seed(1))
+        x = drawn["own"]["x"]
+        narrower = {torch.float64: torch.float32, torch.float32: torch.bfloat16}.get(x.dtype)
+        assert narrower is None or not torch.equal(x, x.to(narrower).to(x.dtype)), case.name
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_tracebacks_lines_are_the_students() -> None:
@@ -216,8 +277,9 @@ def test_a_library_can_be_the_oracle() -> None:
 def test_forms_are_drawn_evenly_and_a_case_keeps_its_own() -> None:
     own = Form(dtype="float64", layout="transposed")
     cases = in_many_forms(*(Case(str(k), k) for k in (1, 2, 3, 4, 5, 6)), Case("own", 2, form=own))
+    assert cases[0].form == cases[1].form == Form()  # one rank, and the first that is not
     assert cases[-1].form == own
-    assert {case.form.dtype for case in cases[:3]} == {"float32", "float64", "bfloat16"}
+    assert {case.form.dtype for case in cases[1:4]} == {"float32", "float64", "bfloat16"}
     assert [bool(case.form.groups) for case in cases[:6]] == [
         False,
         False,
@@ -255,9 +317,9 @@ def test_an_expectation_that_fails_costs_its_case_and_is_kept_for_the_author() -
             raise ZeroDivisionError
 
     report = run(total, sum_task(expects=[Expectation(careless)]))
-    assert [result.passed for result in report.results] == [True, False, True, True]
-    assert report.results[1].reason == "what was sent is nothing that this check expects"
-    assert "ZeroDivisionError" in report.results[1].trouble
+    assert [result.passed for result in report.results] == [False, True, True, True]
+    assert report.results[0].reason == "what was sent is nothing that this check expects"
+    assert "ZeroDivisionError" in report.results[0].trouble
     assert report.parts == {"values": True, "communication": False}
 
 
@@ -275,7 +337,7 @@ def in_the_first_group(x: torch.Tensor, group: Any = None, kept: dict[int, Any] 
     ("function", "pair", "words"),
     [
         (into_one_buffer, (1, 1), "this call has changed what an earlier one returned"),
-        (in_the_first_group, (2, 3), "hand the group on"),
+        (in_the_first_group, (2, 3), "pass group=group to every call"),
     ],
 )
 def test_what_is_kept_from_one_call_to_the_next_is_found_in_turn(

@@ -1,5 +1,6 @@
 """FullyShardedDataParallel: the steps of one process, with 1/K of everything on each rank."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -47,6 +48,11 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "one unit": (Awkward, {"unit_types": (Awkward,)}),
     "nested": (Nested, {"unit_types": (nn.Sequential,)}),
     "without prefetch": (Nested, {"prefetch": False}),
+    "norms whole": (Nested, {"whole_types": (nn.LayerNorm,)}),
+    "nested, norms whole": (
+        Nested,
+        {"unit_types": (nn.Sequential,), "whole_types": (nn.LayerNorm,)},
+    ),
 }
 EVERYWHERE = ("a unit for each module", "nested")
 """Models that `make test`, too, trains on every number of ranks; the others on two of them."""
@@ -89,8 +95,9 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
             assert state.keys() == expected.state_dict().keys()
             for key, value in expected.state_dict().items():
                 torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+        everywhere = 12 * ("whole_types" in MODELS[model][1])  # LayerNorm(6)
         whole = sum(p.numel() for p in expected.parameters())
-        assert sum(held for _, held in results) == whole
+        assert sum(held for _, held in results) == whole + (k - 1) * everywhere
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 3)])
@@ -100,6 +107,33 @@ def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, before, after):
     for state, _ in ranks_of("simulated", after).run(train, "nested", "plain", slice(3, 5), saved):
         for key, value in expected.items():
             torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+
+
+def accumulated() -> tuple[int, list[Tensor], list[Tensor]]:
+    """Backward twice, as with accumulation; every norm's gradient, ours and one process's."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3), nn.LayerNorm(3)).double()
+    alone = copy.deepcopy(net)
+    wrapped = FullyShardedDataParallel(net, whole_types=(nn.LayerNorm,))
+    for batch in batches()[:2]:
+        x, y = own(batch)
+        mse_loss(wrapped(x), y).backward()
+        mse_loss(alone(batch[0]), batch[1]).backward()
+    whole = [param for param in wrapped.parameters() if param.shape in ((6,), (3,))]
+    norms = [alone[1], alone[3]]
+    expected = [param.grad for norm in norms for param in norm.parameters()]
+    found = [param.grad for norm in (net[1], net[3]) for param in norm.parameters()]
+    return len(whole), found, expected  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_modules_that_stay_whole_are_averaged_in_one_message(ranks_of, k):
+    ranks = ranks_of("simulated", k)
+    for number, found, expected in ranks.run(accumulated):
+        assert number >= 4
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert ranks.trace.calls(0)["all_reduce"] == 2
 
 
 def beside_pytorch() -> tuple[list[Tensor], list[Tensor]]:

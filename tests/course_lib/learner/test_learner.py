@@ -7,6 +7,7 @@ import copy
 import errno
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nbformat import v4
 
-from course_lib.learner import _course
-from course_lib.learner.__main__ import main
+from course_lib.learner import _course, diary
+from course_lib.learner.__main__ import COMMANDS, main
 from course_lib.learner.check import plan
-from course_lib.learner.lab import NoHome
+from course_lib.learner.lab import FIRST, NoHome, opened
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
-from tests.helpers.desk_files import write
+from tests.helpers.desk_files import notebook, write
 
 WRONG = "def rank():\n    return 7"
 AS_CHECK_DOES = """
@@ -204,7 +206,35 @@ def test_progress_counts_points_predictions_and_time(course: Path, capsys: Any) 
     assert main(["progress"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == [NAME, "1/3", "1", "of", "2", "16", "min"]
-    assert lines[3].split() == ["together", "1/3", "2", "of", "3", "16", "min"]
+    assert [line.split() for line in lines[3:5]] == [
+        [name, "0", "min"] for name in ("elsewhere", "gone")
+    ]
+    assert lines[5].split() == ["together", "1/3", "2", "of", "3", "16", "min"]
+
+
+def test_a_check_that_a_lecture_calls_gives_no_points(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["start", NAME])
+    for folder, stem in (("lectures", "00_start"), (f"assignments/{NAME}", NAME)):
+        monkeypatch.chdir(course / "work" / folder)
+        monkeypatch.setenv("JPY_SESSION_NAME", f"{folder}/{stem}.ipynb")
+        diary.keep(diary.CHECKS, {"checked": f"{NAME}/rank", "fraction": 1.0, "all": True})
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        assert main(["solution", NAME]) == 1
+        assert main(["progress"]) == 0
+        told = capsys.readouterr().out
+        if stem == "00_start":
+            assert "solved 0" in told and not re.search(f"{NAME} +0/3", told)
+            assert re.search("00_start +0 min", told) and re.search("together +0 min", told)
+    assert "solved 1" in told and re.search(f"{NAME} +3/3", told)
+
+
+def test_without_a_command_the_commands_are_listed(capsys: Any) -> None:
+    assert main([]) == 0
+    told = capsys.readouterr().out
+    for name, line in COMMANDS.items():
+        assert re.search(rf"^ +{name} +{re.escape(line[:30])}", told, re.MULTILINE)
 
 
 def test_solution_is_shown_after_a_question(
@@ -224,7 +254,7 @@ def test_solution_is_shown_after_a_question(
 def test_solution_says_where_there_is_none(course: Path, capsys: Any) -> None:
     (course / "instructor").rename(course.parent / "kept back")
     assert main(["solution", NAME, "--yes"]) == 2
-    assert "has no instructor/" in capsys.readouterr().err
+    assert "has no solutions" in capsys.readouterr().err
 
 
 def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
@@ -243,6 +273,16 @@ def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
     monkeypatch.setattr("course_lib.learner.lab.open_lab", opened)
     assert main(["lab", "--no-browser", "--desk", "/d", "--port=9000"]) == 1
     assert passed == [(Path("/d"), ["--no-browser", "--port=9000"])]
+
+
+def test_lab_shows_lecture_00_until_it_has_been_run(tmp_path: Path) -> None:
+    assert opened(tmp_path) == "lectures"  # there is none
+    write(tmp_path / FIRST, notebook("a = 1"))
+    assert opened(tmp_path) == FIRST
+    ran = notebook("a = 1")
+    ran.cells[-1] = v4.new_code_cell("a = 1", outputs=[v4.new_output("stream", text="1")])
+    write(tmp_path / FIRST, ran)
+    assert opened(tmp_path) == "lectures"
 
 
 def test_a_missing_package_or_a_read_only_place_is_one_sentence(

@@ -496,7 +496,7 @@ def test_an_async_function_is_refused_in_words(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
-@pytest.mark.parametrize("timeout", ["5", -1, 0, math.nan])
+@pytest.mark.parametrize("timeout", ["5", -1, 0, math.nan, True])
 def test_a_timeout_that_is_no_time_is_refused(on: Any, timeout: Any) -> None:
     with pytest.raises(ValueError, match="timeout is in seconds, above 0, or None"):
         Ranks(K, on=on, timeout=timeout)

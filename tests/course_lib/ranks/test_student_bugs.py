@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # DDP imports it when first used, which takes seconds
 import torch.distributed as dist
 
-from course_lib.ranks import DeadlockError, MismatchError, Ranks, RankTimeout
+from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RankTimeout
 from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
 from tests.helpers.emulated_nccl import emulate
@@ -96,36 +96,49 @@ def cause(bug: Bug, error: Exception | None) -> str:
 
 
 def page() -> str:
-    """Return the page: what simulated ranks say, which say it the same every time."""
-    rows = []
-    for index, bug in enumerate(BUGS):
-        said = cause(bug, outcome(index, "simulated")).replace("|", "\\|")
-        said = re.sub(r" *\((\S+|Cell In.*), line \d+\)", "", said)
-        other = bug.differs or "the same"
-        rows.append(f"| {index + 1} | {bug.what} | `{bug.error.__name__}` | {said} | {other} |")
-    return "\n".join([_HEAD, *rows, ""])
+    """Return the page: what simulated ranks say, which say it the same every time.
+
+    It is a list, which also a phone shows, by exception: that is what one has read.
+    """
+    parts = [_HEAD]
+    for error, told in _ERRORS.items():
+        parts.append(f"## {error.__name__}: {told}\n")
+        for index, bug in enumerate(BUGS):
+            if bug.error is error:
+                said = cause(bug, outcome(index, "simulated"))
+                said = re.sub(r" *\((\S+|Cell In.*), line \d+\)", "", said)
+                said = said.replace("<", r"\<")  # or Markdown would take it for a tag
+                said += f" (CPU ranks: {bug.differs})" if bug.differs else ""
+                parts.append(f"- **{bug.what}**\\\n  {said}")
+        parts.append("")
+    return "\n".join([*parts, _FOOT])
 
 
+_ERRORS: dict[type[Exception], str] = {
+    DeadlockError: "a deadlock, the ranks wait for one another",
+    MismatchError: "the ranks disagree about a call",
+    RankError: "a rank raised an exception",
+    RankTimeout: "a call took too long",
+    TypeError: "something cannot be sent to the ranks",
+}
 _HEAD = """\
 # What students do wrong, and what they are told
+"""
+_FOOT = f"""\
+## How this page was made
 
 Each mistake was made on four CPU ranks and on four simulated ranks. Both end in an exception of
-the class below and name the same cause; a table of what every rank was doing, with the line of the
-cell, follows in each report. `tests/helpers/student_bugs.py` has the programs;
+this class and name this cause. A table of what every rank was doing, with the line of the cell,
+follows in each report. `tests/helpers/student_bugs.py` has the programs;
 `tests/course_lib/ranks/test_student_bugs.py` runs them and made this page, with PyTorch
+{torch.__version__.partition("+")[0]}.
 """
-_HEAD += (
-    torch.__version__.partition("+")[0]
-    + """.
-
-| | mistake | exception | its cause, as simulated ranks say it | CPU ranks |
-|---|---|---|---|---|"""
-)
 
 
 def test_the_page_says_what_the_ranks_say() -> None:
-    if _HEAD not in PAGE.read_text() or torch.version.cuda:
+    if _FOOT not in PAGE.read_text() or torch.version.cuda:
         pytest.skip("the page quotes another PyTorch")
+    assert {bug.error for bug in BUGS} == _ERRORS.keys()
     assert PAGE.read_text() == page(), "python -m tests.course_lib.ranks.test_student_bugs"
 
 

@@ -327,3 +327,8 @@ def test_a_list_that_is_none_is_named_without_the_numbers_of_its_items() -> None
     places = [without_numbers(place) for place, leaf in leaves(pulled) if leaf is print]
     assert places == ["weights of pull 1", "gradient of parameter"]
     assert without_numbers("weights of pull 0, parameter 0") == "weights of pull 0, parameter 0"
+
+
+def test_too_many_dimensions_are_called_so() -> None:
+    with pytest.raises(NotPlainError, match="a tensor of 65 dimensions: at most 64 can be sent"):
+        encode(torch.zeros([1] * 65))

@@ -130,6 +130,27 @@ def test_a_trace_is_drawn_where_nothing_has_used_pyplot() -> None:
     assert "image/png" in outcome.bundles[0]
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("ranks.trace.plot()", 1),
+        ("ranks.trace.plot();", 1),
+        ("figure = ranks.trace.plot()", 1),
+        ("for _ in range(2): ranks.trace.plot()", 2),
+        ("show(ranks.trace.plot(), alt='said')", 1),
+        ("ranks.trace.plot().savefig('/dev/null', format='png')", 0),
+        ("raise_it = ranks.trace.plot(); raise KeyError", 1),
+        ("1 + 1", 0),
+    ],
+)
+def test_a_trace_is_drawn_once_also_before_a_semicolon(
+    shared: Kernel, written: str, shown: int
+) -> None:
+    shared.run("from course_lib.figures import show\nranks.run(lambda: dist.barrier())")
+    bundles = shared.run(written).bundles
+    assert sum("image/png" in bundle for bundle in bundles) == shown
+
+
 def test_the_table_of_the_ranks(shared: Kernel) -> None:
     (bundle,) = shared.run("ranks").bundles
     assert bundle["text/html"].count("<tr>") == 3

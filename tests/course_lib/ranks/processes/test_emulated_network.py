@@ -296,7 +296,7 @@ def rows_and_columns(nbytes: int) -> None:
 
 
 def test_rows_and_columns_of_a_mesh_share_the_links_evenly(links_of: LinksOf) -> None:
-    """In any order of starts, each message waits for its link, and reserves none for later."""
+    """All rows' messages come before those of columns: first come, first served."""
     nbytes = 4_000_000
     simulated = simulated_ends(4, rows_and_columns, nbytes)
     links = links_of(4)

@@ -1,5 +1,6 @@
 """Rules that gloo does not check, and features that it does not have."""
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal
@@ -31,9 +32,7 @@ def test_a_message_that_does_not_fit(sent: torch.Tensor, received: torch.Tensor,
 
     def program() -> None:
         rank = dist.get_rank()
-        if rank == late and dist.get_backend() != "simulated":
-            import time
-
+        if rank == late:
             time.sleep(0.05)
         if rank == 0:
             dist.send(sent, 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import io
+import multiprocessing
 import os
 import pickle
 import random
@@ -13,6 +16,7 @@ import sys
 import threading
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +259,86 @@ def test_an_interrupt_during_an_import_lets_it_finish(tmp_path: Path) -> None:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("slow_to_import", None)
         assert pickle.loads(pickle.dumps(1)) == 1
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
+    isolated: bool, named: bool, caught: bool
+) -> None:
+    """A thread ends by an exception without anybody noticing: the call went on, and was wrong."""
+
+    def program() -> float:
+        group, x = dist.new_group([0, 1]), torch.ones(1)
+
+        def communicate() -> None:
+            with suppress(*[RuntimeError] * caught):
+                dist.all_reduce(x, group=group if named else None)
+
+        thread = threading.Thread(target=communicate)
+        thread.start()
+        thread.join()
+        return x.item()
+
+    said = r"rank [01] has started a thread which calls torch\."
+    ranks = Ranks(2, on="simulated", isolated=isolated)
+    with ranks, pytest.raises(RankError, match=said):
+        ranks.run(program)
+
+
+def test_a_thread_that_does_not_communicate_is_welcome() -> None:
+    def program() -> list[bool]:
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(dist.is_initialized()))
+        thread.start()
+        thread.join()
+        dist.barrier()
+        return found
+
+    assert Ranks(2, on="simulated").run(program) == [[False], [False]]
+
+
+def test_what_waits_for_the_system_waits_in_real_time() -> None:
+    """Their deadlines never came, for the rank's clock stood still."""
+
+    def program() -> list[object]:
+        ours, theirs = multiprocessing.Pipe()
+        before = time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waits = pool.submit(threading.Event().wait, 0.2)
+            undone = concurrent.futures.wait([waits], timeout=0.01).not_done
+        asyncio.run(asyncio.sleep(0.01))
+        found = [ours.poll(), theirs.poll(0.01), len(undone)]
+        return [*found, time.perf_counter() - before]
+
+    with Ranks(2, on="simulated", timeout=30) as ranks:
+        assert ranks.run(program) == [[False, False, 1, 0.0]] * 2
+
+
+POOL = """
+import multiprocessing
+from course_lib.ranks import Ranks
+
+def square(x):
+    return x * x
+
+def in_a_pool(x):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(square, [x, 2])
+
+if __name__ == "__main__":
+    for on in ("cpu", "simulated"):
+        with Ranks(2, on=on) as ranks:
+            print(ranks.run(in_a_pool, 3))
+            print(ranks.run(lambda: in_a_pool(4)))
+"""
+
+
+def test_a_pool_of_a_rank_finds_the_functions_of_the_notebook(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    command = [sys.executable, str(tmp_path / "pool.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    lines = [str([[9, 4]] * 2), str([[16, 4]] * 2)]
+    assert done.stdout.splitlines() == lines * 2, done.stderr

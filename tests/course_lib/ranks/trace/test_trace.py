@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.ranks import DeadlockError, Event, Ranks, Trace
+from course_lib.ranks.trace.bars import styles_of
 from course_lib.ranks.trace.shares import MOMENTS, shares
 from course_lib.ranks.trace.timeline import draw_timelines
 
@@ -321,3 +323,53 @@ def test_two_traces_share_one_axis_of_time() -> None:
     assert [len(axes.get_yticks()) for axes in (above, below)] == [4, 2]
     kinds = {event.kind for event in example(4).events}
     assert {text.get_text() for text in figure.legends[0].get_texts()} == kinds
+
+
+def looks_of(figure: Figure) -> dict[str, tuple[object, str]]:
+    return {
+        handle.get_label(): (handle.get_facecolor(), handle.get_hatch())
+        for handle in figure.legends[0].get_patches()
+    }
+
+
+def test_an_operation_looks_the_same_in_every_figure() -> None:
+    """Whichever comes first there, and whatever is beside it."""
+    looks: dict[str, tuple[object, str]] = {}
+    for kinds in (["send", "recv"], ["recv", "send"], ["all_reduce", "recv"], ["barrier", "send"]):
+        events = [Event(0, k, (0,), None, 8, "", 1, i, i + 1, "") for i, k in enumerate(kinds)]
+        for kind, look in looks_of(Trace(events, 1).plot()).items():
+            assert looks.setdefault(kind, look) == look, kind
+    assert len({color for color, _ in looks.values()}) == len(looks) == 4
+
+
+@given(st.lists(st.sampled_from(["send", "recv", "send, a", "send, b", "a lane", "compute"])))
+def test_what_differs_looks_different(kinds: list[str]) -> None:
+    styles = styles_of(kinds)
+    assert list(styles) == sorted(dict.fromkeys(kinds), key=lambda kind: kind != "compute")
+    assert len(set(styles.values())) == len(styles)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_what_takes_no_time_is_seen(k: int) -> None:
+    """Two empty messages at one moment; each is a few pixels wide, and neither hides the other."""
+    events = [
+        Event(rank, kind, (0,), 0, 0, "float32", 1, start, end, "")
+        for rank in range(k)
+        for kind, start, end in (
+            *(("compute", 0.0, 1.0), ("send", 1.0, 1.0), ("recv", 1.0, 1.0)),
+            *(("barrier", 1.5, 1.5001), ("compute", 1.0, 2.0)),
+        )
+    ]
+    figure = Trace(events, k).plot()
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    boxes = {
+        bars.get_label(): [
+            path.get_extents().transformed(axes.transData) for path in bars.get_paths()
+        ]
+        for bars in axes.collections
+    }
+    assert all(len(boxes[kind]) == k for kind in ("send", "recv", "barrier"))
+    assert all(box.width >= 2 for of_kind in boxes.values() for box in of_kind)
+    for one, other in zip(boxes["send"], boxes["recv"], strict=True):
+        assert one.y1 <= other.y0 or other.y1 <= one.y0

@@ -1,0 +1,43 @@
+"""Later deadlines of single students: ``grading/extensions.csv``, which the instructor writes.
+
+    assignment,student_id,until
+    02_data_parallel_sgd,ada,2026-11-25 23:59
+
+A pair or a group has a line for each member. `collect` counts days late from these times, and
+every ``autograder grade`` gives them to nbgrader before it renews the penalties.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+from autograder.collection.listing import SourceError
+from autograder.collection.roster import read_table
+from autograder.collection.times import read_time
+
+_COLUMNS = ("assignment", "student_id", "until")
+
+
+def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[str, datetime]:
+    """Return student → their own deadline for an assignment; empty if there is no file.
+
+    Raises:
+        SourceError: the file lacks a column, or a line has no time; it says which line.
+
+    """
+    path = data / "extensions.csv"
+    if not path.is_file():
+        return {}
+    header, rows = read_table(path)
+    if missing := [name for name in _COLUMNS if name not in header]:
+        raise SourceError(f"{path} has no column {missing[0]}: it needs {', '.join(_COLUMNS)}")
+    found = {}
+    for number, row in rows:
+        cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
+        if cells.get("assignment") == assignment:
+            try:
+                found[cells.get("student_id", "")] = read_time(cells.get("until", ""), zone)
+            except SourceError as error:
+                raise SourceError(f"{path}, line {number}: {error}") from None
+    return found

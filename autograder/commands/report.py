@@ -1,0 +1,50 @@
+"""``autograder report``: how the class did, task by task, and why tasks failed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from autograder.class_report import as_page, as_text, class_report
+from autograder.course import Folders, load_config
+from autograder.files import write_whole
+from autograder.pool.book import current
+from autograder.pool.class_list import NothingToGrade, handed_in, students
+
+DESCRIPTION = """\
+Show how the class did in an assignment: who passed each task, the distribution of points, the most
+frequent reasons for failures with the students who got them, the time of each check, and what
+students predicted. The points are those from checks that were booked last. The same is written as a
+page, grading/report/ASSIGNMENT.html. Reads only; it names students, so never hand it out."""
+EXAMPLES = """\
+examples:
+  autograder report 02_data_parallel_sgd"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Write and print the report; return the exit status."""
+    folders, name = Folders.of(root, load_config(root)), arguments.assignment
+    try:
+        there = students(folders, name)
+        notebooks = {student: handed_in(folders, name, student) for student in there}
+    except NothingToGrade as error:
+        print(f"autograder report: {error}", file=sys.stderr)
+        return 2
+    verdicts = {student: list(current(folders, name, student).values()) for student in there}
+    if not any(verdicts.values()):
+        print(f"autograder report: nothing is graded: run autograder grade {name}", file=sys.stderr)
+        return 2
+    report = class_report(name, verdicts, notebooks)
+    page = folders.data / "report" / f"{name}.html"
+    write_whole(page, as_page(report))
+    print(as_text(report))
+    print(f"as a page: {page}")
+    return 0

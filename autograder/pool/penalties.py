@@ -1,0 +1,63 @@
+"""Late penalties for the whole class, by the deadlines, policy and points of now.
+
+nbgrader assigns a penalty when it autogrades a submission, and never again. So a deadline or policy
+that is set later would reach only those who are graded after it, and points that a person gives
+later would count in full. This runs nbgrader's own pass for everybody; it takes milliseconds each.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+
+from nbformat.v4 import new_notebook
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import AssignLatePenalties
+from traitlets.config import Config
+
+from autograder.collection.extensions import read_extensions
+from autograder.collection.times import course_zone
+
+
+def renew_penalties(config: Config, data: Path, assignment: str) -> int:
+    """Assign the late penalty of each booked submission anew; return how many changed.
+
+    Args:
+        config: of the course.
+        data: the class's folder, with the extensions of single students.
+        assignment: its name.
+
+    Raises:
+        SourceError: the file of extensions cannot be read.
+
+    """
+    own_due = read_extensions(data, assignment, course_zone(data))
+    url = str(config.CourseDirectory.db_url)
+    if url.startswith("sqlite:") and not Path(url.removeprefix("sqlite:///")).is_file():
+        return 0
+    with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
+        for submission in gradebook.assignment_submissions(assignment):
+            due, until = submission.assignment.duedate, own_due.get(submission.student.id)
+            naive = until.astimezone(UTC).replace(tzinfo=None) if until else None
+            submission.extension = naive - due if naive and due else None
+        gradebook.db.commit()
+        before = _penalties(gradebook, assignment)
+    for (student, notebook), (late, penalty) in before.items():
+        if late or penalty:
+            names = {"assignment": assignment, "student": student, "notebook": notebook}
+            names["db_url"] = url
+            AssignLatePenalties(config=config).preprocess(new_notebook(), {"nbgrader": names})
+    with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
+        return sum(before[key] != now for key, now in _penalties(gradebook, assignment).items())
+
+
+def _penalties(gradebook: Gradebook, assignment: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return (student, notebook) → seconds late, points taken off."""
+    return {
+        (submission.student.id, notebook.name): (
+            submission.total_seconds_late,
+            float(notebook.late_submission_penalty or 0),
+        )
+        for submission in gradebook.assignment_submissions(assignment)
+        for notebook in submission.notebooks
+    }

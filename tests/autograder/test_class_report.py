@@ -1,0 +1,89 @@
+"""The report on a class counts students, groups reasons, and lets no text of theirs be markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from autograder.class_report import as_page, as_text, class_report
+from autograder.examination.verdict import CheckVerdict, Verdict
+
+
+def check(task: str, score: float, *reasons: str, hidden: bool = False) -> CheckVerdict:
+    cases: list[dict[str, Any]] = [
+        {"name": "c", "passed": False, "hidden": hidden, "reason": reason} for reason in reasons
+    ]
+    return CheckVerdict(f"a/{task}", score, 4.0, "", cases)
+
+
+def verdict(student: str, *checks: CheckVerdict, seconds: float = 1.0) -> Verdict:
+    timings = {check.task: seconds for check in checks}
+    return Verdict("a", student, "a", "s", "d", list(checks), timings=timings)
+
+
+def test_it_counts_students_and_groups_reasons() -> None:
+    verdicts = {
+        "ada": [verdict("ada", check("ring", 4), check("tree", 4), seconds=1)],
+        "ming": [verdict("ming", check("ring", 0, "rank 1: got 3.5"), check("tree", 2), seconds=2)],
+        "noor": [
+            verdict("noor", check("ring", 0, "rank 2: got 7"), check("tree", 0, "stuck"), seconds=9)
+        ],
+        "eve": [],
+    }
+    report = class_report("a", verdicts, {})
+    assert report.scores == {"ada": 8, "ming": 2, "noor": 0}
+    assert report.ungraded == ("eve",)
+    ring, tree = report.tasks
+    assert (ring.passed, ring.partly, ring.mean, ring.seconds) == (1, 0, 4 / 3, 2)
+    assert (tree.passed, tree.partly, tree.mean) == (1, 1, 2)
+    assert [reason.students for reason in ring.reasons] == [("ming", "noor")]
+    assert sum(count for _, count in report.histogram()) == 3
+    assert report.histogram()[-1] == ("all 8", 1)
+    text = as_text(report)
+    assert "2 × rank 1: got 3.5  (ming, noor)" in text and "not graded yet: eve" in text
+
+
+def test_visible_reasons_come_before_hidden_ones() -> None:
+    mixed = CheckVerdict(
+        *("a/ring", 0, 4.0, ""),
+        [
+            {"name": "h", "passed": False, "hidden": True, "reason": "hidden words"},
+            {"name": "v", "passed": False, "hidden": False, "reason": "visible words"},
+        ],
+    )
+    report = class_report("a", {"ada": [verdict("ada", mixed)]}, {})
+    assert report.tasks[0].reasons[0].words == "visible words"
+
+
+def test_predictions_are_read_from_what_notebooks_show(tmp_path: Path) -> None:
+    from course_lib.checking.predictions import Prediction
+
+    notebooks = {}
+    for student, guess in (("ada", 3), ("ming", 4), ("noor", 4)):
+        output = nbformat.v4.new_output(
+            "execute_result", {"text/plain": repr(Prediction("bytes: sent", guess).score(3))}
+        )
+        cell = nbformat.v4.new_code_cell("guess.score(3)", outputs=[output])
+        path = tmp_path / f"{student}.ipynb"
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+        notebooks[student] = [path]
+    (tmp_path / "eve.ipynb").write_text("no notebook")
+    notebooks["eve"] = [tmp_path / "eve.ipynb"]
+    report = class_report(
+        "a", {name: [verdict(name, check("t", 4))] for name in notebooks}, notebooks
+    )
+    (guesses,) = report.guesses
+    assert (guesses.question, guesses.actual) == ("bytes: sent", "3")
+    assert guesses.guesses == (("4", 2), ("3", 1))
+
+
+@pytest.mark.parametrize("student", ["<script>alert(1)</script>", "x\u202ey"])
+def test_no_text_of_a_student_is_markup(student: str) -> None:
+    reason = "got <img src=x onerror=alert(1)> & more"
+    report = class_report("a", {student: [verdict(student, check("ring", 0, reason))]}, {})
+    page = as_page(report)
+    assert "<script" not in page and "<img" not in page and "&lt;img" in page
+    assert "default-src 'none'" in page

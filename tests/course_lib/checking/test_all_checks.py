@@ -1,0 +1,79 @@
+"""Rules that hold for the cases of every check of every assignment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.checking.cases import Case, Check, Form, case_generator
+from course_lib.checking.causes import degenerate
+from course_lib.checking.on_ranks.effects import tensors_in
+from tests.helpers.course_folders import SOURCES, assignments, needs_sources
+from tests.helpers.solutions import checks_of, readable
+
+pytestmark = needs_sources
+
+TASKS = [
+    pytest.param(folder, task, id=f"{folder.name}-{task}")
+    for folder in readable(assignments(SOURCES))
+    for task in checks_of(folder)
+]
+
+NARROWER = {
+    torch.float64: (torch.float32, torch.bfloat16, torch.float16),
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.bfloat16: (),
+}
+
+
+def floats_of(name: str, check: Check, case: Case) -> list[torch.Tensor]:
+    inputs: list[Any] = list(check.inputs(case, case_generator("tests", name, case)))
+    found = tensors_in(inputs)
+    return [tensor for tensor in found if tensor.is_floating_point() and tensor.numel()]
+
+
+EXACT = {
+    **dict.fromkeys(("quantize", "encode_top_k", "with_feedback"), "its sums are exact"),
+    **dict.fromkeys(("spectral_gap", "choose_graph"), "its matrices are fractions"),
+    **dict.fromkeys(("column_parallel", "row_parallel"), "its numbers are small integers"),
+}
+"""Task → why its numbers have few bits."""
+
+
+def with_all_bits() -> list[Any]:
+    marks = {task: pytest.mark.xfail(reason=reason, strict=False) for task, reason in EXACT.items()}
+    return [
+        pytest.param(*each.values, id=each.id, marks=marks.get(str(each.values[1]), ()))
+        for each in TASKS
+    ]
+
+
+@pytest.mark.parametrize(("folder", "task"), with_all_bits())
+def test_numbers_use_all_bits_of_their_dtype(folder: Path, task: str) -> None:
+    """Else nobody sees that an answer went through float32, bfloat16 or float16."""
+    check = checks_of(folder)[task]
+    for case in check.cases:
+        tensors = floats_of(f"{folder.name}/{task}", check, case)
+        widest = [t for t in tensors if t.dtype == getattr(torch, case.form.dtype, None)]
+        for narrow in NARROWER.get(widest[0].dtype, ()) if widest else ():
+            assert any(not torch.equal(t, t.to(narrow).to(t.dtype)) for t in widest), (
+                f"{case.name}: {narrow} holds all numbers"
+            )
+
+
+@pytest.mark.parametrize(("folder", "task"), TASKS)
+def test_the_first_case_is_plain_and_the_special_ones_follow(folder: Path, task: str) -> None:
+    cases = checks_of(folder)[task].cases
+    first = cases[0]
+    plain = Form()
+    assert (first.form.dtype, first.form.layout) == (plain.dtype, plain.layout), first.name
+    assert len(first.groups) == 1, first.name
+    assert first.after is None
+    if not all(degenerate(case, cases) for case in cases):
+        assert not degenerate(first, cases), first.name
+    if first.network.node_size is None:
+        several = [case.world_size for case in cases if case.world_size > 1]
+        assert first.world_size <= max(1, min(several, default=1), 3), first.name

@@ -1,0 +1,95 @@
+"""Scripts ask a group what it is, and give barriers a time limit: the answers are PyTorch's."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import DeadlockError, Ranks
+
+KINDS = [
+    pytest.param({"on": "cpu", "metered": False}, id="plain gloo"),
+    pytest.param({"on": "cpu"}, id="cpu"),
+    pytest.param({"on": "simulated"}, id="simulated"),
+    pytest.param({"on": "simulated", "isolated": True}, id="isolated"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_backend_is_called_as_pytorch_calls_it(kind: dict[str, Any]) -> None:
+    def names() -> list[object]:
+        from torch.distributed import get_backend  # as some scripts have it
+
+        of_two, asked = dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")
+        groups = [None, of_two, asked]
+        return [
+            *(dist.get_backend(group) for group in groups),
+            *(dist.get_backend_config(group) for group in groups),
+            get_backend(),
+        ]
+
+    with Ranks(2, **kind) as ranks:
+        config = "cpu:gloo,cuda:gloo"
+        expected = ["gloo"] * 3 + [config] * 3 + ["gloo"]
+        assert ranks.run(names) == [expected] * 2
+
+
+def monitored(limit: timedelta) -> None:
+    dist.monitored_barrier(timeout=limit)
+
+
+def barrier(limit: timedelta) -> None:
+    dist.barrier(timeout=limit)
+
+
+def method(limit: timedelta) -> None:
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.monitored_barrier(limit)
+
+
+def collective(limit: timedelta) -> None:
+    dist.all_reduce(torch.ones(1), async_op=True).wait(limit)
+
+
+def message(limit: timedelta) -> None:
+    dist.irecv(torch.ones(1), src=1).wait(limit)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("waits", [monitored, barrier, method, collective, message])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_wait_with_a_limit_of_its_own_ends_by_it(on: Any, waits: Any, late: bool) -> None:
+    """Also where another rank never comes, which would be a deadlock without the limit."""
+
+    def program() -> str:
+        if dist.get_rank() == 1:
+            time.sleep(1.5 if late else 0)
+            return ""
+        try:
+            waits(timedelta(seconds=0.3))
+        except RuntimeError as error:
+            return str(error)
+        return "nothing"
+
+    with Ranks(3, on=on, timeout=60) as ranks:
+        said = ranks.run(program)
+        assert said[1] == ""
+        # When one rank has given up, gloo tells the other that its connection is gone.
+        assert "nothing" not in said, said
+        assert any("after its own time limit of 0.3 s" in words for words in said), said
+        ranks.run(dist.barrier)  # the next call works
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("waits", [monitored, barrier, method])
+def test_a_limit_that_is_kept_changes_nothing(on: Any, waits: Any) -> None:
+    with Ranks(3, on=on, timeout=60) as ranks:
+        ranks.run(waits, timedelta(seconds=60))
+        assert [ranks.trace.calls(rank)["barrier"] for rank in range(3)] == [1, 1, 1]
+        with pytest.raises(DeadlockError, match="rank 1"):  # without a limit, at once
+            ranks.run(lambda: dist.get_rank() == 1 or dist.monitored_barrier())

@@ -1,0 +1,58 @@
+"""Ranks that another thread closes while they run a call: the call says so, and all is ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from course_lib.ranks import Ranks, RanksError
+
+KINDS = [
+    {"on": "cpu"},
+    {"on": "cpu", "metered": False},
+    {"on": "simulated"},
+    {"on": "simulated", "isolated": True},
+]
+
+
+def without_end() -> None:
+    while True:
+        dist.barrier()
+
+
+def without_end_and_without_messages() -> None:
+    for _ in iter(int, 1):
+        pass
+
+
+@pytest.mark.parametrize("program", [without_end, without_end_and_without_messages])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_call_is_told_that_its_ranks_are_closed(kind: dict[str, Any], program: Any) -> None:
+    ranks = Ranks(2, timeout=120, **kind)
+    ranks.run(dist.barrier)
+    pids = ranks.processes()
+    closing = threading.Timer(0.5, ranks.close)
+    closing.start()
+    with pytest.raises(RanksError, match="were closed, in another thread, while they ran"):
+        ranks.run(program)
+    closing.join()
+    with pytest.raises(RanksError, match="closed"):
+        ranks.run(dist.barrier)
+    until = time.monotonic() + 60
+    while any(map(_lives, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(_lives, pids))
+    with Ranks(2, **kind) as others:  # they do not share what was closed
+        others.run(dist.barrier)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
