@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -27,6 +29,8 @@ from course_lib.cost_model import (
 )
 from course_lib.pipeline_parallel import bubble_fraction
 from course_lib.sharded_optimizer import model_state_bytes
+from course_lib.simulate import CLUSTERS, Cluster, estimate
+from course_lib.simulate.published import load
 
 PAGE = Path(__file__).parents[1] / "docs/calculator.html"
 BROWSER = next(
@@ -59,20 +63,90 @@ def calls() -> list[tuple[str, list[float], float]]:
     return found
 
 
+def page_asked(question: list[list[Any]], tmp_path: Path) -> str:
+    """Return the page after a browser has opened it with a question."""
+    return subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+         "--dump-dom", f"{PAGE.as_uri()}#{quote(json.dumps(question))}"],
+        capture_output=True, text=True, timeout=300, check=True,
+    ).stdout  # fmt: skip
+
+
+def answers_in(page: str) -> list[Any]:
+    (answers,) = re.findall(r'<pre id="answers"[^>]*>(.*?)</pre>', page, re.DOTALL)
+    return list(json.loads(html.unescape(answers)))
+
+
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
 def test_the_page_calculates_what_python_does(tmp_path: Path) -> None:
     asked = calls()
-    question = quote(json.dumps([[name, given] for name, given, _ in asked]))
-    page = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
-         "--dump-dom", f"{PAGE.as_uri()}#{question}"],
-        capture_output=True, text=True, timeout=300, check=True,
-    ).stdout  # fmt: skip
-    (answers,) = re.findall(r'<pre id="answers"[^>]*>(.*?)</pre>', page, re.DOTALL)
-    answered = json.loads(html.unescape(answers))
+    page = page_asked([[name, given] for name, given, _ in asked], tmp_path)
+    answered = answers_in(page)
     for (name, given, expected), found in zip(asked, answered, strict=True):
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-30), (name, given)
     assert page.count("<rect") > 10, "both figures are drawn"
+
+
+def machine_of(cluster: Cluster) -> dict[str, float]:
+    """Return a cluster as the page takes it."""
+    reached = cluster.reached
+    return {
+        "flops": cluster.device.flops,
+        "memory_bandwidth": cluster.device.memory_bandwidth,
+        "memory_reached": reached.memory,
+        **{name: getattr(reached, name) for name in ("matmul", "attention", "eager")},
+        **{name: getattr(reached, name) for name in ("hidden", "tensor_hidden")},
+        "node": cluster.node_size,
+        **{"a1": cluster.link_inside.latency, "b1": cluster.link_inside.bandwidth},
+        **{"a2": cluster.link_between.latency, "b2": cluster.link_between.bandwidth},
+    }
+
+
+def transformer_steps() -> list[tuple[str, list[Any], dict[str, float]]]:
+    """Return every seventh published run as the page takes it, and what Python says of it."""
+    asked: list[tuple[str, list[Any], dict[str, float]]] = []
+    for run in load()[::7]:
+        cluster = CLUSTERS[run.cluster]
+        found = estimate(run.model, cluster, run.layout)
+        expected = {
+            name: value for name, value in found._asdict().items() if isinstance(value, float)
+        }
+        del expected["tokens_per_second"]
+        expected["state"] = found.memory.weights_and_state
+        expected["activations"] = found.memory.activations
+        asked.append(
+            ("step", [asdict(run.model), machine_of(cluster), asdict(run.layout)], expected)
+        )
+    return asked
+
+
+@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+def test_a_transformers_step_in_the_page_is_that_of_the_simulator(tmp_path: Path) -> None:
+    asked = transformer_steps()
+    assert len({run[1][2]["zero"] for run in asked}) == 4 and len(asked) > 20
+    page = page_asked([[name, given] for name, given, _ in asked], tmp_path)
+    answered = answers_in(page)
+    for (_, given, expected), found in zip(asked, answered, strict=True):
+        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9), given
+
+
+@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+def test_machines_and_models_of_the_page_are_those_of_the_simulator(tmp_path: Path) -> None:
+    machines = {
+        "A100, 200 Gb/s each": "selene",
+        "A100, 50 Gb/s each": "ibm-a100",
+        "H100, 400 Gb/s each": "llama3",
+        "H100, 100 Gb/s each": "ibm-h100",
+    }
+    models = {"Llama 3 405B": "Llama 3 405B, 8192", "Llama 3 8B": "torchtitan 8B, 8"}
+    models |= {"Mixtral 8x7B": "Mixtral 8x7B, 64 H100"}
+    asked = [["machine", [name]] for name in machines] + [["model", [name]] for name in models]
+    answers = iter(answers_in(page_asked(asked, tmp_path)))
+    for name in machines.values():
+        assert next(answers) == pytest.approx(machine_of(CLUSTERS[name]))
+    runs = {run.name: run for run in load()}
+    for name in models.values():
+        assert next(answers) == {key: value or 0 for key, value in asdict(runs[name].model).items()}
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:

@@ -33,8 +33,7 @@ class Memory(NamedTuple):
 def memory_of(model: Transformer, layout: Layout) -> Memory:
     """Return the memory of the rank that holds most.
 
-    Of a pipeline, that is the first rank, which has most activations, or the last, which has the
-    logits.
+    In a pipeline, that is the first rank, with most activations, or the last, with the logits.
 
     Raises:
         LayoutError: the model cannot be laid out like this.

@@ -47,7 +47,7 @@ def found_table(found: Sequence[Found]) -> str:
     """Return a table with a line per layout, the fastest first."""
     lines = [
         "   step s    MFU  memory GB  bubble  network  binds      tensor context data pipeline "
-        "chunks micro ZeRO recompute"
+        "chunks experts micro ZeRO recompute"
     ]
     for layout, result, binds in found:
         sent = result.tensor + result.context + result.experts + result.data
@@ -57,7 +57,8 @@ def found_table(found: Sequence[Found]) -> str:
             f"{result.seconds:9.4g} {result.mfu:6.1%} {result.memory.total / 1e9:10.1f} "
             f"{result.pipeline / result.seconds:7.1%} {sent / result.seconds:8.1%}  {binds:10} "
             f"{layout.tensor:6} {layout.context:7} {layout.data:4} {layout.pipeline:8} "
-            f"{layout.chunks:6} {layout.micro_batch:5} {zero:>4} {layout.recompute}{share}"
+            f"{layout.chunks:6} {layout.expert:7} {layout.micro_batch:5} "
+            f"{zero:>4} {layout.recompute}{share}"
         )
     return "\n".join(lines)
 

@@ -9,8 +9,9 @@
 
 A tensor-parallel group stays inside a node: between nodes its all-reduces would cost more time than
 the division saves. Stages may be uneven, as long as the longest has at most a tenth more layers
-than the mean. All other divisions by tensor, context, data and pipeline are candidates, with every
-stage of ZeRO (of ZeRO-3 also inside each node: HSDP), micro-batches, chunks, and recomputation.
+than the mean. All other divisions by tensor, context, data and pipeline are candidates, experts on
+as many ranks as divide both, with every stage of ZeRO (of ZeRO-3 also inside each node: HSDP),
+micro-batches, chunks, and recomputation.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ SPARE = 0.1
 UNEVEN = 1.1
 """The most layers on a rank, over the mean."""
 FEWEST_TOKENS = 1024
-"""Of a sequence on one rank: with fewer, its division costs more than it saves."""
+"""Tokens of a sequence on one rank: with fewer, its division costs more than it saves."""
 BINDS = 0.05
 """A loss below this share of a step binds nothing."""
 
@@ -46,7 +47,7 @@ class Found(NamedTuple):
     layout: Layout
     estimate: Estimate
     binds: str
-    """What costs most beside arithmetic: the bubble, the network, or memory (recomputation)."""
+    """The largest cost beside arithmetic: the bubble, the network, or memory (recomputation)."""
 
 
 def search(
@@ -61,8 +62,8 @@ def search(
     """Return up to `most` layouts on `ranks` devices, the fastest first.
 
     Layouts that differ in ZeRO only are one: the fastest stage that fits, and of equals the lowest.
-    What a program can do (overlap, kernels, bytes of a gradient) is taken from `like`. `progress`
-    is called with the number of layouts tried, and of all.
+    `like` says what the program can do (overlap, kernels, bytes of a gradient). `progress` is
+    called with the number of layouts tried, and of all.
 
     Raises:
         ValueError: no layout fits; the message says how much memory the smallest one needs.
@@ -127,9 +128,12 @@ def candidates(
             shards += [(3, None)]
         if holders > inside > 1 and holders % inside == 0 and pipeline == 1:
             shards += [(3, inside)]
-        for micro_batch, chunks in product(MICRO_BATCHES, CHUNKS if pipeline > 1 else (1,)):
+        experts = [each for each in _divisors(model.experts) if data % each == 0]
+        for micro_batch, chunks, expert in product(
+            MICRO_BATCHES, CHUNKS if pipeline > 1 else (1,), experts
+        ):
             whole = Layout(
-                data, tensor, pipeline, batch=data * micro_batch, micro_batch=micro_batch,
+                data, tensor, pipeline, expert, batch=data * micro_batch, micro_batch=micro_batch,
                 context=context, sequence_parallel=tensor > 1, **program,
             )  # fmt: skip
             try:

@@ -21,7 +21,7 @@ layer, is slower anyway.) The gradients are sent beside the last backward, or af
     ZeRO-3, n layers    about n max(f, g) forward, n max(b, g+r) backward
 
 With v chunks per rank, the gradients of a chunk have p backwards of a chunk more to hide behind.
-What is hidden still costs a share of its time, 1 - `hidden`.
+Hidden communication still costs a share of its time, 1 - `hidden`.
 
 (g, r: gather and reduce-scatter of a layer's weights and gradients; f, b: its computation.) Then
 comes the optimizer, which reads and writes 28 bytes per parameter.

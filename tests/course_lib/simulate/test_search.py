@@ -48,6 +48,12 @@ def test_stages_may_be_uneven_by_a_tenth() -> None:
     assert not any(layout.pipeline == 4 for layout in candidates(nine, SELENE, 4, 8))
 
 
+def test_experts_are_spread_over_every_number_of_ranks_that_divides() -> None:
+    seen = list(candidates(replace(MODEL, experts=4, top_k=2), SELENE, 8, 8))
+    assert {layout.expert for layout in seen} == {1, 2, 4}
+    assert {layout.expert for layout in candidates(MODEL, SELENE, 8, 8)} == {1}
+
+
 def test_layouts_that_differ_in_zero_only_are_one() -> None:
     found = search(MODEL, SELENE, ranks=16, batch=32, most=100)
     assert len({replace(each.layout, zero=0, shard=None) for each in found}) == len(found)
