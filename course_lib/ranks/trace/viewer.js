@@ -152,13 +152,14 @@ export function mount(root, data) {
   let place = null, seen = [], held = -1, over = -1, now = Infinity, playing = 0, waiting = false;
   const pen = canvas.getContext("2d");
   const fills = data.kinds.map((kind) => hatched(kind.color, kind.hatch, pen));
-  const blank = { name: "waits for a rank", color: "white", hatch: "" };
+  const blank = { name: "waits for a rank", color: "", hatch: "" };
   for (const kind of data.until.some((time) => time >= 0) ? [...data.kinds, blank] : data.kinds) {
     const entry = make("span", ""), swatch = make("canvas");
     Object.assign(swatch, { width: 22, height: 12 });
     const small = swatch.getContext("2d");
-    small.fillStyle = hatched(kind.color, kind.hatch, small);
-    small.fillRect(0, 0, 22, 12);
+    small.fillStyle = kind.color && hatched(kind.color, kind.hatch, small);
+    if (kind.color) small.fillRect(0, 0, 22, 12);
+    small.strokeStyle = "#888";
     small.strokeRect(0.5, 0.5, 21, 11);
     entry.append(swatch, ` ${kind.name}`);
     legend.append(entry);
@@ -189,7 +190,9 @@ export function mount(root, data) {
     pen.beginPath();
     pen.rect(LEFT, 0, width - LEFT - 8, place.height);
     pen.clip();
-    bars(ink);
+    if (now < view.to) bars(ink, 0.15); // what is still to come is faint
+    if (now < view.to) within(view.from, now, () => bars(ink, 1));
+    else bars(ink, 1);
     const shown = over >= 0 ? over : held;
     messages(ink, shown);
     if (shown >= 0 && place.rows.has(data.rank[shown])) outline(shown, ink);
@@ -220,40 +223,54 @@ export function mount(root, data) {
     pen.fillText(data.unit, width - 8, place.height + 13);
   }
 
-  function bars(ink) {
-    const taken = new Map(), texts = [];
+  function within(from, to, does) {
+    pen.save();
+    pen.beginPath();
+    pen.rect(place.x(from), 0, Math.max(0, place.x(to) - place.x(from)), place.height);
+    pen.clip();
+    does();
+    pen.restore();
+  }
+
+  function bars(ink, alpha) {
+    const taken = new Map(), texts = [], blanks = [], high = place.strip * 0.94;
+    const wide = data.kinds.map(() => []), thin = data.kinds.map(() => []);
     for (const i of seen) {
-      const until = data.until[i] < 0 ? data.start[i] : data.until[i];
-      const [left, mid, right] = [data.start[i], until, data.end[i]].map(place.x);
-      const y = place.y(i), high = place.strip * 0.94, key = y * 64 + data.kind[i];
+      if (alpha === 1 && data.start[i] > now) continue;
+      const kind = data.kind[i], y = place.y(i), key = y * 64 + kind;
+      const left = place.x(data.start[i]), right = place.x(data.end[i]);
+      const mid = data.until[i] < 0 ? left : place.x(data.until[i]);
       if (right - left < 0.5 && taken.get(key) > left - 0.5) continue; // drawn by its neighbour
       taken.set(key, left);
-      pen.globalAlpha = data.start[i] > now ? 0.15 : 1;
       if (mid - left > 1) {
-        pen.strokeStyle = ink;
-        pen.lineWidth = 0.6;
-        pen.strokeRect(left, y, mid - left, high);
-        texts.push([i, left, mid, y + high / 2, `waits for ${data.waitsFor[i]}`, "waits"]);
+        blanks.push([left, y, mid - left, high]);
+        texts.push([left, mid, y + high / 2, `waits for ${data.waitsFor[i]}`, "waits"]);
       }
-      const wide = Math.max(right - mid, 1);
-      pen.fillStyle = wide > 4 ? fills[data.kind[i]] : data.kinds[data.kind[i]].color;
-      pen.fillRect(mid, y, wide, high);
-      if (wide > 4) {
-        pen.strokeStyle = "black";
-        pen.lineWidth = 0.5;
-        pen.strokeRect(mid, y, wide, high);
-        const kind = data.kinds[data.kind[i]].name;
-        const arrow = { send: `→${data.peer[i]}`, recv: `←${data.peer[i]}`, compute: "" }[kind];
-        texts.push([i, mid, right, y + high / 2, arrow ?? kind, ""]);
+      (right - mid > 6 ? wide : thin)[kind].push([mid, y, Math.max(right - mid, 1), high]);
+      if (right - mid > 20) {
+        const name = data.kinds[kind].name;
+        const arrow = { send: `→${data.peer[i]}`, recv: `←${data.peer[i]}`, compute: "" }[name];
+        texts.push([mid, right, y + high / 2, arrow ?? name, ""]);
       }
     }
+    pen.globalAlpha = alpha;
+    pen.strokeStyle = ink;
+    pen.lineWidth = 0.6;
+    for (const box of blanks) pen.strokeRect(...box);
+    pen.strokeStyle = "black";
+    data.kinds.forEach((kind, number) => {
+      pen.fillStyle = kind.color;
+      for (const box of thin[number]) pen.fillRect(...box);
+      pen.fillStyle = fills[number];
+      for (const box of wide[number]) { pen.fillRect(...box); pen.strokeRect(...box); }
+    });
     pen.globalAlpha = 1;
-    if (place.strip < 11) return;
+    if (place.strip < 11 || alpha < 1) return;
     pen.textAlign = "center";
-    for (const [i, from, to, y, ...names] of texts) {
+    for (const [from, to, y, ...names] of texts) {
       const left = Math.max(from, LEFT), room = Math.min(to, canvas.clientWidth) - left;
       const text = names.find((name) => name && pen.measureText(name).width + 6 <= room);
-      if (!text || data.start[i] > now) continue;
+      if (!text) continue;
       const middle = left + room / 2, wide = pen.measureText(text).width + 4;
       const blank = text.startsWith("waits");
       if (!blank) {

@@ -37,7 +37,7 @@ div.course-timeline input.clock { flex: 1 1 8em; min-width: 6em; accent-color: c
   padding: 0; }
 div.course-timeline input[aria-invalid=true] { outline: 2px solid #d55e00; }
 div.course-timeline .legend span { margin-right: 1.2em; white-space: nowrap; }
-div.course-timeline .legend canvas { background: white; display: inline; vertical-align: -2px; }
+div.course-timeline .legend canvas { display: inline; vertical-align: -2px; }
 div.course-timeline > canvas { display: block; touch-action: pan-y; width: 100%; }
 div.course-timeline :focus-visible { outline: 2px solid #4a90d9; outline-offset: 1px; }
 div.course-timeline .about { min-height: 5.8em; margin: .3em 0; }
