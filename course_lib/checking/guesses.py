@@ -28,13 +28,14 @@ _locked: dict[str, int] = {}
 # The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
 _STYLE = """<style>
 div.course-guess { border-left: 3px solid var(--jp-brand-color1, #4a90d9); line-height: 1.45;
+  color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
   margin: .3em 0; max-width: 60em; padding: .1em 0 .1em .9em; }
 div.course-guess p { margin: .3em 0; }
 div.course-guess ol { margin: .3em 0; padding-left: 1.8em; }
 div.course-guess li { margin: .25em 0; }
-div.course-guess li.good::marker, div.course-guess .good {
+div.course-guess li.good::marker, div.course-guess span.good {
   color: var(--jp-success-color1, #388e3c); font-weight: bold; }
-div.course-guess .bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
+div.course-guess span.bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
 div.course-guess .mine { border: 1px solid currentColor; border-radius: .6em; font-size: .85em;
   padding: 0 .5em; white-space: nowrap; }
 div.course-guess .why { display: block; opacity: .85; }
@@ -102,9 +103,9 @@ class Guess:
             if self.mine is None:
                 return "Put the number of your option in place of None, as in mine=2."
             return f"You guess {self.mine}; locked. The run below answers."
-        held = [str(i) for i, holds in enumerate(self._holds, 1) if holds]
+        held = " and ".join(str(i) for i, holds in enumerate(self._holds, 1) if holds)
         answer = f"The run shows {shown(self.actual)}: "
-        answer += f"{' and '.join(held)}." if held else "no option foresaw that."
+        answer += f"so it is {held}." if held else "no option foresaw that."
         if self.right is None:
             return answer
         return f"{answer} You guessed {self.mine}: {'right' if self.right else 'not so'}."

@@ -65,7 +65,7 @@ def test_the_first_guess_counts(capsys: Any) -> None:
 def test_without_a_guess_the_run_still_answers_and_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / ".desk").mkdir()
     told = guess("idle?", IDLE).score(0.25)
-    assert told.right is None and "The run shows 0.25: 2." in str(told)
+    assert told.right is None and "The run shows 0.25: so it is 2." in str(told)
     assert predictions.record() == []
 
 
