@@ -23,8 +23,9 @@ _STYLE = """<style>
 div.course-slider { color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
   font: 13px/1.5 var(--jp-content-font-family, system-ui, sans-serif); }
 div.course-slider svg { display: block; fill: currentColor; font-size: 11px; width: 100%; }
-div.course-slider label, div.course-slider output { margin-right: 1em; }
-div.course-slider input { accent-color: #0072b2; vertical-align: middle; width: min(24em, 60%); }
+div.course-slider label { align-items: center; display: flex; gap: .7em; }
+div.course-slider input { accent-color: #0072b2; flex: 1; margin: 0;
+  max-width: 30em; min-width: 6em; }
 div.course-slider output { display: block; font-weight: bold; }
 div.course-slider img { background: white; height: auto; max-width: 100%; }
 </style>"""
