@@ -103,6 +103,10 @@ RULES = {
         "course_lib.learner.diary",
     },
     # Our own program, on its way to where a student's code runs.
+    # It shows a question and its answer.
+    "course_lib.checking.guesses": {
+        *("IPython", "course_lib.checking.predictions", "course_lib.learner.diary"),
+    },
     "course_lib.checking.program": {"cloudpickle"},
     # __init__.py and __main__.py
     "autograder": {

@@ -184,6 +184,9 @@ def test_exercises_need_no_prediction_and_a_guess_in_code_is_one(tmp_path: Path)
     nb.cells[1].source = "## Goal\n![A ring](ring.png)"
     assert any("prediction" in each for each in judge(nb, LECTURE, tmp_path))
     nb.cells[2].source = "guess = 3\n1 / 0"
+    before = judge(nb, LECTURE, tmp_path)
+    nb.cells[2].source = "idle = guess('how much?', [0, 1])\n1 / 0"
+    assert judge(nb, LECTURE, tmp_path) == before
     nb.cells[4] = v4.new_markdown_cell("## Exercises")
     assert judge(nb, LECTURE, tmp_path) == []
 

@@ -1,7 +1,7 @@
 """Checks: cases, oracles and reports.
 
-For students: `check` and `predict`. For course authors: `task` and what it is made of. Read in this
-order:
+For students: `check`, `predict` and `guess`. For course authors: `task` and what it is made of.
+Read in this order:
 
 - `cases`: a check is data
 - `compare`: what a judge judges with
@@ -20,7 +20,8 @@ order:
 - `causes`: which failing cases have the same cause, and which of them is the simplest
 - `report`: how it went, for the student and for the grader; `report_html`: the same in a notebook
 - `runners`, `local`: `check`, on ranks of this machine
-- `predictions`: a guess, locked before a run shows the number
+- `predictions`: a number, locked before a run shows it; `guesses`: one of a few options, which the
+  run below answers
 - `program`: what of a check goes to the ranks
 - `mutants`: wrong solutions, which must fail
 """
@@ -54,6 +55,7 @@ from course_lib.checking.expectations import (
     sends_at_most,
     time_within,
 )
+from course_lib.checking.guesses import Guess, guess
 from course_lib.checking.judges import equals, equals_library, same_on_all_ranks
 from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
@@ -72,6 +74,7 @@ __all__ = [
     "Expectation",
     "Form",
     "Given",
+    "Guess",
     "Observed",
     "Prediction",
     "Wrong",
@@ -85,6 +88,7 @@ __all__ = [
     "expect_number",
     "expect_same_on_all_ranks",
     "expect_tensor",
+    "guess",
     "holds_at_most",
     "in_many_forms",
     "launches_in_order",

@@ -44,7 +44,7 @@ class Prediction:
             within: relative error up to which a number is right.
 
         """
-        self.actual = _plain(actual)
+        self.actual = plain(actual)
         self._within = within
         if self.guess is not None:
             diary.keep(FILE, {"scored": self.question, "actual": self.actual, "right": self.right})
@@ -55,20 +55,18 @@ class Prediction:
         """Whether the guess was right; ``None`` if there is no guess or nothing was run yet."""
         if self.guess is None or self.actual is None:
             return None
-        if isinstance(self.guess, str) or isinstance(self.actual, str):
-            return str(self.guess).strip().lower() == str(self.actual).strip().lower()
-        return math.isclose(self.guess, self.actual, rel_tol=self._within)
+        return agrees(self.guess, self.actual, self._within)
 
     def __repr__(self) -> str:
         asked = f"{self.question}: "
         if self.actual is None:
             if self.guess is None:
                 return f"{asked}no prediction yet (put one in place of None)"
-            return f"{asked}you predict {_shown(self.guess)}; locked"
+            return f"{asked}you predict {shown(self.guess)}; locked"
         if self.guess is None:
-            return f"{asked}{_shown(self.actual)} (you made no prediction)"
+            return f"{asked}{shown(self.actual)} (you made no prediction)"
         words = "right" if self.right else self._how_far()
-        return f"{asked}{_shown(self.actual)}; you predicted {_shown(self.guess)}: {words}"
+        return f"{asked}{shown(self.actual)}; you predicted {shown(self.guess)}: {words}"
 
     def _how_far(self) -> str:
         if isinstance(self.guess, str) or isinstance(self.actual, str) or not self.actual:
@@ -91,7 +89,7 @@ def predict(question: str, guess: float | str | None) -> Prediction:
         guess: a number or a text.
 
     """
-    guess = None if guess is None else _plain(guess)
+    guess = None if guess is None else plain(guess)
     earlier = _locked.get(question)
     if earlier is None:
         made = Prediction(question, guess)
@@ -100,7 +98,7 @@ def predict(question: str, guess: float | str | None) -> Prediction:
             diary.keep(FILE, {"predicted": question, "guess": guess})
         return made
     if guess is not None and guess != earlier.guess:
-        print(f"Your first prediction counts: {_shown(earlier.guess)}.")
+        print(f"Your first prediction counts: {shown(earlier.guess)}.")
     return earlier
 
 
@@ -110,7 +108,15 @@ def record() -> list[dict[str, Any]]:
     return [] if desk is None else diary.kept(FILE, desk)
 
 
-def _plain(value: Any) -> float | str:
+def agrees(guess: float | str, actual: float | str, within: float) -> bool:
+    """Tell whether two texts, or two numbers up to the relative error `within`, are the same."""
+    if isinstance(guess, str) or isinstance(actual, str):
+        return str(guess).strip().lower() == str(actual).strip().lower()
+    return math.isclose(guess, actual, rel_tol=within)
+
+
+def plain(value: Any) -> float | str:
+    """Return a number, a tensor of one element, or a text as what a record can hold."""
     if isinstance(value, str):
         return value
     if hasattr(value, "item"):
@@ -120,7 +126,8 @@ def _plain(value: Any) -> float | str:
     return value
 
 
-def _shown(value: float | str | None) -> str:
+def shown(value: float | str | None) -> str:
+    """Return a value as people read it."""
     if isinstance(value, str) or value is None:
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -12,6 +12,7 @@ A good alternative text states what the figure shows, not that it is a figure: "
 from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
 
 - `_shown`: shows a figure; the style of the course; timelines and curves
+- `_slider`: several timelines, of which a slider shows one
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
 - `_graphs`: draws who hears whom
@@ -39,10 +40,12 @@ from course_lib.figures._shown import (
     timelines,
     use_course_style,
 )
+from course_lib.figures._slider import TimelineSlider, timeline_slider
 from course_lib.figures._winners import winner_map
 
 __all__ = [
     "Span",
+    "TimelineSlider",
     "bytes_and_quality",
     "chunk_names",
     "communication_graph",
@@ -57,6 +60,7 @@ __all__ = [
     "show",
     "steps_in_words",
     "timeline",
+    "timeline_slider",
     "timelines",
     "use_course_style",
     "winner_map",

@@ -208,6 +208,17 @@ def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
     return placed
 
 
+def placed_spans(
+    panels: Iterable[Iterable[Span]],
+) -> tuple[list[list[tuple[Span, int]]], dict[str, int]]:
+    """Return the spans of each panel with their strips, and the lanes with how many each needs.
+
+    Raises ValueError as `timeline` does.
+    """
+    checked = [_checked(spans) for spans in panels]
+    return [_placed(spans) for spans in checked], _lanes_of(checked)
+
+
 def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Mapping[str, int]) -> None:
     first = dict(zip(lanes, itertools.accumulate(lanes.values(), initial=0), strict=False))
     bars = [

@@ -17,13 +17,14 @@ from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (
     "Show how far you are in each assignment: the points of the last run of each check, how many "
-    "predictions were right, and the recorded time."
+    "predictions and guesses were right, and the recorded time."
 )
 PAUSE = 30 * 60
 """A gap of this many seconds between two records counts as a pause."""
 _EXPLAINED = (
     "Points are those of the last run of each check. They do not include a grader's hidden cases, "
-    "nor answers that a person reads. A check that a lecture calls gives no points. The time is "
+    "nor answers that a person reads. A check that a lecture calls gives no points. Beside the "
+    "guesses that were right stands how many would be right by chance. The time is "
     "the sum of the gaps between two recorded checks or predictions; gaps of half an hour or more "
     "do not count."
 )
@@ -54,7 +55,7 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     names = _course.names(course)
     titles = sorted({_title(entry) for entry in (*checks, *predictions)})
     width = max(map(len, (*titles, "elsewhere")))
-    lines = [f"{'':{width}}   points  predicted right   time"]
+    lines = [f"{'':{width}}   points  predicted right  guessed right   time"]
     total = [0.0, 0.0]
     for title in titles:
         tasks = _course.tasks(course, title) if title in names else []
@@ -66,10 +67,10 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
         total = [total[0] + earned, total[1] + most]
         points = f"{earned:g}/{most:g}" if tasks else ""
         name = "elsewhere" if title == "None" else title
-        lines.append(f"{name:{width}}  {points:>7}  {_right(mine):>15}  {_time([*mine, *asked])}")
+        lines.append(f"{name:{width}}  {points:>7}  {_foretold(mine)}  {_time([*mine, *asked])}")
     seconds = _time([*checks, *predictions])
     sums = f"{total[0]:g}/{total[1]:g}" if total[1] else ""
-    lines.append(f"{'together':{width}}  {sums:>7}  {_right(predictions):>15}  {seconds}")
+    lines.append(f"{'together':{width}}  {sums:>7}  {_foretold(predictions)}  {seconds}")
     return [*lines, "", *textwrap.wrap(_EXPLAINED, 88)]
 
 
@@ -80,13 +81,20 @@ def _title(entry: dict[str, Any]) -> str:
     return str(entry.get("notebook"))
 
 
-def _right(predictions: Iterable[dict[str, Any]]) -> str:
-    """Return how many scored predictions were right; only the first score of each counts."""
-    scored: dict[str, bool] = {}
-    for entry in predictions:
+def _foretold(entries: Iterable[dict[str, Any]]) -> str:
+    """Return the columns of predictions and of guesses; only the first score of each counts."""
+    scored: dict[str, dict[str, Any]] = {}
+    for entry in entries:
         if "scored" in entry:
-            scored.setdefault(str(entry["scored"]), bool(entry.get("right")))
-    return f"{sum(scored.values())} of {len(scored)}" if scored else ""
+            scored.setdefault(str(entry["scored"]), entry)
+    # Guesses know how many options they had.
+    options = [each["of"] for each in scored.values() if isinstance(each.get("of"), int)]
+    guesses = [bool(each.get("right")) for each in scored.values() if "of" in each]
+    numbers = [bool(each.get("right")) for each in scored.values() if "of" not in each]
+    told = f"{sum(numbers)} of {len(numbers)}" if numbers else ""
+    chance = sum(1 / max(each, 1) for each in options)
+    guessed = f"{sum(guesses)} of {len(guesses)} ({chance:.1f})" if guesses else ""
+    return f"{told:>15}  {guessed:>13}"
 
 
 def _time(entries: Iterable[dict[str, Any]]) -> str:

@@ -19,6 +19,7 @@ MAX_BYTES = 1_000_000  # what GitHub still shows, and a diff still bears
 # measured: prints seconds of this machine; card: the lecture in four lines, for `make site`;
 # explore, for assignments: a cell to play with, which the grader does not run.
 TAGS = {"hide-input", "skip-execution", "raises-exception", "measured", "card", "explore"}
+TAGS |= {"hide-output"}  # what answers a guess: folded on the web pages until it is asked for
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 Rule = Callable[[NotebookNode, Path], Iterator[str]]
@@ -222,7 +223,7 @@ def nothing_is_given_away(nb: NotebookNode, path: Path) -> Iterator[str]:
                 yield f"cell {i}: a {region.lower()} that students would see"
 
 
-PREDICTION = re.compile(r"\*Predict:|^predict\(|^guess\b", re.MULTILINE)
+PREDICTION = re.compile(r"\*Predict:|^(?:\w+ = )?(?:predict|guess)\(|^guess\b", re.MULTILINE)
 SECTION = re.compile(r"^(?=## )", re.MULTILINE)
 
 

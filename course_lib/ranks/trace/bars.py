@@ -20,6 +20,9 @@ Style = tuple[str, str]
 """Colour and hatch."""
 
 COMPUTE: Style = ("#bbbbbb", "")
+WAITS = "waits for a rank"
+"""The kind of the part of an operation in which another rank has not come yet: it is blank."""
+_BLANK: Style = ("#ffffff", "")
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#0072b2")
 # One fewer than colours: the pairs repeat only after 7 · 6 kinds.
 _HATCHES = ("//", "..", "\\\\", "xx", "--", "++")
@@ -39,6 +42,8 @@ _LEAST = 1 / 300
 """Part of the time shown that a shorter bar takes where there is room: about three pixels."""
 _THIN = 1 / 120
 """Part of the time shown below which a bar's outline would hide its colour."""
+_ARROWS, _LINES = 60, 240
+"""Messages up to which each is an arrow, or at least a thin line: more would hide the bars."""
 
 
 class Bar(NamedTuple):
@@ -52,14 +57,25 @@ class Bar(NamedTuple):
     label: str
 
 
+class Link(NamedTuple):
+    """A message: an arrow from a rank's bar, by its strip, to that of another."""
+
+    sender: tuple[int, int]
+    """Rank and strip."""
+    leaves: float
+    receiver: tuple[int, int]
+    arrives: float
+
+
 def styles_of(kinds: Sequence[str]) -> dict[str, Style]:
-    """Return a look for every kind, in their order; computation is plain grey.
+    """Return a look for every kind, in their order; computation is grey, and waiting blank.
 
     An operation, ``send`` or ``send, a group's name``, has its own look, which only the first of
     several groups gets. All others get the looks that are left, in their order.
     """
     unique = list(dict.fromkeys(kinds))
-    styles = {"compute": COMPUTE} if "compute" in unique else {}
+    plain = {"compute": COMPUTE, WAITS: _BLANK}
+    styles = {kind: look for kind, look in plain.items() if kind in unique}
     for kind in unique:
         operation = kind.partition(",")[0]
         if operation in _OPERATIONS:
@@ -68,7 +84,8 @@ def styles_of(kinds: Sequence[str]) -> dict[str, Style]:
                 styles[kind] = own
     left = (look for i in itertools.count() if (look := _look(i)) not in styles.values())
     styles |= {kind: next(left) for kind in unique if kind not in styles}
-    return {kind: styles[kind] for kind in ("compute", *unique) if kind in styles}
+    kinds = [*plain, *unique]
+    return {kind: styles[kind] for kind in dict.fromkeys(kinds) if kind in styles}
 
 
 def _look(i: int) -> Style:
@@ -82,13 +99,15 @@ def draw_bars(
     *,
     ranks: Sequence[int],
     strips: int,
+    links: Sequence[Link] = (),
 ) -> bool:
     """Draw `bars` with time to the right and a row for each of `ranks`, the first on top.
 
     A row has `strips` strips, so that what overlaps in time does not hide itself. Bars too short to
     be seen are drawn together with their neighbours of the same kind, and a few pixels wide where
-    there is room. A label is written where it fits. Where the bars are too many to be told apart,
-    each kind has a strip, as high as its share of the moment.
+    there is room. A label is written where it fits. A message is an arrow; where they are many, a
+    thin line, and then nothing. Where the bars are too many to be told apart, each kind has a
+    strip, as high as its share of the moment.
 
     Returns:
         Whether every bar is drawn; else it is shares.
@@ -118,6 +137,7 @@ def draw_bars(
     for line in range(1, len(ranks)):
         axes.axhline(line - 0.5, color="black", linewidth=0.3)
     if each_drawn:
+        _draw_links(axes, links, rows, height, strips)
         _write_labels(axes, shown, height, bottom)
     return each_drawn
 
@@ -148,6 +168,27 @@ def _draw_each(
                 hatch=hatch, label=kind,
             )
         )  # fmt: skip
+
+
+def _draw_links(
+    axes: Axes, links: Sequence[Link], rows: Mapping[int, int], height: float, strips: int
+) -> None:
+    """Draw messages from the edge of the sender's bar to that of the receiver's."""
+    if len(links) > _LINES:
+        return
+    few = len(links) <= _ARROWS
+
+    def edge(at: tuple[int, int], other: tuple[int, int]) -> float:
+        rank, strip = at
+        top = rows[rank] - 0.5 + _GAP + min(strip, strips - 1) * height
+        return top + (0.94 * height if rows[other[0]] > rows[rank] else 0)
+
+    for link in links:
+        begin = (link.leaves, edge(link.sender, link.receiver))
+        end = (link.arrives, edge(link.receiver, link.sender))
+        look = {"arrowstyle": "-|>" if few else "-", "linewidth": 0.9 if few else 0.4}
+        look |= {"mutation_scale": 9, "shrinkA": 0, "shrinkB": 0, "color": "black"}
+        axes.annotate("", end, begin, arrowprops=look, annotation_clip=False)
 
 
 def _visible_stops(shown: Sequence[Bar], least: float) -> list[float]:

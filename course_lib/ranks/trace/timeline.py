@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_lib.ranks.explain.words import counted, spans
-from course_lib.ranks.trace.bars import Bar, draw_bars, styles_of
+from course_lib.ranks.trace.bars import WAITS, Bar, Link, draw_bars, styles_of
 from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
+from course_lib.ranks.trace.meetings import messages, waits
 
 if TYPE_CHECKING:
     from course_lib.ranks.trace.figure import DescribedFigure
@@ -18,6 +19,8 @@ MAX_LANES = 4
 _LOOKS = 10
 """Entries of the legend up to which groups have entries of their own."""
 _GROUPS_TOLD = 4
+_SHORT = 1 / 100
+"""Part of the whole time below which a wait is not drawn, nor told."""
 
 
 class Timeline(NamedTuple):
@@ -30,8 +33,9 @@ class Timeline(NamedTuple):
 def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     """Draw timelines, by title, one above the other on one axis of time.
 
-    One row per rank, with a lane for computation and lanes for communication. The same kind of
-    operation looks the same in all of them. The figure describes itself in its alternative text.
+    One row per rank, with a lane for computation and lanes for communication. A message is an
+    arrow, and the part of an operation in which it waits for another rank is blank. The same kind
+    of operation looks the same in all of them. The figure describes itself in its alternative text.
     Raises ValueError if there are no events.
     """
     if not all(each.events for each in timelines.values()):
@@ -42,10 +46,15 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
 
     together = [event for each in timelines.values() for event in each.events]
     look = _looks(together)
-    styles = styles_of([look(event) for event in sorted(together, key=lambda e: e.start)])
     longest = max(event.end for event in together)
     unit, scale = unit_of(longest)
     placed = {title: with_lanes(each.events) for title, each in timelines.items()}
+    bars = {
+        title: _bars(placed[title], each.world_size, look, longest * _SHORT)
+        for title, each in timelines.items()
+    }
+    in_order = sorted((bar for each in bars.values() for bar in each), key=lambda bar: bar.start)
+    styles = styles_of([bar.kind for bar in in_order])
     lanes = {title: min(MAX_LANES, max(lane for _, lane in p)) + 1 for title, p in placed.items()}
     heights = [_height(lanes[title], each.world_size) for title, each in timelines.items()]
     figure = DescribedFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
@@ -53,12 +62,13 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     all_drawn = True
     for axes, (title, each) in zip(panels, timelines.items(), strict=True):
         axes.set_xlim(0, longest * scale * 1.01)
-        bars = [
-            Bar(e.rank, lane, look(e), e.start * scale, e.end * scale, _name(e, each.world_size))
-            for e, lane in placed[title]
-        ]
         all_drawn &= draw_bars(
-            axes, bars, styles, ranks=range(each.world_size), strips=lanes[title]
+            axes,
+            [bar._replace(start=bar.start * scale, stop=bar.stop * scale) for bar in bars[title]],
+            styles,
+            ranks=range(each.world_size),
+            strips=lanes[title],
+            links=_links(placed[title], scale),
         )
         axes.set_xlim(0, longest * scale * 1.01)
         axes.spines[["top", "right"]].set_visible(False)
@@ -81,6 +91,42 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
         (f"{title}: " if title else "") + in_words(each) for title, each in timelines.items()
     )
     return figure
+
+
+def _bars(
+    placed: Sequence[tuple[Event, int]], world_size: int, look: Callable[[Event], str], short: float
+) -> list[Bar]:
+    """Return the bars of events: one for each, or two if it first waits for longer than `short`."""
+    waiting = waits([event for event, _ in placed])
+    bars = []
+    for i, (event, lane) in enumerate(placed):
+        begin = event.start
+        if i in waiting and waiting[i].until - begin > short:
+            begin = waiting[i].until
+            told = f"waits for {waiting[i].rank}"
+            bars.append(Bar(event.rank, lane, WAITS, event.start, begin, told))
+        name = _name(event, world_size)
+        bars.append(Bar(event.rank, lane, look(event), begin, event.end, name))
+    return bars
+
+
+def _links(placed: Sequence[tuple[Event, int]], scale: float) -> list[Link]:
+    """Return the messages: each leaves when both ranks have come, and arrives as its receive ends.
+
+    A message that a rank sends to itself has none.
+    """
+    events = [event for event, _ in placed]
+    waiting = waits(events)
+    return [
+        Link(
+            (events[send].rank, placed[send][1]),
+            scale * (waiting[send].until if send in waiting else events[send].start),
+            (events[receive].rank, placed[receive][1]),
+            scale * events[receive].end,
+        )
+        for send, receive in messages(events).items()
+        if events[send].rank != events[receive].rank
+    ]
 
 
 def _looks(events: Sequence[Event]) -> Callable[[Event], str]:
@@ -109,9 +155,19 @@ def in_words(timeline: Timeline) -> str:
     ]
     least, most = f"{100 * min(busy):.0f}", f"{100 * max(busy):.0f}"
     share = f"{most} %" if least == most else f"{least} to {most} %"
+    longest = max(
+        ((wait.until - events[i].start, i, wait) for i, wait in waits(events).items()),
+        key=lambda each: (each[0], -each[1]),
+        default=None,
+    )
+    waited = ""
+    if longest is not None and longest[0] > _SHORT * makespan:
+        seconds, i, wait = longest
+        waited = f" The longest wait: rank {events[i].rank} in {events[i].kind} for rank "
+        waited += f"{wait.rank}, {seconds * scale:.3g} {unit}."
     return (
         f"Timeline of {counted(k, 'rank')} over {makespan * scale:.3g} {unit}: on all ranks "
-        f"together {told}; a rank computes for {share} of the time."
+        f"together {told}; a rank computes for {share} of the time.{waited}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
 from course_lib.ranks.trace.table import Table
 from course_lib.ranks.trace.timeline import Timeline, draw_timelines
+from course_lib.ranks.trace.viewer import element, page
 
 if TYPE_CHECKING:
     from course_lib.ranks.trace.figure import DescribedFigure
@@ -150,6 +152,45 @@ class Trace:
         figure = draw_timelines({title: self.timeline})
         figure.show_when_the_cell_ends()
         return figure
+
+    def show(self, *, title: str = "") -> None:
+        """Show the timeline of `plot` as one that can be moved in, in a notebook.
+
+        It zooms, follows a message from its sender to its receiver, plays the clock, leaves out
+        ranks, and says of an event for whom it waits and which line of a cell made it. It works by
+        mouse and by keys, has a table beside it, fetches nothing, and needs no kernel once it is
+        shown. Elsewhere it says what it shows; `to_html` writes it into a file.
+
+        Raises:
+            ValueError: there is nothing to draw.
+
+        """
+        still, words = self._still(title)
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if getattr(shell, "kernel", None) is None:
+            print(f"{words} (to_html('timeline.html') writes a page that shows it)")
+            return
+        from IPython.display import display
+
+        shown = element(self.timeline, still, title)
+        display({"text/html": shown, "text/plain": words}, raw=True)
+
+    def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> None:
+        """Write what `show` shows as a page of its own, which a browser opens without a server.
+
+        Raises:
+            ValueError: there is nothing to draw.
+
+        """
+        still, _ = self._still(title)
+        Path(path).write_text(page(self.timeline, still, title), encoding="utf-8")
+
+    def _still(self, title: str) -> tuple[bytes, str]:
+        """Return the figure of `plot` as a PNG, and in words."""
+        from course_lib.ranks.trace.figure import png_of  # matplotlib comes only where one looks
+
+        figure = draw_timelines({title: self.timeline})
+        return png_of(figure), figure.alt
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the events for ``chrome://tracing`` or https://ui.perfetto.dev, as JSON."""

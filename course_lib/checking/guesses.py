@@ -1,0 +1,191 @@
+"""Guesses: one of a few options, which the run below it answers.
+
+    idle = guess("four ranks, four micro-batches: what share of the time is idle?",
+                 {"none": 0.0, "a quarter of the 75 %": 0.75 / 4, "43 %": 3 / 7},
+                 mine=None)  # put the number of your option
+    …                                                     # the run
+    idle.score(simulate(gpipe(4, 4)).bubble, why=["…", "…", "…"])
+
+Each option stands for a way to think, and says what the run would show if that were right. Nobody
+writes down which option is right: the measured value decides, also after the numbers above it have
+been changed. As with `predict`, the first guess counts, ``None`` says nothing yet, and on the
+student's desk each guess and its score is a line of ``predictions.jsonl``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from course_lib.checking.predictions import FILE, agrees, plain, shown
+from course_lib.learner import diary
+
+Rule = float | str | Callable[[Any], object]
+"""What a run shows if an option is right: a value, or a function of the value that says so."""
+_locked: dict[str, int] = {}
+# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
+_STYLE = """<style>
+div.course-guess { border-left: 3px solid var(--jp-brand-color1, #4a90d9); line-height: 1.45;
+  color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
+  margin: .3em 0; max-width: 60em; padding: .1em 0 .1em .9em; }
+div.course-guess p { margin: .3em 0; }
+div.course-guess ol { margin: .3em 0; padding-left: 1.8em; }
+div.course-guess li { margin: .25em 0; }
+div.course-guess li.good::marker, div.course-guess span.good {
+  color: var(--jp-success-color1, #388e3c); font-weight: bold; }
+div.course-guess span.bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
+div.course-guess .mine { border: 1px solid currentColor; border-radius: .6em; font-size: .85em;
+  padding: 0 .5em; white-space: nowrap; }
+div.course-guess .why { display: block; opacity: .85; }
+div.course-guess summary { cursor: pointer; }
+div.course-guess code { background: #8882; padding: .1em .4em; }
+</style>"""
+
+
+class Guess:
+    """A question with numbered options, of which one is guessed.
+
+    Attributes:
+        question: what was asked.
+        options: the texts of the options.
+        mine: the number of the guessed option, from 1 on; ``None``: no guess.
+        actual: what was run, once it is known; else ``None``.
+
+    """
+
+    def __init__(self, question: str, choices: Mapping[str, Rule], mine: int | None) -> None:
+        self.question = question
+        self.options = tuple(choices)
+        self.mine = mine
+        self.actual: float | str | None = None
+        self._rules = tuple(choices.values())
+        self._why: Sequence[str] = ()
+        self._holds: tuple[bool, ...] = ()
+
+    def score(self, actual: Any, *, why: Sequence[str] = (), within: float = 0.05) -> Guess:
+        """Let what was executed decide which option is right; show it, and keep the result.
+
+        Args:
+            actual: a number, a tensor of one element, or a text.
+            why: a sentence for each option, in their order: why a wrong one tempts, why a right
+                one holds.
+            within: relative error up to which a number is that of an option.
+
+        Raises:
+            ValueError: `why` has not one sentence for each option.
+
+        """
+        if why and len(why) != len(self.options):
+            raise ValueError(f"{len(self.options)} options need as many reasons, got {len(why)}")
+        self.actual, self._why = plain(actual), why
+        self._holds = tuple(
+            bool(rule(self.actual)) if callable(rule) else agrees(rule, self.actual, within)
+            for rule in self._rules
+        )
+        if self.right is not None:
+            told = {"actual": self.actual, "right": self.right, "of": len(self.options)}
+            diary.keep(FILE, {"scored": self.question, **told})
+        _show(self)
+        return self
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the guess was right; ``None`` without a guess, a run, or an option that holds."""
+        if self.mine is None or not any(self._holds):
+            return None
+        return self._holds[self.mine - 1]
+
+    def _verdict(self) -> str:
+        """Return what became of the guess, in words."""
+        if self.actual is None:
+            if self.mine is None:
+                return "Put the number of your option in place of None, as in mine=2."
+            return f"You guess {self.mine}; locked. The run below answers."
+        held = " and ".join(str(i) for i, holds in enumerate(self._holds, 1) if holds)
+        answer = f"The run shows {shown(self.actual)}: "
+        answer += f"so it is {held}." if held else "no option foresaw that."
+        if self.right is None:
+            return answer
+        return f"{answer} You guessed {self.mine}: {'right' if self.right else 'not so'}."
+
+    def __repr__(self) -> str:
+        return f"<Guess {self.mine or 'not made yet'}: {self.question}>"
+
+    def __str__(self) -> str:
+        lines = [self.question]
+        for i, option in enumerate(self.options, 1):
+            mark = ("✓ " if self._holds[i - 1] else "✗ ") if any(self._holds) else ""
+            lines.append(f"  {mark}{i}. {option}{'  ← your guess' if i == self.mine else ''}")
+            lines += [f"       {self._why[i - 1]}"] if self._why else []
+        return "\n".join([*lines, self._verdict()])
+
+    def _ipython_display_(self) -> None:
+        """Show nothing as a cell's value: `guess` and `score` have shown it already."""
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook; an answer that nobody guessed at stays folded."""
+        body = f"<p><strong>{escape(self.question)}</strong></p><ol>{self._items()}</ol>"
+        body += f"<p>{escape(self._verdict())}</p>"
+        if self.actual is not None and self.mine is None:
+            asked = f"Answered by the run: <em>{escape(self.question)}</em>"
+            body = f"<details><summary>{asked}</summary>{body}</details>"
+        # Both classes keep a dollar sign from being read as the begin of a formula.
+        kept = "course-guess tex2jax_ignore mathjax_ignore"
+        return f'{_STYLE}<div class="{kept}">{body}</div>'
+
+    def _items(self) -> str:
+        items = []
+        for i, option in enumerate(self.options, 1):
+            good = any(self._holds) and self._holds[i - 1]
+            mark = f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span> '
+            text = f"{mark if any(self._holds) else ''}{escape(option)}"
+            text += ' <span class="mine">your guess</span>' if i == self.mine else ""
+            text += f'<span class="why">{escape(self._why[i - 1])}</span>' if self._why else ""
+            items.append(f"<li{' class=good' if good else ''}>{text}</li>")
+        return "".join(items)
+
+
+def guess(
+    question: str, choices: Mapping[str, Rule] | Sequence[float | str], mine: int | None = None
+) -> Guess:
+    """Show a question with numbered options, and lock which one is guessed; the first guess counts.
+
+    Args:
+        question: what is asked; the same question is the same guess.
+        choices: the options: the text of each → what the run shows if it is right, which is a
+            number, a text, or a function that is true of what the run shows. A list: its values
+            are their own texts.
+        mine: the number of the guessed option, from 1 on; ``None``: no guess yet.
+
+    Raises:
+        ValueError: there are fewer than two options, or none has the number `mine`.
+
+    """
+    options = choices if isinstance(choices, Mapping) else {shown(each): each for each in choices}
+    if len(options) < 2:
+        raise ValueError(f"a guess needs two options or more, got {len(options)}")
+    if mine is not None and (type(mine) is not int or not 1 <= mine <= len(options)):
+        raise ValueError(f"mine is the number of an option, 1 to {len(options)}, got {mine!r}")
+    first = _locked.get(question, mine)
+    made = Guess(question, options, first)
+    if mine is not None and question not in _locked:
+        _locked[question] = mine
+        told = {"guess": made.options[mine - 1], "of": len(options)}
+        diary.keep(FILE, {"predicted": question, **told})
+    _show(made)
+    if mine is not None and mine != first:
+        print(f"Your first guess counts: {first}.")
+    return made
+
+
+def _show(made: Guess) -> None:
+    """Show a guess as it is now: rich in a notebook, as text elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:
+        print(made, flush=True)
+        return
+    from IPython.display import display
+
+    display({"text/html": made._repr_html_(), "text/plain": str(made)}, raw=True)

@@ -1,0 +1,66 @@
+"""Who meets whom: which receive belongs to a send, and for whom an operation waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from course_lib.ranks.trace.event import Event
+
+_FROM_ROOT = ("broadcast", "scatter")
+_TO_ROOT = ("reduce", "gather")
+
+
+class Wait(NamedTuple):
+    """The beginning of an operation, in which another rank has not come yet."""
+
+    rank: int
+    """The rank that is waited for: of several, the one that comes last."""
+    until: float
+    """When it comes, in seconds."""
+
+
+def messages(events: Sequence[Event]) -> dict[int, int]:
+    """Return, for each send whose receive is among `events`, where both stand: send → receive."""
+    sends = {(e.rank, e.peer, e.group, e.seq): i for i, e in enumerate(events) if e.kind == "send"}
+    return {
+        sends[key]: i
+        for i, e in enumerate(events)
+        if e.kind == "recv" and (key := (e.peer, e.rank, e.group, e.seq)) in sends
+    }
+
+
+def waits(events: Sequence[Event]) -> dict[int, Wait]:
+    """Return for whom an operation waits, for those that do: place in `events` → `Wait`.
+
+    An operation waits from its own start until the other rank of a message, the root, or the last
+    of all members has begun it, too. One that ends before has not waited.
+    """
+    found = {}
+    for send, receive in messages(events).items():
+        for mine, other in ((send, receive), (receive, send)):
+            found.update(_wait(events, mine, [other]))
+    together: dict[tuple[object, ...], list[int]] = {}
+    for i, event in enumerate(events):
+        if event.kind not in ("compute", "send", "recv"):
+            key = (event.kind, event.group, event.group_name, event.seq)
+            together.setdefault(key, []).append(i)
+    for members in together.values():
+        for mine in members:
+            event, others = events[mine], members
+            at_root = event.rank == event.peer
+            if event.kind in _FROM_ROOT:
+                others = [i for i in members if events[i].rank == event.peer]
+            elif event.kind in _TO_ROOT and not at_root:
+                others = []
+            found.update(_wait(events, mine, others))
+    return found
+
+
+def _wait(events: Sequence[Event], mine: int, others: Iterable[int]) -> dict[int, Wait]:
+    start, end = events[mine].start, events[mine].end
+    last = max(others, key=lambda i: events[i].start, default=mine)
+    came = events[last].start
+    if not start < came <= end:
+        return {}
+    return {mine: Wait(events[last].rank, came)}

@@ -1,0 +1,120 @@
+"""Guesses: locked, answered by what was run alone, kept on the desk, never in the way."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.checking import guess, guesses, predictions
+from course_lib.learner.diary import PREDICTIONS
+from course_lib.learner.progress import table
+
+IDLE = {"none": 0.0, "a quarter": 0.25, "more than half": lambda share: share > 0.5}
+WHY = ["Pieces fill it.", "One in four.", "It has to fill and to drain."]
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(guesses, "_locked", {})
+
+
+def test_a_question_shows_its_options_by_number(capsys: Any) -> None:
+    guess("idle?", IDLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["idle?", "  1. none", "  2. a quarter", "  3. more than half"]
+    assert "in place of None" in lines[4]
+
+
+@pytest.mark.parametrize("mine", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("actual", "holds"),
+    [(0.0, 1), (0, 1), (torch.tensor(0.25), 2), (0.26, 2), (0.9, 3), (0.4, None)],
+)
+def test_what_was_run_decides(mine: int, actual: Any, holds: int | None) -> None:
+    scored = guess("idle?", IDLE, mine=mine).score(actual, why=WHY)
+    assert scored.right is (None if holds is None else mine == holds)
+    assert str(scored).count("✓") == (holds is not None)
+    if holds is None:
+        assert "no option foresaw that" in str(scored)
+    else:
+        assert f"✓ {holds}. " in str(scored)
+    assert all(reason in str(scored) for reason in WHY)
+
+
+def test_a_list_of_values_is_its_own_options(capsys: Any) -> None:
+    first = guess("who is first?", ["ring", "direct"], mine=2)
+    assert "  2. direct  ← your guess" in capsys.readouterr().out
+    assert first.score("Direct").right
+    assert guess("how many?", [4, 7, 64], mine=3).score(64).right
+
+
+def test_the_first_guess_counts(capsys: Any) -> None:
+    assert guess("idle?", IDLE).mine is None  # that locks nothing
+    assert guess("idle?", IDLE, mine=2).mine == 2
+    assert guess("idle?", IDLE, mine=3).mine == 2
+    assert "Your first guess counts: 2." in capsys.readouterr().out
+    assert guess("idle?", IDLE).mine == 2
+
+
+def test_without_a_guess_the_run_still_answers_and_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / ".desk").mkdir()
+    told = guess("idle?", IDLE).score(0.25)
+    assert told.right is None and "The run shows 0.25: so it is 2." in str(told)
+    assert predictions.record() == []
+
+
+@pytest.mark.parametrize("mine", [0, 4, -1, "2", 1.0, True])
+def test_a_number_that_no_option_has(mine: Any) -> None:
+    with pytest.raises(ValueError, match="the number of an option, 1 to 3, got"):
+        guess("idle?", IDLE, mine=mine)
+
+
+def test_too_few_options_and_too_few_reasons() -> None:
+    with pytest.raises(ValueError, match="two options or more, got 1"):
+        guess("idle?", ["none"])
+    with pytest.raises(ValueError, match="3 options need as many reasons, got 1"):
+        guess("idle?", IDLE).score(0.25, why=["so"])
+
+
+def test_html_has_the_words_and_no_markup_of_theirs() -> None:
+    odd = {"<b>n & m</b>": 1, "$x$ < 3": 2}
+    html = guess("<i>which?</i>", odd, mine=1).score(2, why=["<u>a</u>", "b"])._repr_html_()
+    text = unescape(re.sub(r"<style>.*</style>|</?[a-z][^>]*>", "", html, flags=re.DOTALL))
+    for words in ("<i>which?</i>", "<b>n & m</b>", "$x$ < 3", "<u>a</u>", "You guessed 1: not so."):
+        assert words in text
+    assert "tex2jax_ignore" in html
+
+
+def test_an_answer_that_nobody_guessed_at_is_folded() -> None:
+    assert "<details>" not in guess("idle?", IDLE)._repr_html_()
+    assert "<details>" in guess("idle?", IDLE).score(0.25)._repr_html_()
+    assert "<details>" not in guess("idle?", IDLE, mine=1).score(0.25)._repr_html_()
+
+
+def test_the_desk_keeps_it_and_progress_counts_by_lecture(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / ".desk").mkdir()
+    for lecture, right in (("03_collectives", 2), ("11_n_dimensional", 1)):
+        monkeypatch.setenv("JPY_SESSION_NAME", f"lectures/{lecture}.ipynb")
+        for number in range(2):
+            asked = guess(f"{lecture} {number}", IDLE, mine=2)
+            asked.score(0.25 if number < right else 0.0)
+            asked.score(0.25)  # only the first score counts
+    predictions.predict("bytes", 3).score(3)
+    kept = predictions.record()
+    assert {"predicted", "scored"} == {
+        name for each in kept for name in ("predicted", "scored") if name in each
+    }
+    assert all(each["of"] == 3 for each in kept if "bytes" not in each.values())
+    lines = table(tmp_path, [], kept)
+    assert lines[0].split() == ["points", "predicted", "right", "guessed", "right", "time"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:4]}
+    assert rows["03_collectives"][:4] == ["2", "of", "2", "(0.7)"]
+    assert rows["11_n_dimensional"][:7] == ["1", "of", "1", "1", "of", "2", "(0.7)"]
+    assert rows["together"][:7] == ["1", "of", "1", "3", "of", "4", "(1.3)"]
+    assert (tmp_path / ".desk" / PREDICTIONS).is_file()

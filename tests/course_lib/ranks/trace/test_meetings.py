@@ -1,0 +1,98 @@
+"""Which receive belongs to a send, for whom an operation waits, and how the figure shows both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.collectives import ring_all_reduce
+from course_lib.ranks import Event, Network, Ranks, Trace, compute
+from course_lib.ranks.trace.bars import WAITS
+from course_lib.ranks.trace.meetings import messages, waits
+
+NETWORK = Network(latency=1e-3, bandwidth=1e8)
+
+
+def ring_with_a_late_rank(late: int) -> None:
+    if dist.get_rank() == late:
+        compute(seconds=0.5)
+    ring_all_reduce(torch.full((1000,), float(dist.get_rank())))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_every_message_of_a_ring_is_found(ranks_of, on: str, k: int) -> None:
+    ranks = ranks_of(on, k)
+    ranks.run(ring_with_a_late_rank, k - 1)
+    events = ranks.trace.events
+    found = messages(events)
+    assert len(found) == 2 * (k - 1) * k == len(set(found.values()))
+    for send, receive in found.items():
+        one, other = events[send], events[receive]
+        assert (one.kind, other.kind) == ("send", "recv")
+        assert (one.peer, other.peer) == (other.rank, one.rank)
+        assert one.bytes == other.bytes and one.start <= other.end
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "reduce"])
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_a_collective_waits_for_whom_it_needs(kind: str, k: int) -> None:
+    """Rank r comes r seconds late; the root of a rooted one is rank 1."""
+    root = None if kind == "all_reduce" else 1
+    members = tuple(range(k))
+    events = [Event(r, kind, members, root, 8, "float32", 1, r, k + 1.0, "") for r in members]
+    last = k - 1
+    expected = {
+        "all_reduce": dict.fromkeys(range(last), (last, last)),
+        "broadcast": {0: (1, 1)},
+        "reduce": {1: (last, last)} if last > 1 else {},
+    }[kind]
+    assert {i: (wait.rank, wait.until) for i, wait in waits(events).items()} == expected
+
+
+def test_who_is_done_before_the_other_comes_has_not_waited() -> None:
+    """A send that is buffered ends long before its receive begins."""
+    send = Event(0, "send", (0, 1), 1, 8, "float32", 1, 0.0, 0.1, "")
+    receive = Event(1, "recv", (0, 1), 0, 8, "float32", 1, 2.0, 2.1, "")
+    assert messages([receive, send]) == {1: 0}
+    assert waits([receive, send]) == {}
+
+
+def test_a_message_whose_other_end_is_missing_has_none() -> None:
+    send = Event(0, "send", (0, 1), 1, 8, "float32", 2, 0.0, 0.1, "")
+    receive = Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 0.1, "")
+    assert messages([send, receive]) == {}
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_the_figure_has_an_arrow_for_each_message_and_blanks_for_waiting(k: int) -> None:
+    ranks = Ranks(k, on="simulated", network=NETWORK)
+    ranks.run(ring_with_a_late_rank, 0)
+    figure = ranks.trace.plot()
+    (axes,) = figure.axes
+    arrows = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+    assert len(arrows) == 2 * (k - 1) * k
+    assert WAITS in {text.get_text() for text in figure.legends[0].get_texts()}
+    assert "The longest wait: rank 1 in " in figure.alt
+    assert "for rank 0, 500 ms" in figure.alt
+    written = {text.get_text() for text in axes.texts}
+    assert "waits for 0" in written
+
+
+def test_too_many_messages_have_no_arrows() -> None:
+    def events(each: int) -> Trace:
+        made = []
+        for i in range(each):
+            made.append(Event(0, "send", (0, 1), 1, 8, "float32", i + 1, i, i + 0.5, ""))
+            made.append(Event(1, "recv", (0, 1), 0, 8, "float32", i + 1, i, i + 0.6, ""))
+        return Trace(made, 2)
+
+    def heads(trace: Trace) -> list[bool]:
+        (axes,) = trace.plot().axes
+        drawn = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+        return [arrow.get_arrowstyle().arrow == "-|>" for arrow in drawn]
+
+    assert heads(events(5)) == [True] * 5
+    assert heads(events(100)) == [False] * 100
+    assert heads(events(400)) == []
