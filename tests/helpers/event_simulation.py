@@ -10,8 +10,8 @@ A program is, per rank, a list of actions:
 
 The rules are those that `Network` states: a message of n bytes takes α + n/β; a port carries one
 message at a time, first come, first served; a collective is its algorithm's rounds of messages, of
-which each starts when both its ends are in its round. When its last rank has entered, it takes its
-place at the ports; for messages that were ready before, the ports are asked what was free. Several
+which each starts when both its ends are in its round and both their ports are free; until then it
+holds no port. It begins to ask for ports when its last rank has entered. Several
 at once: first the ranks' first actions, then their second ones, and so on; of these, by rank.
 """
 
@@ -79,7 +79,7 @@ class EventSimulation:
         self._started: list[list[_Started]] = [[] for _ in range(self.k)]
         self._blocked: list[_Started | None] = [None] * self.k
         self._turn = [(0.0, -1)] * self.k
-        self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Any, int, Callable[[], None]]] = []
         self._count = 0
         self._out: defaultdict[int, float] = defaultdict(float)
         self._in: defaultdict[int, float] = defaultdict(float)
@@ -234,9 +234,20 @@ class EventSimulation:
         collective.sent.add(key)
         number = sum(len(each) for each in collective.rounds[: key[0]]) + key[1]
 
-        def happen() -> None:
+        def at(start: float) -> None:
+            self._count += 1
+            # Before all that ranks start at this moment; those that were ready first come first.
+            heapq.heappush(
+                self._events, (start, -1, (now, number), self._count, lambda: happen(start))
+            )
+
+        def happen(start: float) -> None:
             source, target, size = message
-            left, arrival = self._carry(source, target, size, now)
+            free = max(self._out[source], self._in[target] - self._latency)
+            if free > start:
+                at(free)
+                return
+            left, arrival = self._carry(source, target, size, start)
             collective.over.add(key)
             for rank, time in ((source, left), (target, arrival)):
                 collective.time[rank] = max(collective.time[rank], time)
@@ -249,9 +260,7 @@ class EventSimulation:
                 if all(each in collective.over for each in mine):
                     self._go_on(collective, rank)
 
-        self._count += 1
-        # Before all that ranks start at this moment, and in the order of the rounds.
-        heapq.heappush(self._events, (now, -1, number, self._count, happen))
+        at(now)
 
 
 def rounds_of(k: int, kind: str, root: int, size: int) -> list[list[tuple[int, int, int]]]:

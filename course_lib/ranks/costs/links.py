@@ -27,6 +27,15 @@ class Links:
         """Put back a state: what was sent since was not."""
         self._free, self._count = state
 
+    def free_from(self, source: int, target: int, ready: float) -> float:
+        """Return the first moment, from `ready` on, at which a message can start."""
+        start, free = ready, self._free
+        for port, begins, _ in self._route(source, target).ports:
+            until = free.get(port, 0.0) - begins
+            if until > start:
+                start = until
+        return start
+
     def send(self, source: int, target: int, nbytes: int, ready: float) -> tuple[float, float]:
         """Send one message; return (time at which it has left, time at which it has arrived).
 

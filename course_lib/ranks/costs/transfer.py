@@ -1,8 +1,8 @@
 """One collective under way: which of its messages are sent, and which members are done.
 
-Messages of several collectives, and of sends, share links. Each takes its place at its ports when
-both its ends are ready for it, first come, first served: a collective has none for what it sends
-later.
+Messages of several collectives, and of sends, share links. A collective's message takes its ports
+when both are free, and of several that wait for a port the one that was ready first. Until then it
+holds none: while one of its messages waits for a busy receiver, another of them may leave.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Transfer(ABC):
         self.times = [0.0] * len(members)
         self._links = links
         self._members = members
-        self._ready: list[tuple[float, int, Message, int]] = []
-        """Heap of messages that can start: when, in which order, what, and a number of its own."""
+        self._ready: list[tuple[float, float, int, Message, int]] = []
+        """Heap of messages: when it can start, since when it is ready, its order, what, number."""
         self._ended: list[int] = []
         self._count = 0
 
@@ -50,7 +50,7 @@ class Transfer(ABC):
 
     def _offer(self, ready: float, message: Message, number: int) -> None:
         self._count += 1
-        heapq.heappush(self._ready, (ready, self._order(number), message, number))
+        heapq.heappush(self._ready, (ready, ready, self._order(number), message, number))
 
     def _order(self, number: int) -> int:
         """Return the place of a message among those that can start at the same time."""
@@ -64,8 +64,12 @@ class Transfer(ABC):
         """Send what is ready before `until`, or until a member is done; return those that are."""
         ready, members, links = self._ready, self._members, self._links
         while not self._ended and ready and ready[0][0] < until:
-            start, _, message, number = heapq.heappop(ready)
+            start, asked, order, message, number = heapq.heappop(ready)
             source, target, nbytes = message
+            free = links.free_from(members[source], members[target], start)
+            if free > start:
+                heapq.heappush(ready, (free, asked, order, message, number))
+                continue
             left, arrival = links.send(members[source], members[target], nbytes, start)
             self._sent(message, number, left, arrival)
         ended, self._ended = self._ended, []
