@@ -367,10 +367,10 @@ CHECKS = {
         program=run_feedback,
         judges=[equals_feedback],
         cases=in_many_forms(
-            Case("one key", 1, turns(4, "only_largest", "weight")),
+            Case("one key", 1, turns(4, "rounded", "weight")),
             Case("two keys", 1, turns(6, "only_largest", "weight", "bias")),
             Case("two keys, signs", 1, turns(5, "signs", 0, "0")),
-            Case("2 ranks, three keys", 2, turns(3, "signs", ("a", 1000), ("a", 1001), "c")),
+            Case("2 ranks, three keys", 2, turns(3, "rounded", ("a", 1000), ("a", 1001), "c")),
             Case("four keys, rounded", 1, turns(4, "rounded", "a", "b", "c", "d")),
             Case("two keys, rounded", 1, turns(6, "rounded", "weight", "bias")),
             Case("many keys", 1, turns(3, "signs", *MANY_KEYS)),

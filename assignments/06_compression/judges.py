@@ -680,6 +680,9 @@ equals_feedback = equals(
             memory=lambda sender, key: key
         ),
         "what x - C(x + e) leaves: e = x + e - C(x + e)": replayed(lambda x, e, c: x - c),
+        "e + p - C(p) kept, where p is x + e: e is in p already, so it is counted twice": replayed(
+            lambda x, e, c: x + 2 * e - c
+        ),
         "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
         "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": _in_bfloat16(
             replayed(lambda x, e, c: x + e - c.bfloat16().float())

@@ -78,6 +78,10 @@ def stepping(share, said=lambda age: age, **options):
     return served(AGE, rule, **options)
 
 
+def adding_the_age(w, g, age, own):
+    return minus(w, g, own["lr"] + age), age, 1
+
+
 def aware(age):
     return 1 / (1 + age)
 
@@ -87,11 +91,17 @@ def workers(n, own):
 
 
 def backing_up(
-    first=lambda n, own: n, late=False, share=lambda n, own: 1 / n, kept=False, **options
+    first=lambda n, own: n,
+    late=False,
+    share=lambda n, own: 1 / n,
+    kept=False,
+    over_numbers=False,
+    **options,
 ):
     """Return the oracle of a server that waits for the `first` gradients, or that of a mistake.
 
     `kept`: it keeps the tensors of their owners, who write into all but the last before the step.
+    `over_numbers`: it takes the mean over a gradient's numbers as well.
     """
 
     def rule(w, g, age, own):
@@ -104,6 +114,7 @@ def backing_up(
         for number, each in enumerate(taken, 1):
             lost = kept and number < len(taken)
             each = [torch.full_like(x, NONSENSE) for x in each] if lost else each
+            each = [torch.full_like(x, float(x.mean())) for x in each] if over_numbers else each
             w = minus(w, each, own["lr"] * share(len(taken), own))
         taken.clear()
         return w, True, 1
@@ -199,6 +210,7 @@ CHECKS = {
                     "a step that divides by 2 + τ: τ is one too large": stepping(
                         lambda age: 1 / (2 + age)
                     ),
+                    "a step of γ + τ: it is γ/(1 + τ)": served(AGE, adding_the_age),
                     "steps that drop what is stale": stepping(lambda age: float(age == 0)),
                     "a step uphill": stepping(lambda age: -1 / (1 + age)),
                 },
@@ -284,6 +296,9 @@ CHECKS = {
                         )
                     },
                     "a step with a late gradient: discard it": backing_up(late=True),
+                    "a step with the mean over the numbers, too: give dim=0": backing_up(
+                        over_numbers=True
+                    ),
                     "a step with the sum of the gradients": backing_up(share=lambda n, own: 1),
                     "a step with every gradient": backing_up(first=lambda n, own: 1),
                     "waiting for one gradient more": backing_up(first=lambda n, own: n + 1),
@@ -335,7 +350,7 @@ CHECKS = {
             rounds("2 ranks, 3 rounds", 2, 3, 10, 0.7, 0.9, [(2,), (3, 2)]),
             rounds("3 ranks, no momentum", 3, 2, 6, 0.5, 0.0, [(2, 2)], "along"),
             rounds("4 ranks in two groups", 4, 4, 9, 0.6, 0.8, [(3,), ()], "along"),
-            rounds("4 ranks, H = 1", 4, 1, 3, 0.25, 0.5, [(4,)]),
+            rounds("4 ranks, H = 1", 4, 1, 3, 0.7, 0.3, [(4,)]),
             rounds("5 ranks in two groups", 5, 2, 7, 0.7, 0.9, [(2, 3)]),
             rounds("2 ranks, less than a round", 2, 5, 4, 0.7, 0.9, [(3, 2)], "along"),
         ),

@@ -20,6 +20,7 @@ from .judges import (
     matrices,
     mixed,
     one_message_each,
+    second,
     sent_by_rank_0,
     steps_computes,
     steps_inputs,
@@ -121,8 +122,17 @@ GAP_MISTAKES = {
     "the second largest eigenvalue: the gap is what it lacks to 1": gap(
         lambda w: absolute_eigenvalues(w)[0]
     ),
+    "the gap to a real part: of a complex eigenvalue |λ| = √(re² + im²)": gap(
+        lambda w: 1 - second(torch.linalg.eigvals(w).real.abs())
+    ),
+    "the gap by eigvalsh: it is for symmetric matrices only": gap(
+        lambda w: 1 - second(torch.linalg.eigvalsh(w).abs())
+    ),
+    "the gap by eigvalsh of W - 1/K: it is for symmetric matrices only": gap(
+        lambda w: 1 - float(torch.linalg.eigvalsh(w - 1 / len(w)).abs().max())
+    ),
     "the gap to the second largest with its sign: -1 is as far from 0 as 1": gap(
-        lambda w: 1 - sorted([*torch.linalg.eigvals(w).real.tolist(), 0.0])[-2]
+        lambda w: 1 - second(torch.linalg.eigvals(w).real)
     ),
     "the gap of singular values": gap(lambda w: 1 - float(torch.linalg.svdvals(w)[1:2].sum())),
 }
@@ -159,6 +169,9 @@ CHOICE_MISTAKES = {
     ),
     "the fastest if a ring all-reduce sends K - 1 messages: it sends 2 (K - 1)": chosen(ways=1),
     "the time of a fraction of a step: T is a whole number": chosen(whole=float),
+    "the time of one step more: |λ₂|^T may be equal to tolerance": chosen(
+        whole=lambda steps: math.floor(steps) + 1
+    ),
 }
 
 
@@ -184,6 +197,7 @@ CHECKS = {
             graph("a ring of 4, some links the other way", 4, (1, 0), (1, 2), (3, 2), (0, 3)),
             graph("links that are listed twice", 4, (0, 1), (1, 0), (1, 2), (1, 2), (2, 3)),
             graph("one rank is alone", 3, (0, 2)),
+            graph("a star and a pair", 6, (0, 1), (0, 2), (0, 3), (4, 5)),
             graph("1 rank", 1),
         ),
     ),
@@ -206,6 +220,7 @@ CHECKS = {
             mixing("4 ranks, two groups, nobody hears anybody", 4, "alone", (3,)),
             mixing("5 ranks, whom it hears weighs differently", 5, "one way * star * star", (3, 2)),
             mixing("5 ranks, nothing of its own", 5, "swap", (3, 2)),
+            mixing("4 ranks, hardly heard", 4, "hardly", (2, 3)),
             mixing("2 ranks, no numbers", 2, "line", (0, 3)),
         ),
         in_turn=[(6, 3), (6, 6), (8, 6)],
@@ -276,6 +291,7 @@ CHECKS = {
             choose("some hardly heard", 8, ["line", "ring * ring * ring"], 10**5, 1e-3, 1e9, 0.1),
             choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
             choose("forty in a line", 40, ["line"], 10**5, 1e-3, 1e9, 0.9),
+            choose("half after one step", 2, ["half"], 10**5, 1e-3, 1e9, 0.5),
         ),
         in_turn=[(4, 6)],
     ),

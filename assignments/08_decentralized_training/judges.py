@@ -13,6 +13,7 @@ from course_lib.checking import (
     Case,
     Expectation,
     Given,
+    Observed,
     Wrong,
     calls_at_most,
     equals,
@@ -25,7 +26,8 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
-from course_lib.ranks import compute
+from course_lib.checking.traffic import told
+from course_lib.ranks import Trace, compute
 from course_lib.ranks.costs.network import Network
 
 # Mixing matrices, who talks to whom under them, and the result of mixing --------------------------
@@ -34,8 +36,21 @@ from course_lib.ranks.costs.network import Network
 # every dtype. The weights of a graph with links are one over the largest number of neighbours plus
 # one, the same for all links. They are not the ones that task 1 asks for.
 
-HOPS = {"one way": (0, 1), "hops 0, 1, 3": (0, 1, 3), "swap": (1, -1), "turn": (1,)}
-"""Directed graphs: a rank hears those so far ahead of it, and itself where 0 is among them."""
+HOPS: dict[str, tuple[int, ...]] = {
+    "one way": (0, 1),
+    "hops 0, 1, 3": (0, 1, 3),
+    "swap": (1, -1),
+    "turn": (1,),
+    "half": (0, 0, 0, 1),
+}
+"""Directed graphs: a rank hears those so far ahead of it, and itself where 0 is among them.
+
+A hop that is listed again counts again. So "half" of two ranks has the rows 3/4, 1/4 and 1/4, 3/4,
+and their eigenvalue 1/2 is exact.
+"""
+
+HARDLY = 2**21
+"""In the graph "hardly" a rank gives the next one the weight 1 / `HARDLY`, below a millionth."""
 
 
 def links_of(graph: str, k: int) -> list[tuple[int, int]]:
@@ -63,6 +78,9 @@ def whole_numbers(graph: str, k: int) -> tuple[Tensor, int]:
             product, denominator = product @ numbers, denominator * each
         return product, denominator
     matrix = torch.zeros(k, k, dtype=torch.int64)
+    if graph == "hardly":
+        turn, _ = whole_numbers("turn", k)
+        return turn + (HARDLY - 1) * torch.eye(k, dtype=torch.int64), HARDLY
     if graph in HOPS:
         for rank in range(k):
             for hop in HOPS[graph]:
@@ -136,6 +154,15 @@ def _messages(case: Case, rank: int, dim: int) -> int:
     return total
 
 
+def _not_to_itself(case: Case, observed: Observed, trace: Trace) -> None:
+    for event in trace.operations:
+        if event.kind == "send" and event.peer == event.rank:
+            raise Wrong(
+                f"rank {event.rank} sends a message to itself: {told([event])}",
+                "Its own share needs no message.",
+            )
+
+
 def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
     """Expect messages between neighbours, one each in every step, all under way at once.
 
@@ -151,6 +178,7 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
     once = "In each step one message to each rank that hears this one, one from each that it hears."
     return [
         only_calls("send", "recv"),
+        Expectation(_not_to_itself),
         only_peers(neighbours),
         calls_at_most(once, send=messages_sent, recv=messages_received),
         sends_at_most(
@@ -236,7 +264,7 @@ def steps_computes(own: Any) -> dict[float, int]:
 
 
 Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Tensor]
-"""``step(W, X, γ, gradient, old)``: from all ranks' weights X, shape (K, n), to the next."""
+"""``step(W, X, η, gradient, old)``: from all ranks' weights X, shape (K, n), to the next."""
 
 
 def stepped(step: Step) -> Oracle:
@@ -278,11 +306,14 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 MISTAKES: dict[str, Step] = {
     "the weights as they were: write into the parameters": lambda w, x, lr, g, old: x,
-    "W(w - γ g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
-    "γ times the gradient at the mixed weights: take it before mixing": (
+    "W(w - η g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
+    "η times the gradient at the mixed weights: take it before mixing": (
         lambda w, x, lr, g, old: w @ x - lr * g(w @ x)
     ),
     "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
+    "a step with η/K: nothing is averaged here": lambda w, x, lr, g, old: (
+        w @ x - lr / len(w) * g(x)
+    ),
     "mixing without a step": lambda w, x, lr, g, old: w @ x,
     "mixed gradients and the rank's own weights": lambda w, x, lr, g, old: x - lr * w @ g(x),
     "mixing with the mean over all ranks: mix with neighbours only": lambda w, x, lr, g, old: (
@@ -294,7 +325,7 @@ MISTAKES: dict[str, Step] = {
     ),
     "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
     "a step with the learning rate 1": lambda w, x, lr, g, old: w @ x - g(x),
-    "γ before the mean as well: it belongs to the gradient": lambda w, x, lr, g, old: (
+    "η before the mean as well: it belongs to the gradient": lambda w, x, lr, g, old: (
         x + lr * (w @ x - x) - lr * g(x)
     ),
     "a gradient that was added to an older one: clear .grad before backward": (
@@ -333,6 +364,13 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
     if weights.dtype != torch.float64:
         raise Wrong(f"the matrix has dtype {weights.dtype}, expected torch.float64")
     links = {frozenset(link) for link in case.parameters["links"]}
+    between = {float(weights[i, j]) for i, j in map(sorted, links)}
+    if case.form.iterable == "generator" and between in ({0.0}, {1.0}) and len(links) > 1:
+        raise Wrong(
+            f"each link has the weight {between.pop():.0f}",
+            "The links were walked twice, and a generator is empty then: make a list of them "
+            "first, links = list(links).",
+        )
     degree = [sum(i in link for link in links) for i in range(k)]
     for i in range(k):
         for j in range(k):
@@ -356,6 +394,11 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
 def absolute_eigenvalues(weights: Tensor) -> list[float]:
     """Return the absolute eigenvalues but for one 1, the largest first; 0 if that is all."""
     return sorted([*torch.linalg.eigvals(weights).abs().tolist(), 0.0], reverse=True)[1:]
+
+
+def second(values: Tensor) -> float:
+    """Return the second largest of some numbers and 0: of one number alone, 0."""
+    return sorted([*values.tolist(), 0.0])[-2]
 
 
 def gap(of: Callable[[Tensor], float]) -> Oracle:

@@ -440,6 +440,8 @@ by_shape: one residual for all keys
 edits_of(with_feedback__default_dict)("""
 of_x_alone: what x - C(x + e) leaves
     torch.sub(p, result) → x.float() - result
+adds_what_is_in_it: e is in p already
+    torch.sub(p, result) → residuals[key] + p - result
 remembers_x: also what was sent
     torch.sub(p, result) → x.float().clone()
 """)
@@ -764,6 +766,8 @@ does_not_wait: never waits for the handle of
     table, group=group → table, group=group, async_op=True
 """)
 edits_of(compressed_all_reduce__messages)("""
+encodes_again_for_the_length passes
+    [wires[rank]] * k → [encode(shards[rank])] * k
 own_shard_as_it_was: decode its wire, too
     total += decode( → total += own if wire is wires[rank] else decode(
 alone_once: ✗ 1 rank

@@ -159,6 +159,8 @@ views: weights of pull 0
     [w.detach().clone() for w in self.weights] → [w.detach() for w in self.weights]
 not_aware: a step that does not divide by 1 + τ
     alpha=lr / (1 + age) → alpha=lr
+adds_the_staleness: it is γ/(1 + τ)
+    alpha=lr / (1 + age) → alpha=lr / 1 + age
 divides_by_staleness: a fresh gradient has τ = 0
     alpha=lr / (1 + age) → alpha=lr / max(age, 1)
 one_too_stale: staleness of push 0: expected 0, got 1
@@ -348,6 +350,8 @@ def backup_server__by_sets(params, lr, wait_for):
 edits_of(backup_server__by_sets)("""
 keeps_references: that their owners have overwritten
     [g.clone() for g in gradients] → list(gradients)
+mean_over_the_numbers: the mean over the numbers, too: give dim=0
+    torch.stack(each).mean(0) → torch.stack(each).mean()
 late_only_once: counts: expected False, got True
     return False → current.add(worker); …
 """)
@@ -492,6 +496,10 @@ sum: the sum of the changes over the ranks, not their mean
     moved /= dist.get_world_size(group) → pass
 rate_of_1: an outer learning rate of 1
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta + momentum * b)
+rate_in_float32: ✗ 4 ranks, H = 1
+    params = list(params) → …; outer_lr = torch.tensor(outer_lr)
+momentum_in_float32: ✗ 4 ranks, H = 1
+    params = list(params) → …; momentum = torch.tensor(momentum)
 momentum_starts_anew: parameter 0
     b.mul_(momentum) → b.mul_(0)
 does_not_move_there: parameter 0

@@ -47,6 +47,8 @@ smaller_number: Both ends of a link give it the same weight
     max(len(neighbours[i]), len(neighbours[j])) → min(len(neighbours[i]), len(neighbours[j]))
 without_the_one: 1 over 1 plus the larger number
     1 / (1 + → 1 / (
+by_the_largest_number: ✗ a star and a pair
+    max(len(neighbours[i]), len(neighbours[j])) → max(map(len, neighbours))
 by_world_size: 1 over 1 plus the larger number
     max(len(neighbours[i]), len(neighbours[j])) → world_size - 1
 nothing_for_oneself: row 0 sums to 0.5, expected 1
@@ -62,7 +64,9 @@ in_float32: has dtype torch.float32
     world_size, dtype=torch.float64 → world_size
 two_hops: are not linked
     return weights → … @ weights
-walks_twice: Both ends of a link
+counts_the_links_first: The links were walked twice
+    neighbours = [set() for _ in range(world_size)] → …; number = sum(1 for _ in links)
+walks_twice: The links were walked twice
     weights = torch.zeros(world_size, world_size, dtype=torch.float64)
   → degree = torch.zeros(world_size)
   → for i, j in links:
@@ -148,6 +152,13 @@ little_is_nothing: without those of little weight
     rank, k = dist.get_rank(group), dist.get_world_size(group)
   → weights = torch.where(weights > 0.1, weights, 0)
   → …
+tiny_is_nothing: ✗ 4 ranks, hardly heard
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+  → weights = torch.where(weights > 1e-6, weights, 0)
+  → …
+talks_to_itself (simulated, grader): sends a message to itself
+    j != rank and weights → weights
+    total = float(weights[rank, rank]) * data → total = torch.zeros_like(data)
 buffers_for_all_calls (simulated): buffer of recv
     group=None): → group=None, kept={}):
     {j: torch.empty_like(data) for → {j: kept.setdefault(j, torch.empty_like(data)) for
@@ -360,9 +371,11 @@ climbs: a step uphill
     - lr * g → + lr * g
 matrix_times_tensors: RuntimeError
     float(weights[rank, rank]) * mine → (weights[rank, rank : rank + 1] @ mine[None])
+rate_of_a_mean: nothing is averaged here
+    - lr * g → - lr / k * g
 forgets_the_rate: with the learning rate 1
     - lr * g → - g
-rate_before_the_mean: γ before the mean as well
+rate_before_the_mean: η before the mean as well
     float(weights[rank, rank]) → mine - lr * (1 - float(weights[rank, rank]))
     new + float → new + lr * float
 adds_to_old_gradients: clear .grad before backward
@@ -497,8 +510,13 @@ of_the_first: spectral gap: expected
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().max()
 with_its_sign: -1 is as far from 0 as 1
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.max()
-of_a_symmetric_matrix: spectral gap: expected
+of_a_symmetric_matrix: it is for symmetric matrices only
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvalsh(rest).abs().max()
+by_eigvalsh: it is for symmetric matrices only
+    torch.linalg.eigvals(rest).abs().max()
+  → (torch.linalg.eigvalsh(weights.double()).abs().sort().values[-2] if k > 1 else 0)
+real_part: of a complex eigenvalue
+    torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.abs().max()
 singular_values: the gap of singular values
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.svdvals(rest).max()
 in_the_order_of_torch: spectral gap: expected
@@ -568,6 +586,10 @@ one_step_for_all: seconds: expected
   →
 one_step_less: T is rounded up
     second**steps > → second ** (steps + 1) >
+one_step_more: may be equal to tolerance
+    while second**steps > tolerance:
+        steps += 1
+  → steps = int(math.log(tolerance) / math.log(max(second, 1e-99))) + 1
 fraction_of_a_step: T is a whole number
     while second**steps > tolerance:
         steps += 1
