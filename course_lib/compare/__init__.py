@@ -46,7 +46,7 @@ __all__ = ["Cut", "Difference", "Record", "Report", "blocks", "compare", "record
 
 @dataclass
 class Report:
-    """What differs, in the order of execution; as text, what was found.
+    """All that differs, in the order of execution; as text, what was found.
 
     Attributes:
         differences: all of them; the first is explained, others may follow from it.

@@ -1,4 +1,4 @@
-"""Which elements of the whole tensor each rank has.
+"""Layout: which elements of the whole tensor each rank has.
 
 The elements of the trusted tensor are numbered 0, 1, 2, …; a place is a tensor of these numbers, in
 the shape of what the rank has. Shapes say most of it:

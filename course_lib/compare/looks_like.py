@@ -1,4 +1,4 @@
-"""What a wrong tensor looks like: rules that read it from the evidence.
+"""Rules that say what a wrong tensor looks like, from the evidence.
 
 Each rule takes a `Case` and returns a label and a sentence, or None; the first that fits is taken.
 They are general, and look at numbers only: a multiple, zero, as in the step before, another rank's
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from course_lib.compare.differences import Case, Difference, Runs, Says, named, near
 from course_lib.compare.record import Key
-from course_lib.compare.shares import factor, from_the_shares
+from course_lib.compare.shares import factor, from_the_shares, shares_are_wrong
 
 
 def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = ()) -> None:
@@ -29,9 +29,22 @@ def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = (
             return
     if own is None and difference.key[:2] == (0, "weight"):
         difference.label = "other start"
-        difference.says = f"{named(difference.ranks)} began with other weights."
+        difference.says = f"other weights to begin with, on {named(difference.ranks)}."
     elif own is None:
-        difference.label, difference.says = "unknown", "none of the patterns that are known here."
+        difference.label = "unknown"
+        difference.says = f"none of the patterns that are known here. {SO[difference.key.kind]}"
+
+
+SO = {
+    "weight": "Something writes to it between the steps.",
+    "output": "All that was computed before it agrees, so look at this layer: its options, its "
+    "random numbers, and what it communicates.",
+    "gradient": "All outputs agree, so look at the loss, at backward and at the communication.",
+    "state": "The gradient agrees, so look at the state from before, and at the options.",
+    "update": "Gradient and options agree, so look at what happens inside and after the step.",
+    "buffer": "The step agrees, so look at what else writes to it.",
+}
+"""The advice where no pattern fits. It follows from this being the first difference."""
 
 
 # Kinds that have a rule of their own, which also finds the ranks.
@@ -129,7 +142,7 @@ def _not_finite(case: Case) -> Says:
     ]
     bad = [rank for rank, (x, _) in case.wrong.items() if has(x)]
     came = f" They come from {named(origin)}." if origin and origin != bad else ""
-    return "NaN", f"{named(bad)} have numbers that are infinite or none (NaN).{came}"
+    return "NaN", f"it has infinite numbers, or NaN, on {named(bad)}.{came}"
 
 
 def _missing(case: Case) -> Says:
@@ -158,6 +171,21 @@ def _of_the_step_before(case: Case) -> Says:
     if all(any(near(x, old, case.most) for old in before[r]) for r, (x, _) in case.wrong.items()):
         return "stale", f"on {named(list(case.wrong))} it is that of the step before."
     return None
+
+
+def _begun_anew(case: Case) -> Says:
+    """Find a state that holds this step's gradient, or its square, and nothing from before."""
+    name = case.key.name.rsplit(".", 1)[0]
+    gradients = case.runs.pairs(Key(case.key.step, "gradient", name)) or {}
+    if case.key.kind != "state" or not case.key.step or not case.wrong:
+        return None
+    for rank, (x, _) in case.wrong.items():
+        g = gradients[rank][0] if rank in gradients else torch.zeros(0)
+        fits = [float((x * e).sum() / e.square().sum().clamp_min(1e-300)) * e for e in (g, g * g)
+                if e.shape == x.shape and e.numel() > 1]  # fmt: skip
+        if not any(near(x, each, 2 * case.most) for each in fits):
+            return None
+    return "begun anew", "only the gradient of this step is in it: what was there before is lost."
 
 
 def _bias_again(case: Case) -> Says:
@@ -293,6 +321,9 @@ def _another_order(case: Case) -> Says:
     if case.all(lambda x, t: near(x.flatten().sort()[0], t.flatten().sort()[0], 2 * case.most)):
         first = _which_rows(*next(iter(case.wrong.values())), 2 * case.most)
         return "another order", f"the right numbers are in other places{first}."
+    there = torch.cat([each.flatten() for each in places if each is not None])
+    if len(set(there.tolist())) < len(there):
+        return None  # ranks have the same elements: they cannot be put together
     together = whole.flatten().double().clone()
     for rank, (x, _) in pairs.items():
         together[places[rank].flatten()] = x.flatten()  # type: ignore[union-attr]
@@ -338,7 +369,8 @@ def _rounded(case: Case) -> Says:
 
 
 RULES: tuple[Callable[[Case], Says], ...] = (
-    *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _bias_again, _multiple),
+    *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _begun_anew),
+    *(_bias_again, _multiple),
     *(_partial, _own_statistics, _another_part, _another_tensor, _decay, _another_order),
-    *(_only_a_part, _rounded),
+    *(_only_a_part, shares_are_wrong, _rounded),
 )

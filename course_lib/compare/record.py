@@ -1,4 +1,4 @@
-"""What a step computed, by name: inputs, outputs, gradients, optimizer state, parameters.
+"""Recording: what a step computed, by name.
 
     weight → input → output of each layer → gradient → option → state → update → buffer
 
@@ -9,7 +9,8 @@ wrappers put in front (``module.``). Every tensor is copied to the CPU.
 Two things are changed while a step is recorded:
 
 - **Dropout is taken out.** Ranks cannot draw the masks that one rank draws. So `nn.Dropout` lets
-  everything pass; its masks are recorded, and `compare` judges them by themselves.
+  everything pass; its masks are recorded, and `compare` judges them by themselves. That inside
+  `nn.MultiheadAttention` is off. Functions such as `dropout` must be turned off by the step.
 - **`trusted_run` disturbs some of its runs** by a rounding of each weight, input, output and
   gradient. How far that spreads is the tolerance.
 
@@ -114,6 +115,8 @@ def record(
     finally:
         for handle in recorder.handles:
             handle.remove()
+        for module, dropout in recorder.dropouts:
+            module.dropout = dropout
 
 
 def trusted_run(
@@ -197,6 +200,10 @@ class _Recorder:
             before, after = self._before(each), self._after(each)
             self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self.handles.append(module.register_forward_hook(after, always_call=True))
+        attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+        self.dropouts = [(module, module.dropout) for module in attention]
+        for module in attention:
+            module.dropout = 0.0
         if optimizer is not None:
             before_step = optimizer.register_step_pre_hook(lambda *_: self.before_step())
             after_step = optimizer.register_step_post_hook(lambda *_: self.after_step())

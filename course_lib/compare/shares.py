@@ -1,4 +1,4 @@
-"""What became of the ranks' gradients on the way: the strongest evidence.
+"""Shares: what became of the ranks' gradients on the way. This is the strongest evidence.
 
 A rank's *share* s is the gradient that its own backward gave, before anything was communicated. The
 gradient x with which a rank ended, and the right one t, are both written as sums of all shares, by
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from course_lib.compare.differences import Case, Says, named
+from course_lib.compare.differences import Case, Says, named, near
 from course_lib.compare.record import Key
 
 Columns = list[tuple[int, int]]
@@ -65,8 +65,50 @@ def factor(
     return "scaled", f"it is {value:.4g} times the right."
 
 
+def shares_are_wrong(case: Case) -> Says:
+    """Find a mean of all shares that would be right, if only the shares were."""
+    if case.key.kind != "gradient":
+        return None
+    k = case.runs.world_size
+    for rank in case.difference.ranks:
+        columns, basis, x, _, most, _ = _least_squares(rank, case)
+        have = _fit(basis, x, most) if columns else None
+        if have is None or not _equal(have.tolist()) or abs(float(have[0]) * k - 1) > 0.05:
+            return None
+    return "wrong shares", "it is the mean of what each rank's backward gave, and that is wrong " \
+        "already: the loss or backward, not the communication."  # fmt: skip
+
+
 def _of_one_rank(rank: int, case: Case) -> Says:
-    """Find the weights o and e; where the tensor is small, with others that differ here, too."""
+    """Find the weights o and e of one rank, and read them."""
+    columns, basis, x, t, most, before = _least_squares(rank, case)
+    if not columns:
+        return None
+    right, have = _fit(basis, t, most), _fit(basis, x, most)
+    if right is None:
+        return None
+    if have is not None:
+        return _read(columns, have, right, rank, case)
+    for name, extreme in (("largest", torch.amax), ("smallest", torch.amin)):
+        if near(extreme(basis, 1), x, most):
+            return "not a mean", f"it is the {name} of the ranks' gradients, element by element."
+    if before is None:
+        return None
+    have = _fit(torch.cat([basis, before[:, None]], 1), x, most)
+    if have is None or abs(float(have[-1])) < 0.05:
+        return None
+    return "not zeroed", "the gradient from before this step is still in it, with the weight " \
+        f"{float(have[-1]):.3g}."  # fmt: skip
+
+
+def _least_squares(
+    rank: int, case: Case
+) -> tuple[Columns, Tensor, Tensor, Tensor, float, Tensor | None]:
+    """Return the shares (elements, columns), x, t, the allowed error, and the gradient before.
+
+    Where the tensor is small, others that differ on this rank, too, are added below it. No columns
+    are returned where there are no shares, or too few elements.
+    """
     keys = [d.key for d in case.others if d.key[:2] == case.key[:2] and rank in d.ranks]
     columns: Columns = []
     parts: list[list[Tensor]] = []
@@ -83,21 +125,10 @@ def _of_one_rank(rank: int, case: Case) -> Says:
         if size >= 4 * len(columns):
             break
     if size <= len(columns) + 1:
-        return None
+        return [], torch.empty(0), torch.empty(0), torch.empty(0), 0.0, None
     basis, x, t = (torch.cat(each) for each in zip(*parts, strict=True))
-    right, have = _fit(basis, t, most), _fit(basis, x, most)
-    if right is None:
-        return None
-    if have is not None:
-        return _read(columns, have, right, rank, case)
-    before = [each for each in befores if each is not None]
-    if len(before) < len(parts):
-        return None
-    have = _fit(torch.cat([basis, torch.cat(before)[:, None]], 1), x, most)
-    if have is None or abs(float(have[-1])) < 0.05:
-        return None
-    return "not zeroed", "the gradient from before this step is still in it, with the weight " \
-        f"{float(have[-1]):.3g}."  # fmt: skip
+    there = [each for each in befores if each is not None]
+    return columns, basis, x, t, most, torch.cat(there) if len(there) == len(parts) else None
 
 
 def _shares(rank: int, key: Key, case: Case) -> dict[tuple[int, int], Tensor]:
@@ -153,17 +184,20 @@ def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) 
         return _no_share_is_lost(ratio, o, e, case)
     if absent and set(absent) == set(ranks) - {rank}:
         way = "sum" if all(abs(e[c] - 1) < 0.05 for c in ratio) else "mean"
-        return "no all-reduce", f"each of {named(case.difference.ranks)} has its own, and the " \
-            f"{way} over the ranks is right: no all-reduce of this tensor."  # fmt: skip
+        return "no all-reduce", f"on {named(case.difference.ranks)} it is that rank's own, and " \
+            f"the {way} over the ranks is right: no all-reduce of this tensor."  # fmt: skip
     if absent:
+        present = [k for k in ranks if k not in absent]
+        if len(present) == 1:
+            return "rank missing", f"only the gradient of {named(present)} is in it."
         return "rank missing", f"the gradient of {named(absent)} is not in it."
     early = sorted({j for _, j in lost})
-    numbers = f"backward{'s' * (len(early) > 1)} {', '.join(map(str, early))}"
+    which = ", ".join(map(str, early))
     if all((k, j) in lost for k, j in ratio if j in early):
-        return "backwards missing", f"{numbers} of each rank are not in it."
+        return "backwards missing", f"each rank's backward number {which} is not in it."
     if all(k != rank for k, _ in lost):
-        return "reduced too early", f"{numbers} of the other ranks are not in it: gradients were " \
-            "communicated before the accumulation ended."  # fmt: skip
+        return "reduced too early", f"the other ranks' backward number {which} is not in it: " \
+            "gradients were communicated before the accumulation ended."  # fmt: skip
     return "unequal factors", "the ranks' gradients are in it with other weights than are right."
 
 

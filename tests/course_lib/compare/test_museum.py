@@ -87,3 +87,59 @@ def test_a_right_program_raises_no_alarm(right: Right, world_size: int) -> None:
     report = of_the_right_one(right, world_size, on, seed=world_size)
     assert report.first is None and not report.left_out, report
     assert report.compared > 10
+
+
+def page() -> str:
+    """Return the page that lists the bugs and what is said of them, on four ranks or on two."""
+    lines = [
+        "# Silent bugs, and what is said of them",
+        "",
+        "Each bug is one that a public project had. It raised no error there, and it raises none",
+        "here, where it is a function of a few lines. `course_lib.compare` compares one or two",
+        "steps of it on K ranks with one rank. It names the first tensor that differs, and says",
+        "what the difference looks like. *Right* means that both are what the museum expects.",
+        "The programs are in `tests/course_lib/compare/museum.py`. They are run by `test_museum.py`",
+        "beside it, which made this page.",
+        "",
+        "| | bug | from | first to differ | what is said of it | K | right |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    right = 0
+    for number, bug in enumerate(BUGS, 1):
+        reports = [of_the_bug(bug, world_size, "simulated") for world_size in bug.world_sizes]
+        correct = all(is_named(bug, report) for report in reports)
+        right += correct
+        first = reports[-1].first
+        said = f"`{first.label}`: {first.says}" if first else "nothing"
+        what = f"{first.key.kind} `{first.key.name}`" if first else ""
+        place = "/".join(bug.source.split("/")[3:5]) + " #" + bug.source.rsplit("/", 1)[1]
+        sizes = ", ".join(map(str, bug.world_sizes))
+        verdict = "right" if correct else "**wrong**"
+        lines.append(
+            f"| {number} | {bug.what} | [{place}]({bug.source}) | {what} | {said} | {sizes} "
+            f"| {verdict} |"
+        )
+    alarms, programs = 0, 0
+    for each in RIGHT:
+        on: Kind = "simulated" if "simulated" in each.on else "cpu"
+        for world_size in (2, 4):
+            for seed in range(3):
+                alarms += of_the_right_one(each, world_size, on, seed).first is not None
+                programs += 1
+    lines += [
+        "",
+        f"{right} of {len(BUGS)} are named rightly. {len(RIGHT)} right programs, each on 2 and 4",
+        f"ranks and with 3 seeds, gave {alarms} false alarms in {programs} comparisons:",
+        ", ".join(each.step.__name__.replace("_", " ") for each in RIGHT) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_lists_all_bugs() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [bug.name for bug in BUGS if bug.what not in text or bug.source not in text]
+    assert not missing, "write it anew: python -m tests.course_lib.compare.test_museum"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
