@@ -174,7 +174,19 @@ class Runs:
             difference = self._difference(key, pairs)
             if difference is not None:
                 found.append(difference)
-        return found, compared, left_out
+        return [each for each in found if not self._without_effect(each, found)], compared, left_out
+
+    def _without_effect(self, difference: Difference, found: Sequence[Difference]) -> bool:
+        """Whether state and update are right all the same: averaged inside the step, as by ZeRO."""
+        if difference.key.kind != "gradient":
+            return False
+        step, _, name = difference.key
+        update = self.value(self.trusted, Key(step, "update", name))
+        if update is None or not bool(update.any()):
+            return False  # nothing was stepped
+        after = [k for k in self.trusted.tensors if k.step == step and _follows(k, name)]
+        recorded = all(any(self.value(r, k) is not None for r in self.ranks) for k in after)
+        return recorded and not {each.key for each in found} & set(after)
 
     def _nobody_has(self, key: Key) -> bool:
         if key.kind == "gradient":  # a parameter that is there and has none is a difference
@@ -260,6 +272,12 @@ def named(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if ranks else "no rank"
+
+
+def _follows(key: Key, name: str) -> bool:
+    """Whether the tensor is the update of parameter `name`, or state of it."""
+    is_state = key.kind == "state" and key.name.rpartition(".")[0] == name
+    return is_state or (key.kind == "update" and key.name == name)
 
 
 def _over(error: float, tolerance: float) -> float:

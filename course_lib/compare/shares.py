@@ -192,11 +192,13 @@ def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) 
             return "rank missing", f"only the gradient of {named(present)} is in it."
         return "rank missing", f"the gradient of {named(absent)} is not in it."
     early = sorted({j for _, j in lost})
-    which = ", ".join(map(str, early))
+    is_ = (
+        f"number {early[0]} is" if len(early) == 1 else f"numbers {', '.join(map(str, early))} are"
+    )
     if all((k, j) in lost for k, j in ratio if j in early):
-        return "backwards missing", f"each rank's backward number {which} is not in it."
+        return "backwards missing", f"each rank's backward {is_} not in it."
     if all(k != rank for k, _ in lost):
-        return "reduced too early", f"the other ranks' backward number {which} is not in it: " \
+        return "reduced too early", f"the other ranks' backward {is_} not in it: " \
             "gradients were communicated before the accumulation ended."  # fmt: skip
     return "unequal factors", "the ranks' gradients are in it with other weights than are right."
 
@@ -212,21 +214,33 @@ def _no_share_is_lost(
         mean = sum(ratio.values()) / len(ratio)
         return factor(mean, case.runs.world_size, 1 + max(j for _, j in ratio), averaged)
     backwards = sorted({j for _, j in ratio})
+    first = [c for c in ratio if c[1] == backwards[0]]
+    of = first if len(first) > 1 else list(ratio)
+    have, right = (", ".join(f"{weights[c]:.3g}" for c in of) for weights in (o, e))
+    words = f"the ranks' gradients are in it with the weights {have}, and {right} are right"
+    sizes = _sizes(list(ratio), case)
+    if sizes and _equal([e[c] / sizes[c] for c in ratio]) and _equal([o[c] for c in ratio]):
+        counts = ", ".join(str(sizes[c]) for c in ratio)
+        return "mean of means", "all means count the same in it, over batches of unequal size: " \
+            f"{counts} rows."  # fmt: skip
     by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
     if all(map(_equal, by_backward)):
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
         return "unequal backwards", f"the backwards count {counts} times as much as is right: " \
             "what the first ones left was reduced again with the later ones."  # fmt: skip
-    first = [c for c in ratio if c[1] == backwards[0]]
-    have, right = (", ".join(f"{weights[c]:.3g}" for c in first) for weights in (o, e))
-    words = f"the ranks' gradients are in it with the weights {have}, and {right} are right"
-    rows = case.runs.rows(case.key.step) or []
-    sizes = [0 if each is None else len(each) for each in rows]
-    by_rows = bool(sizes) and all(sizes) and _equal([e[c] / sizes[c[0]] for c in ratio])
-    if by_rows and _equal([o[c] for c in ratio]):
-        return "mean of means", f"{words}: a mean of means, over batches of unequal size."
     return "unequal factors", f"{words}: each was scaled by a factor of its own, as by clipping " \
         "or a loss scale."  # fmt: skip
+
+
+def _sizes(columns: Columns, case: Case) -> dict[tuple[int, int], int]:
+    """Return how many rows each backward of each rank had, or nothing if that is not known."""
+    key, found = Key(case.key.step, "input", "input"), {}
+    for k, j in columns:
+        batches = case.runs.ranks[k].tensors.get(key, [])
+        if j >= len(batches) or not batches[j].dim() or not len(batches[j]):
+            return {}
+        found[k, j] = len(batches[j])
+    return found
 
 
 def _equal(values: Sequence[float]) -> bool:

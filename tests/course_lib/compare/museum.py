@@ -8,6 +8,7 @@ as small as the mistake allows.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -1029,17 +1030,28 @@ def flat_bucket_and_accumulation(rank: int, world_size: int, seed: int) -> Recor
 
 @right(three_adam)
 def zero_1(rank: int, world_size: int, seed: int) -> Record:
-    model = mlp()
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, gradients="local", lr=0.01)
-    with record(model, optimizer) as recorded:
-        for step in range(3):
-            optimizer.zero_grad()
-            x, y = (shard(each, world_size, rank) for each in batch(step, B, seed))
-            mse_loss(model(x), y).backward()
-            # ZeRO-1 averages inside `step`; what is recorded before it are shares.
-            sync_flat(model.parameters())
-            optimizer.step()
-    return recorded
+    params = (model := mlp()).parameters()
+    optimizer = ShardedOptimizer(params, torch.optim.AdamW, gradients="local", lr=0.01)
+    return train(model, optimizer, rank, world_size, seed)
+
+
+@right(three_adam)
+def zero_2(rank: int, world_size: int, seed: int) -> Record:
+    params = (model := mlp()).parameters()
+    optimizer = ShardedOptimizer(params, torch.optim.AdamW, gradients="sharded", lr=0.01)
+    return train(model, optimizer, rank, world_size, seed)
+
+
+@right(three_adam, on=("cpu",))
+def pytorch_zero_1(rank: int, world_size: int, seed: int) -> Record:
+    with warnings.catch_warnings():  # its neighbours still call torch.jit
+        warnings.simplefilter("ignore")
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(mlp())
+    kind = torch.optim.AdamW
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, lr=0.01)
+    return train(model, optimizer, rank, world_size, seed)
 
 
 @right(three_adam)
