@@ -618,7 +618,7 @@ def bias_has_a_kth_of_its_gradient(rank: int, world_size: int) -> Record:
     return _parallel_step(Parallel(BiasDivided))
 
 
-@bug("Wenyueh/MinivLLM/issues/13", "output", "partial sum", right=tensor_parallel)
+@bug("sgl-project/sglang/pull/14811", "output", "partial sum", right=tensor_parallel)
 def row_parallel_is_not_reduced(rank: int, world_size: int) -> Record:
     """the all-reduce of a row-parallel layer does not take place"""
     return _parallel_step(Parallel(NotReduced))
@@ -772,40 +772,6 @@ def tied_weights_are_not_summed(rank: int, world_size: int) -> Record:
     return recorded
 
 
-class VocabParallel(nn.Module):
-    def __init__(self, world_size: int, rank: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.after = nn.Embedding(12, 8), nn.Linear(8, 4)
-        part = shard(self.embed.weight.detach(), world_size, rank).clone()
-        self.embed.weight = nn.Parameter(part)
-        self.first = rank * (12 // world_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mine = (tokens >= self.first) & (tokens < self.first + len(self.embed.weight))
-        local = torch.where(mine, tokens - self.first, 0)
-        looked_up = nn.functional.embedding(local, self.embed.weight)
-        if len(self.embed.weight) == 12:
-            return self.after(looked_up)
-        # Wrong: what other ranks own is not set to zero.
-        return self.after(reduce_from_ranks(looked_up))
-
-
-def _vocabulary(rank: int, world_size: int) -> Record:
-    model, tokens = VocabParallel(world_size, rank), _tokens()
-    with record(model, optimizer := sgd(model)) as recorded:
-        model(tokens).square().mean().backward()
-        optimizer.step()
-    return recorded
-
-
-@bug("pytorch/pytorch/issues/130725", "output", "unknown", "a part",
-     right=lambda: _vocabulary(0, 1))  # fmt: skip
-def vocabulary_is_not_masked(rank: int, world_size: int) -> Record:
-    """in a vocabulary-parallel embedding tokens of other ranks are looked up too"""
-    return _vocabulary(rank, world_size)
-
-
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -944,7 +910,7 @@ def weights_of_the_step_before(rank: int, world_size: int) -> Record:
 
 @bug("facebookresearch/optimizers/pull/149", "update", "unchanged")
 def stepped_weights_are_not_sent(rank: int, world_size: int) -> Record:
-    """each rank steps its part of the parameters, and does not send them to the others"""
+    """each rank steps its part of the parameters, and what sends them to the others is skipped"""
     model = mlp()
     params = list(model.parameters())
     optimizer = torch.optim.SGD(params[rank::world_size], lr=0.1, momentum=0.9)
