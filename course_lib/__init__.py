@@ -26,8 +26,8 @@
 Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
 runs functions on several ranks, `checking` examines what students write, `learner` is the program
 `course` and hands out their copies, `capstone` times a race, `who_wins` has the
-algorithms race, `running_model` trains one transformer in every way, and `figures` draws; `_later`
-puts imports off.
+algorithms race, `running_model` trains one transformer in every way, `compare` says where a run on
+K ranks differs from one rank, and `figures` draws; `_later` puts imports off.
 """
 
 from __future__ import annotations

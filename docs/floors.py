@@ -26,7 +26,8 @@ RUNGS, PROGRAMS, IN_AND_OUT = "the rungs", "programs", "in and out"
 GROUPS = {
     **dict.fromkeys(("data", *READING_ORDER), RUNGS),
     **dict.fromkeys(
-        ("train", "simulate", "who_wins", "running_model", "capstone", "figures"), PROGRAMS
+        ("train", "simulate", "who_wins", "running_model", "capstone", "compare", "figures"),
+        PROGRAMS,
     ),
     **dict.fromkeys(
         ("collection", "exporting", "inquiries", "similarity", "leaderboard"), IN_AND_OUT
@@ -52,7 +53,7 @@ RANKS_COLUMNS = {
 """Where boxes stand from left to right, so that few arrows cross; how high follows from imports."""
 ABOUT = {
     RUNGS: "sgd … decentralized, and data",
-    PROGRAMS: "train, simulate, who_wins, running_model, capstone, figures",
+    PROGRAMS: "train, compare, simulate, capstone, running_model, who_wins, figures",
     IN_AND_OUT: "collection, exporting, inquiries, similarity, leaderboard",
     "ranks": "runs a function on K ranks",
     "learner": "the program course; the student's desk",

@@ -64,6 +64,8 @@ RULES = {
     "course_lib.compression.triton_kernels": {"torch", "triton"},
     # It runs on any ranks, so it knows none of them.
     "course_lib.train": {"torch", "course_lib.data", *(f"course_lib.{m}" for m in READING_ORDER)},
+    # It compares what any of them computed, on any ranks, so it knows no ranks.
+    "course_lib.compare": {"torch", *(f"course_lib.{m}" for m in READING_ORDER)},
     # It predicts what the rungs do, and runs it on simulated ranks.
     "course_lib.simulate": {
         *("torch", "matplotlib", "course_lib.ranks"),

@@ -1,0 +1,126 @@
+"""Where a run on K ranks differs from one rank: the first tensor, the rank, and what it looks like.
+
+    >>> from course_lib.compare import compare, record, trusted_run
+    >>> def step(x, y):  # all that it needs is made inside; on K ranks it is wrapped there
+    ...     torch.manual_seed(0)
+    ...     model = torch.nn.Linear(4, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with record(model, optimizer) as recorded:
+    ...         torch.nn.functional.mse_loss(model(x), y).backward()
+    ...         optimizer.step()
+    ...     return recorded
+    >>> x, y = torch.randn(8, 4), torch.randn(8, 1)
+    >>> trusted = trusted_run(lambda: step(x, y))  # on one rank, and how far its rounding goes
+    >>> report = compare(trusted, [step(x, y)])  # of each rank, from `Ranks.run`
+    >>> report.first is None
+    True
+
+A wrong parallel program often raises nothing and learns something, only something else. So run one
+step of it and one step of a program that can be trusted, and compare what they computed on the way.
+Read in this order:
+
+- `record`: inputs, outputs, gradients, state and parameters of a step, by name
+- `layout`: which elements of the whole each rank has
+- `differences`: which of them differ by more than rounding does
+- `shares`: what became of the ranks' gradients on the way
+- `looks_like`: what any difference looks like, by rules
+
+Y. Jiang et al., "TTrace: Lightweight Error Checking and Diagnosis for Distributed Training", 2025,
+arXiv 2506.09280.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from course_lib.compare.differences import Difference, Runs
+from course_lib.compare.layout import Cut, blocks
+from course_lib.compare.looks_like import explain
+from course_lib.compare.record import Record, record, trusted_run
+
+__all__ = ["Cut", "Difference", "Record", "Report", "blocks", "compare", "record", "trusted_run"]
+
+
+@dataclass
+class Report:
+    """All that differs, in the order of execution; as text, what was found.
+
+    Attributes:
+        differences: all of them; the first is explained, others may follow from it.
+        compared: how many tensors were compared.
+        left_out: those that were not compared, and why.
+
+    """
+
+    world_size: int
+    differences: list[Difference] = field(default_factory=list)
+    compared: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference; None if there is none."""
+        return self.differences[0] if self.differences else None
+
+    def __str__(self) -> str:
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        lines = [f"{self.compared} tensors of {ranks} were compared with the trusted run."]
+        if self.first is None:
+            lines.append("None differs by more than rounding does.")
+        else:
+            lines += [f"The first that differs: {self.first}", f"How it looks: {self.first.says}"]
+            if len(self.differences) > 1:
+                lines.append(f"{len(self.differences) - 1} more differ, and may follow from it.")
+        if self.left_out:
+            name, why = next(iter(self.left_out.items()))
+            lines.append(f"{len(self.left_out)} were not compared. The first is {name}: {why}.")
+        return "\n".join(lines)
+
+
+def compare(
+    trusted: Record,
+    ranks: Sequence[Record],
+    shards: Mapping[str, Cut] | None = None,
+    factor: float = 4.0,
+) -> Report:
+    """Say where the ranks' run differs from the trusted one, and how the difference looks.
+
+    Args:
+        trusted: what `trusted_run` returned for the step on one rank.
+        ranks: what `record` gave on each rank, in any order, for the same weights and the same
+            batch, which the ranks share.
+        shards: for what shapes do not say: a pattern of names, such as ``"*.qkv.*"``, → a dimension
+            or a rule (`blocks`, or a function); see `layout`.
+        factor: how many times the spread of the trusted run's own rounding is allowed.
+
+    Raises ValueError if `trusted` has no disturbed runs, a rank's record is missing, or the ranks
+    computed in a coarser dtype than the tolerances are for.
+    """
+    if not trusted.noise:
+        raise ValueError("the trusted record has no disturbed runs: make it with trusted_run(step)")
+    ranks = sorted(ranks, key=lambda each: each.rank)
+    world_size = ranks[0].world_size if ranks else 1
+    if [each.rank for each in ranks] != list(range(world_size)):
+        raise ValueError(
+            f"there are records of the ranks {[each.rank for each in ranks]}, and there must be "
+            f"one of each of the {world_size} ranks"
+        )
+    known = torch.finfo(trusted.dtype).eps if trusted.dtype else trusted.coarsest()
+    if max(each.coarsest() for each in ranks) > known:
+        raise ValueError(
+            "the ranks computed in a coarser dtype than the trusted run, whose tolerances are too "
+            "narrow for it: make it with trusted_run(step, dtype=torch.bfloat16)"
+        )
+    runs = Runs(trusted, ranks, shards or {}, factor)
+    found, compared, left_out = runs.find()
+    differences: list[Difference] = []
+    for each in found:
+        own_rules = each.key.kind in ("input", "mask", "option")
+        if own_rules or not differences:
+            explain(each, runs, found)
+        if each.ranks:
+            differences.append(each)
+    return Report(world_size, differences, compared, left_out)

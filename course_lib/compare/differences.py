@@ -1,0 +1,313 @@
+"""Differences: which tensors differ by more than rounding does, on which ranks, in which part.
+
+With t what the trusted run computed, and t', t'', … what it computed with every value disturbed by
+a rounding, a rank's x differs if
+
+    max|x - t| > 4 max|t' - t|     or     rms(x - t) > 4 rms(t' - t)
+
+where the spread of a tensor is at least the median, relative to rms(t), of all of its kind. So a
+tensor in which rounding errors grow is given more room, and bfloat16 more than float32.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from course_lib.compare.layout import Cut, places_of, rows_of
+from course_lib.compare.record import Key, Record
+
+ORDER = ("weight", "input", "output", "mask", "gradient", "option", "state", "update", "buffer")
+"""The kinds that are compared, in the order of execution."""
+SAYS = {
+    "weight": "the weight {} before forward",
+    "input": "the batch ({})",
+    "output": "the output of {}",
+    "mask": "the random mask of {}",
+    "gradient": "the gradient of {}",
+    "option": "the optimizer's options for {}",
+    "state": "the optimizer's state {}",
+    "update": "the update of {}",
+    "buffer": "the buffer {} after the step",
+}
+
+
+@dataclass
+class Difference:
+    """A tensor that differs.
+
+    Attributes:
+        key: its step, kind and name.
+        ranks: the ranks on which it differs.
+        part: which elements of the whole differ, as ``[4:8, :]``; "" for all, or if unknown.
+        error: the largest error, as a multiple of the tolerance.
+        label: a short name for what it looks like, such as ``"times K"``; "" if not looked at.
+        says: the same as a sentence.
+
+    """
+
+    key: Key
+    ranks: list[int]
+    part: str = ""
+    error: float = float("inf")
+    label: str = ""
+    says: str = ""
+
+    def __str__(self) -> str:
+        what = SAYS[self.key.kind].format(self.key.name) + self.part
+        size = "" if self.error == float("inf") else f", {self.error:.3g} times the tolerance"
+        return f"{what} in step {self.key.step}, on {named(self.ranks)}{size}."
+
+
+class Runs:
+    """The trusted run and the ranks', side by side."""
+
+    def __init__(
+        self,
+        trusted: Record,
+        ranks: Sequence[Record],
+        shards: Mapping[str, Cut],
+        factor: float,
+    ) -> None:
+        self.trusted, self.ranks, self.shards, self.factor = trusted, ranks, shards, factor
+        self.world_size = len(ranks)
+        self._typical: dict[str, tuple[float, float]] = {}
+        self._rows: dict[int, list[Tensor | None] | None] = {}
+        self._values: dict[tuple[int, Key], Tensor | None] = {}
+
+    def value(self, record: Record, key: Key) -> Tensor | None:
+        """Return a tensor of a record, all passes of it; of an update the change."""
+        if (id(record), key) not in self._values:
+            self._values[id(record), key] = _value(record, key)
+        return self._values[id(record), key]
+
+    def rows(self, step: int) -> list[Tensor | None] | None:
+        """Return which rows of the trusted batch each rank had, or None if nobody knows."""
+        if step not in self._rows:
+            key = Key(step, "input", "input")
+            whole = self.value(self.trusted, key)
+            parts = [self.value(rank, key) for rank in self.ranks]
+            known = whole is not None and any(part is not None for part in parts)
+            self._rows[step] = rows_of(whole, parts) if known and whole is not None else None
+        return self._rows[step]
+
+    def places(self, key: Key) -> list[Tensor | None] | None:
+        """Return where each rank's part is in the trusted tensor; None if shapes do not fit."""
+        whole = self.value(self.trusted, key)
+        if whole is None:
+            return None
+        parts = [self.value(rank, key) for rank in self.ranks]
+        rules = [cut for pattern, cut in self.shards.items() if fnmatchcase(key.name, pattern)]
+        by_rows = key.kind in ("output", "mask", "dropout", "input")
+        rows = self.rows(key.step) if by_rows else None
+        return places_of(whole, parts, rows, rules[0] if rules else None)
+
+    def pairs(self, key: Key) -> dict[int, tuple[Tensor, Tensor]] | None:
+        """Return rank → (what it has, what it should have), in float64; None if nothing fits."""
+        places, whole = self.places(key), self.value(self.trusted, key)
+        if places is None or whole is None:
+            return None
+        found = {}
+        for rank, place in enumerate(places):
+            part = self.value(self.ranks[rank], key)
+            if place is not None and part is not None:
+                found[rank] = (part.double(), whole.flatten().double()[place])
+        return found
+
+    def tolerance(self, key: Key) -> tuple[float, float]:
+        """Return the allowed largest error, and the allowed root of the mean square error."""
+        most, mean, size = self._spread(key)
+        if key.kind not in self._typical:
+            kind = [k for k in self.trusted.tensors if k.kind == key.kind]
+            spreads = [self._spread(k) for k in kind]
+            ratios = [(m / s, r / s) for m, r, s in spreads if s > 0]
+            columns = list(zip(*ratios, strict=True)) or [(0.0,), (0.0,)]  # largest, mean
+            self._typical[key.kind] = (statistics.median(columns[0]), statistics.median(columns[1]))
+        usual = self._typical[key.kind]
+        return (
+            self.factor * max(most, usual[0] * size),
+            self.factor * max(mean, usual[1] * size),
+        )
+
+    def _spread(self, key: Key) -> tuple[float, float, float]:
+        whole = self.value(self.trusted, key)
+        if whole is None or not whole.numel():
+            return 0.0, 0.0, 0.0
+        errors = []
+        for record in self.trusted.noise:
+            other = self.value(record, key)
+            if other is not None and other.shape == whole.shape:
+                errors.append((other.double() - whole.double()).nan_to_num())
+        most = max((float(e.abs().max()) for e in errors), default=0.0)
+        mean = max((_rms(e) for e in errors), default=0.0)
+        return most, mean, _rms(whole.double())
+
+    def find(self) -> tuple[list[Difference], int, dict[str, str]]:
+        """Return what differs, how much was compared, and what could not be."""
+        found, compared, left_out = [], 0, {}
+        keys = [key for key in self.trusted.tensors if key.kind in ORDER]
+        keys += self.trusted.options
+        for key in sorted(keys, key=lambda key: (key.step, ORDER.index(key.kind))):
+            value = self.value(self.trusted, key)
+            if key.kind in ("mask", "option") or key == (key.step, "input", "input"):
+                compared += 1
+                found.append(Difference(key, []))  # judged by rules of their own
+                continue
+            if key.kind == "input" or value is None or not value.is_floating_point():
+                continue
+            if self._nobody_has(key):
+                if key.kind == "weight":
+                    left_out[SAYS[key.kind].format(key.name)] = "no rank has one of this name"
+                continue
+            pairs = self.pairs(key)
+            if pairs is None:
+                shapes = [_shape(self.value(rank, key)) for rank in self.ranks]
+                why = f"parts of shapes {', '.join(shapes)} do not say how they make up "
+                left_out[SAYS[key.kind].format(key.name)] = why + f"{_shape(value)}; give `shards`"
+                continue
+            compared += 1
+            difference = self._difference(key, pairs)
+            if difference is not None:
+                found.append(difference)
+        return [each for each in found if not self._without_effect(each, found)], compared, left_out
+
+    def _without_effect(self, difference: Difference, found: Sequence[Difference]) -> bool:
+        """Whether state and update are right all the same: averaged inside the step, as by ZeRO."""
+        if difference.key.kind != "gradient":
+            return False
+        step, _, name = difference.key
+        update = self.value(self.trusted, Key(step, "update", name))
+        if update is None or not bool(update.any()):
+            return False  # nothing was stepped
+        after = [k for k in self.trusted.tensors if k.step == step and _follows(k, name)]
+        recorded = all(any(self.value(r, k) is not None for r in self.ranks) for k in after)
+        return recorded and not {each.key for each in found} & set(after)
+
+    def _nobody_has(self, key: Key) -> bool:
+        if key.kind == "gradient":  # a parameter that is there and has none is a difference
+            key = Key(key.step, "weight", key.name)
+        return all(self.value(rank, key) is None for rank in self.ranks)
+
+    def _difference(
+        self, key: Key, pairs: Mapping[int, tuple[Tensor, Tensor]]
+    ) -> Difference | None:
+        most, mean = self.tolerance(key)
+        errors = {}
+        for rank, (x, t) in pairs.items():
+            if t.numel() and t.isfinite().all():
+                error = (x - t).abs()
+                errors[rank] = max(_over(float(error.max()), most), _over(_rms(error), mean))
+        if key.kind == "gradient" and bool(self.value(self.trusted, key).any()):  # type: ignore[union-attr]
+            weight = Key(key.step, "weight", key.name)
+            for rank, record in enumerate(self.ranks):
+                mine = self.value(record, weight)
+                if rank not in pairs and mine is not None and mine.numel():
+                    errors[rank] = float("inf")  # it has the weight, and no gradient of it
+        errors = {rank: error for rank, error in errors.items() if not error <= 1}
+        if not errors:
+            return None
+        largest = max(float("inf") if error != error else error for error in errors.values())
+        return Difference(key, sorted(errors), self.part(key, errors), largest)
+
+    def part(self, key: Key, ranks: Mapping[int, float]) -> str:
+        """Return which slice of the whole tensor differs, as text."""
+        whole, places, pairs = self.value(self.trusted, key), self.places(key), self.pairs(key)
+        if whole is None or places is None or pairs is None or not whole.dim():
+            return ""
+        wrong = torch.zeros(whole.numel(), dtype=torch.bool)
+        for rank in ranks:
+            place = places[rank]
+            if rank in pairs and place is not None:
+                x, t = pairs[rank]
+                wrong[place[~((x - t).abs() <= self.tolerance(key)[0])]] = True
+        bounds, wrong = [], wrong.view(whole.shape)
+        for dim, size in enumerate(whole.shape):
+            others = [d for d in range(whole.dim()) if d != dim]
+            there = (wrong.any(others) if others else wrong).nonzero().flatten()
+            full = not len(there) or len(there) == size or size == 1
+            first, last = (0, size) if full else (int(there[0]), int(there[-1]) + 1)
+            bounds.append(":" if (first, last) == (0, size) else f"{first}:{last}")
+        return "" if set(bounds) == {":"} else f"[{', '.join(bounds)}]"
+
+
+class Case:
+    """A difference to explain.
+
+    Attributes:
+        wrong: of the ranks that differ, what each has and should have.
+        most: the largest error that is allowed.
+        others: the other differences.
+
+    """
+
+    def __init__(
+        self, difference: Difference, runs: Runs, others: Sequence[Difference] = ()
+    ) -> None:
+        self.difference, self.runs, self.others = difference, runs, others
+        self.key, self.most = difference.key, runs.tolerance(difference.key)[0]
+        pairs = runs.pairs(difference.key) if difference.key in runs.trusted.tensors else None
+        self.wrong = {rank: pairs[rank] for rank in difference.ranks if pairs and rank in pairs}
+
+    def all(self, test: Callable[[Tensor, Tensor], bool]) -> bool:
+        """Whether `test` is true of what each wrong rank has and should have."""
+        return bool(self.wrong) and all(test(x, t) for x, t in self.wrong.values())
+
+
+Says = tuple[str, str] | None
+"""A label and a sentence."""
+
+
+def near(a: Tensor, b: Tensor, most: float) -> bool:
+    """Whether no two elements differ by more than `most`."""
+    return a.shape == b.shape and bool(((a - b).abs() <= most).all())
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return ``rank 0``, or ``ranks 0, 1 and 2``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if ranks else "no rank"
+
+
+def _follows(key: Key, name: str) -> bool:
+    """Whether the tensor is the update of parameter `name`, or state of it."""
+    is_state = key.kind == "state" and key.name.rpartition(".")[0] == name
+    return is_state or (key.kind == "update" and key.name == name)
+
+
+def _over(error: float, tolerance: float) -> float:
+    return 0.0 if error == 0 else error / tolerance if tolerance else float("inf")
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else str(tuple(tensor.shape))
+
+
+def _value(record: Record, key: Key) -> Tensor | None:
+    tensors = record.tensors.get(key)
+    if tensors is None:
+        return None
+    if key.kind == "update":
+        (before,) = record.tensors.get(Key(key.step, "weight", key.name), [None])
+        return None if before is None else tensors[0].double() - before.double()
+    passes = record.passes.get(key)
+    if passes is None or len(tensors) == 1:
+        return tensors[0]
+    call: dict[int, int] = {}
+    calls: list[tuple[int, int, Tensor]] = []  # a layer that runs twice: all first runs first
+    for each, tensor in zip(passes, tensors, strict=True):
+        calls.append((call.get(each, 0), each, tensor))
+        call[each] = call.get(each, 0) + 1
+    ordered = [tensor for *_, tensor in sorted(calls, key=lambda each: each[:2])]
+    if not ordered[0].dim() or len({tensor.shape[1:] for tensor in ordered}) > 1:
+        return None
+    return torch.cat(ordered)

@@ -1,0 +1,138 @@
+"""Layout: which elements of the whole tensor each rank has.
+
+The elements of the trusted tensor are numbered 0, 1, 2, …; a place is a tensor of these numbers, in
+the shape of what the rank has. Shapes say most of it:
+
+    the same shape                    the whole, on every rank          DDP, LayerNorm
+    one dimension is shorter          a slice, in the order of ranks    tensor parallel, DTensor
+    a vector, the sum fits            a piece of the flat tensor        ZeRO, fully sharded
+    fewer rows, of a batch            the rows whose inputs are equal   data parallel
+
+A rule that the user gives says the rest.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Cut = int | Callable[[Tensor, int, int], Tensor]
+"""A dimension, or ``cut(whole, rank, world_size)``, which returns the rank's part of any tensor."""
+
+
+def blocks(count: int, dim: int = 0) -> Cut:
+    """Return the rule for `count` equal blocks along `dim`, each cut: queries, keys and values."""
+
+    def cut(whole: Tensor, rank: int, world_size: int) -> Tensor:
+        parts = [block.tensor_split(world_size, dim)[rank] for block in whole.chunk(count, dim)]
+        return torch.cat(parts, dim)
+
+    return cut
+
+
+def places_of(
+    whole: Tensor,
+    parts: Sequence[Tensor | None],
+    rows: Sequence[Tensor | None] | None = None,
+    cut: Cut | None = None,
+) -> list[Tensor | None] | None:
+    """Return where the elements of each rank's part are in `whole`; None if the shapes do not fit.
+
+    `rows` are, of each rank, the rows of the batch that it has, in its order. A rank without a part
+    has no place.
+    """
+    numbers = torch.arange(whole.numel()).view(whole.shape)
+    bases = [numbers] * len(parts)
+    for rank, (part, mine) in enumerate(zip(parts, rows or [None] * len(parts), strict=True)):
+        if part is None or mine is None or not part.dim() or not whole.dim() or not len(mine):
+            continue
+        if len(part) == len(mine) and int(mine.min()) >= 0 and int(mine.max()) < len(whole):
+            bases[rank] = numbers[mine]
+    if callable(cut):
+        cuts = [cut(base, rank, len(parts)) for rank, base in enumerate(bases)]
+        return _if_all_fit(cuts, parts)
+    if cut is None:
+        if all(p is None or p.shape == b.shape for p, b in zip(parts, bases, strict=True)):
+            return [None if p is None else b for p, b in zip(parts, bases, strict=True)]
+        cut = _shorter_dimension(bases, parts)
+    if cut is None:
+        if any(part is not None and part.dim() != 1 for part in parts):
+            return None
+        bases, cut = [numbers.flatten()] * len(parts), 0
+    return _tiles(bases, parts, cut)
+
+
+def _shorter_dimension(bases: Sequence[Tensor], parts: Sequence[Tensor | None]) -> int | None:
+    """Return the only dimension in which parts differ from the whole, if there is one."""
+    found: set[int] = set()
+    for base, part in zip(bases, parts, strict=True):
+        if part is None:
+            continue
+        if part.dim() != base.dim():
+            return None
+        found |= {d for d in range(part.dim()) if part.shape[d] != base.shape[d]}
+    return found.pop() if len(found) == 1 else None
+
+
+def _tiles(
+    bases: Sequence[Tensor], parts: Sequence[Tensor | None], dim: int
+) -> list[Tensor | None] | None:
+    """Cut each base along `dim`, one part after the other; begin again where the whole is full."""
+    found: list[Tensor | None] = []
+    filled: dict[tuple[int, ...], int] = {}  # ranks with other rows fill another whole
+    for base, part in zip(bases, parts, strict=True):
+        if part is None:
+            found.append(None)
+            continue
+        rows = tuple(base.select(dim, 0).flatten().tolist()) if base.shape[dim] else ()
+        start = filled.get(rows, 0)
+        if start == base.shape[dim] and part.shape[dim]:
+            start = 0
+        stop = start + part.shape[dim]
+        if stop > base.shape[dim]:
+            return None
+        filled[rows] = stop
+        found.append(base.narrow(dim, start, part.shape[dim]))
+    full = all(stop == bases[0].shape[dim] for stop in filled.values())
+    return _if_all_fit(found, parts) if full else None
+
+
+def _if_all_fit(
+    places: Sequence[Tensor | None], parts: Sequence[Tensor | None]
+) -> list[Tensor | None] | None:
+    pairs = zip(places, parts, strict=True)
+    found = [None if part is None else place for place, part in pairs]
+    fits = all(
+        part is None or (place is not None and place.shape == part.shape)
+        for place, part in zip(found, parts, strict=True)
+    )
+    return found if fits else None
+
+
+def rows_of(whole: Tensor, parts: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    """Return which rows of the batch `whole`, shape (B, …), each rank's inputs are.
+
+    A row that is not in the batch has the number -1. Rows are found by their values, bit for bit,
+    in the dtype of the part. None if the parts have no rows, or rows of another shape.
+    """
+    found: list[Tensor | None] = []
+    for part in parts:
+        if part is None:
+            found.append(None)
+            continue
+        if not part.dim() or not whole.dim() or part.shape[1:] != whole.shape[1:]:
+            return None
+        known: dict[bytes, list[int]] = {}
+        for number, row in enumerate(whole.to(part.dtype)):
+            known.setdefault(_bits(row), []).append(number)
+        numbers = []
+        for row in part:
+            same = known.get(_bits(row), [-1])
+            numbers.append(same[0])
+            same.append(same.pop(0))  # the next of rows that are equal
+        found.append(torch.tensor(numbers, dtype=torch.long))
+    return found
+
+
+def _bits(row: Tensor) -> bytes:
+    return bytes(row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

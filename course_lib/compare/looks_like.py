@@ -1,0 +1,376 @@
+"""Rules that say what a wrong tensor looks like, from the evidence.
+
+Each rule takes a `Case` and returns a label and a sentence, or None; the first that fits is taken.
+They are general, and look at numbers only: a multiple, zero, as in the step before, another rank's
+part, the right numbers in another order, right in one part only. `shares` has the strongest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from course_lib.compare.differences import Case, Difference, Runs, Says, named, near
+from course_lib.compare.record import Key
+from course_lib.compare.shares import factor, from_the_shares, shares_are_wrong
+
+
+def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = ()) -> None:
+    """Set `label` and `says`, and for kinds that have no tolerance `ranks`, of a difference."""
+    case = Case(difference, runs, others)
+    own = {"input": _batch, "mask": _masks, "option": _options}.get(difference.key.kind)
+    for rule in (own,) if own else RULES:
+        said = rule(case)
+        if said is not None:
+            difference.label, difference.says = said
+            return
+    if own is None and difference.key[:2] == (0, "weight"):
+        difference.label = "other start"
+        difference.says = f"other weights to begin with, on {named(difference.ranks)}."
+    elif own is None:
+        difference.label = "unknown"
+        difference.says = f"none of the patterns that are known here. {SO[difference.key.kind]}"
+
+
+SO = {
+    "weight": "Something writes to it between the steps.",
+    "output": "All that was computed before it agrees, so look at this layer: its options, its "
+    "random numbers, and what it communicates.",
+    "gradient": "All outputs agree, so look at the loss, at backward and at the communication.",
+    "state": "The gradient agrees, so look at the state from before, and at the options.",
+    "update": "Gradient and options agree, so look at what happens inside and after the step.",
+    "buffer": "The step agrees, so look at what else writes to it.",
+}
+"""The advice where no pattern fits. It follows from this being the first difference."""
+
+
+# Kinds that have a rule of their own, which also finds the ranks.
+
+
+def _batch(case: Case) -> Says:
+    """Each row of the batch must be on one rank, or on ranks that have the same rows."""
+    rows, whole = case.runs.rows(case.key.step), case.runs.value(case.runs.trusted, case.key)
+    if rows is None or whole is None:
+        return None
+    have = {rank: set(each.tolist()) for rank, each in enumerate(rows) if each is not None}
+    everywhere = set().union(*have.values())
+    missing = len(set(range(len(whole))) - everywhere)
+    if -1 in everywhere:
+        case.difference.ranks = strange = [rank for rank, each in have.items() if -1 in each]
+        pairs = case.runs.pairs(case.key)  # the right rows, computed otherwise?
+        if pairs is not None and all(near(x, t, case.most) for x, t in pairs.values()):
+            case.difference.ranks = []
+            return None
+        for step in range(case.key.step):
+            before = Key(step, *case.key[1:])
+            values = [[case.runs.value(case.runs.ranks[r], k) for k in (case.key, before)]
+                      for r in strange]  # fmt: skip
+            if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
+                return "stale", f"{named(strange)} had the batch of step {step} once more."
+        return "other rows", f"rows on {named(strange)} are not in this batch: the data are in " \
+            "another order, by a seed or an epoch."  # fmt: skip
+    for one, other in combinations(have, 2):
+        both = have[one] & have[other]
+        if both and (missing or have[one] != have[other]):
+            case.difference.ranks = [rank for rank, each in have.items() if each & both]
+            count = f"{len(both)} row{'s' * (len(both) > 1)}"
+            return "same rows", f"{named([one, other])} share {count} of the batch, which count " \
+                f"twice; {missing} of {len(whole)} are on no rank."  # fmt: skip
+    if missing:
+        case.difference.ranks = list(have)
+        return "rows missing", f"{missing} of {len(whole)} rows of the batch are on no rank."
+    return None
+
+
+def _masks(case: Case) -> Says:
+    """Dropout must draw equal masks where ranks hold the same elements, and others elsewhere."""
+    inside = Key(case.key.step, "dropout", case.key.name)
+    places = case.runs.places(inside) if inside in case.runs.trusted.tensors else None
+    masks = [case.runs.value(rank, case.key) for rank in case.runs.ranks]
+    for one, other in combinations(range(len(masks)), 2) if places else ():
+        (a, p), (b, q) = ((masks[r], places[r]) for r in (one, other))  # type: ignore[index]
+        if a is None or b is None or p is None or q is None or a.shape != b.shape:
+            continue
+        if a.numel() < 16 or a.all() or b.all() or torch.equal(p, q) == torch.equal(a, b):
+            continue
+        case.difference.ranks = [one, other]
+        if torch.equal(p, q):
+            return "other random numbers", f"{named([one, other])} hold the same values and drop " \
+                "others of them; they need the same random numbers."  # fmt: skip
+        return "same random numbers", f"{named([one, other])} hold other values and drop them in " \
+            "the same places: their random numbers are the same."  # fmt: skip
+    return None
+
+
+def _options(case: Case) -> Says:
+    """Learning rate, weight decay and so on must be those of the trusted run."""
+    key, ranks = case.key, case.runs.ranks
+    have = {r: rank.options.get(key) for r, rank in enumerate(ranks)}
+    if not any(Key(key.step, "weight", key.name) in rank.tensors for rank in ranks):
+        return None
+    if all(each is None for each in have.values()):
+        case.difference.ranks = list(have)
+        return "not in the optimizer", "no rank's optimizer has this parameter: it was built " \
+            "from other tensors, perhaps before the model was wrapped."  # fmt: skip
+    for name, right in case.runs.trusted.options[key].items():
+        wrong = {
+            r: each[name] for r, each in have.items() if each and each.get(name, right) != right
+        }
+        if wrong:
+            case.difference.ranks = list(wrong)
+            values = ", ".join(str(value) for value in dict.fromkeys(wrong.values()))
+            return "option", f"{name} is {values} on {named(list(wrong))}, and {right} in the " \
+                "trusted run."  # fmt: skip
+    return None
+
+
+# Rules for tensors.
+
+
+def _not_finite(case: Case) -> Says:
+    def has(tensor: Tensor | None) -> bool:
+        return tensor is not None and not bool(tensor.isfinite().all())
+
+    if not any(has(x) for x, _ in case.wrong.values()):
+        return None
+    share = Key(case.key.step, "share", case.key.name)
+    origin = [
+        r for r, rank in enumerate(case.runs.ranks) if any(map(has, rank.tensors.get(share, [])))
+    ]
+    bad = [rank for rank, (x, _) in case.wrong.items() if has(x)]
+    came = f" They come from {named(origin)}." if origin and origin != bad else ""
+    return "NaN", f"it has infinite numbers, or NaN, on {named(bad)}.{came}"
+
+
+def _missing(case: Case) -> Says:
+    without = [rank for rank in case.difference.ranks if rank not in case.wrong]
+    frozen = [rank for rank in without if case.key.name in case.runs.ranks[rank].frozen]
+    if frozen:
+        return "frozen", f"there is none on {named(frozen)}: requires_grad is False there."
+    return ("no gradient", f"there is none on {named(without)}.") if without else None
+
+
+def _zero(case: Case) -> Says:
+    if not case.all(lambda x, _: not bool(x.any())):
+        return None
+    if case.key.kind != "update":
+        return "zero", f"it is zero on {named(list(case.wrong))}."
+    option = Key(case.key.step, "option", case.key.name)
+    lacks = all(option not in case.runs.ranks[rank].options for rank in case.wrong)
+    why = ": the optimizer there does not have it" if lacks and case.runs.trusted.options else ""
+    return "unchanged", f"it stays as it was on {named(list(case.wrong))}{why}."
+
+
+def _of_the_step_before(case: Case) -> Says:
+    before = case.runs.pairs(Key(case.key.step - 1, *case.key[1:])) if case.key.step else None
+    if not before or not case.wrong or not all(rank in before for rank in case.wrong):
+        return None
+    if all(any(near(x, old, case.most) for old in before[r]) for r, (x, _) in case.wrong.items()):
+        return "stale", f"on {named(list(case.wrong))} it is that of the step before."
+    return None
+
+
+def _begun_anew(case: Case) -> Says:
+    """Find a state that holds this step's gradient, or its square, and nothing from before."""
+    name = case.key.name.rsplit(".", 1)[0]
+    gradients = case.runs.pairs(Key(case.key.step, "gradient", name)) or {}
+    if case.key.kind != "state" or not case.key.step or not case.wrong:
+        return None
+    for rank, (x, _) in case.wrong.items():
+        g = gradients[rank][0] if rank in gradients else torch.zeros(0)
+        fits = [float((x * e).sum() / e.square().sum().clamp_min(1e-300)) * e for e in (g, g * g)
+                if e.shape == x.shape and e.numel() > 1]  # fmt: skip
+        if not any(near(x, each, 2 * case.most) for each in fits):
+            return None
+    return "begun anew", "only the gradient of this step is in it: what was there before is lost."
+
+
+def _bias_again(case: Case) -> Says:
+    """Find an output that is off by a multiple of a bias, the same in every row."""
+    bias = case.runs.value(case.runs.trusted, Key(case.key.step, "weight", f"{case.key.name}.bias"))
+    if case.key.kind != "output" or bias is None or bias.dim() != 1:
+        return None
+    counts = set()
+    for x, t in case.wrong.values():
+        if not x.dim() or x.shape[-1] != len(bias):
+            return None
+        b = bias.double().expand(x.shape)
+        times = float(((x - t) * b).sum() / b.square().sum())
+        if not near(x - t, times * b, 4 * case.most):
+            return None
+        counts.add(round(times, 1))
+    if len(counts) != 1 or 0 in counts:
+        return None
+    (count,) = counts
+    times_ = f"{abs(count):g} time{'s' * (abs(count) != 1)}"
+    return "bias", f"{case.key.name}.bias is added {times_} too {'often' if count > 0 else 'few'}."
+
+
+def _multiple(case: Case) -> Says:
+    factors = _factors(case)
+    if not factors:
+        return None
+    if len(factors) < case.runs.world_size:  # a piece that few ranks have: other pieces say more
+        for other in case.others:
+            if other.key[:2] == case.key[:2]:
+                factors = {**(_factors(Case(other, case.runs)) or {}), **factors}
+    values = list(factors.values())
+    if max(values) - min(values) <= 0.02 * max(map(abs, values)):
+        return factor(sum(values) / len(values), case.runs.world_size)
+    listed = ", ".join(f"{factors[rank]:.3g}" for rank in sorted(factors))
+    return "unequal factors", f"the parts of {named(sorted(factors))} are {listed} times the " \
+        "right: each was scaled by what only its rank knows, as a local norm."  # fmt: skip
+
+
+def _factors(case: Case) -> dict[int, float] | None:
+    """Return rank → c where its part is c times the right one; None if one is no multiple."""
+    found = {}
+    for rank, (x, t) in case.wrong.items():
+        if bool(t.any()) and t.numel() > 1:
+            times = float((x * t).sum() / t.square().sum())
+            if not near(x, times * t, 2 * case.most * max(1.0, abs(times))):
+                return None
+            found[rank] = times
+    return found
+
+
+def _partial(case: Case) -> Says:
+    """Find equal parts of which not each, but the sum or the mean over the ranks is right."""
+    pairs, places = case.runs.pairs(case.key) or {}, case.runs.places(case.key) or []
+    there = [each for each in places if each is not None]
+    if len(pairs) < 2 or not all(torch.equal(each, there[0]) for each in there):
+        return None
+    xs, t = torch.stack([x for x, _ in pairs.values()]), next(iter(pairs.values()))[1]
+    if near(xs.sum(0), t, 2 * case.most * len(xs)):
+        return "partial sum", "each rank has a term, and only their sum is right: no all-reduce."
+    if near(xs.mean(0), t, 2 * case.most):
+        return "no all-reduce", "each rank has its own, and only their mean is right."
+    return None
+
+
+def _own_statistics(case: Case) -> Says:
+    """In each feature x = a t + b, with other a and b on each rank: other means and variances."""
+    if case.key.kind != "output" or not case.wrong:
+        return None
+    for x, t in case.wrong.values():
+        if t.dim() < 2 or t.transpose(0, 1).flatten(1).shape[1] < 4:
+            return None
+        x, t = (each.transpose(0, 1).flatten(1) for each in (x, t))
+        x, t = (each - each.mean(1, keepdim=True) for each in (x, t))
+        a = (x * t).sum(1, keepdim=True) / t.square().sum(1, keepdim=True).clamp_min(1e-300)
+        if not near(x, a * t, 8 * case.most * max(1.0, float(a.abs().max()))):
+            return None
+    return "own statistics", f"{named(list(case.wrong))} normalize each feature with a mean and " \
+        "a variance of their own, those of their part of the batch."  # fmt: skip
+
+
+def _another_part(case: Case) -> Says:
+    pairs, whose = case.runs.pairs(case.key) or {}, {}
+    for rank, (x, _) in case.wrong.items():
+        fits = [r for r, (_, t) in pairs.items() if r != rank and near(x, t, 2 * case.most)]
+        if not fits:
+            return None
+        whose[rank] = fits[0]
+    listed = ", ".join(f"rank {r} has rank {s}'s" for r, s in whose.items())
+    return ("another rank's part", f"{listed}.") if whose else None
+
+
+def _another_tensor(case: Case) -> Says:
+    """Find values that are those of another tensor: of another place in a buffer, say."""
+    x = next(iter(case.wrong.values()))[0].flatten() if case.wrong else torch.empty(0)
+    for other in case.runs.trusted.tensors:
+        whole = case.runs.value(case.runs.trusted, other)
+        if other[:2] != case.key[:2] or other == case.key or whole is None or len(x) < 3:
+            continue
+        flat = whole.double().flatten()
+        for start in ((flat - x[0]).abs() <= 2 * case.most).nonzero().flatten().tolist():
+            if near(flat[start : start + len(x)], x, 2 * case.most):
+                return "another tensor", f"it has values of {other.name}, from element {start} on."
+    return None
+
+
+def _decay(case: Case) -> Says:
+    """Off by a multiple of the weight itself."""
+    name = case.key.name.rsplit(".", 1)[0] if case.key.kind == "state" else case.key.name
+    weight, places = Key(case.key.step, "weight", name), case.runs.places(case.key)
+    whole = case.runs.value(case.runs.trusted, weight)
+    if case.key.kind not in ("update", "gradient", "state") or whole is None or not places:
+        return None
+    times = 0.0
+    for rank, (x, t) in case.wrong.items():
+        place = places[rank]
+        if place is None or place.numel() < 3:
+            return None
+        w = whole.flatten().double()[place]
+        times = float(((x - t) * w).sum() / w.square().sum().clamp_min(1e-300))
+        if not near(x - t, times * w, 2 * case.most):
+            return None
+    return "weight decay", f"it is off by {times:.3g} times the weight itself: weight decay, or " \
+        "the weight was left where gradients are added."  # fmt: skip
+
+
+def _another_order(case: Case) -> Says:
+    """Find the right numbers in other places: on a rank, or put together."""
+    pairs, places = case.runs.pairs(case.key), case.runs.places(case.key)
+    whole = case.runs.value(case.runs.trusted, case.key)
+    if not pairs or not places or whole is None or whole.numel() < 4:
+        return None
+    if case.all(lambda x, t: near(x.flatten().sort()[0], t.flatten().sort()[0], 2 * case.most)):
+        first = _which_rows(*next(iter(case.wrong.values())), 2 * case.most)
+        return "another order", f"the right numbers are in other places{first}."
+    there = torch.cat([each.flatten() for each in places if each is not None])
+    if len(set(there.tolist())) < len(there):
+        return None  # ranks have the same elements: they cannot be put together
+    together = whole.flatten().double().clone()
+    for rank, (x, _) in pairs.items():
+        together[places[rank].flatten()] = x.flatten()  # type: ignore[union-attr]
+    right = whole.double()
+    if near(together.sort()[0], right.flatten().sort()[0], 2 * case.most):
+        rows = _which_rows(together.view(whole.shape), right, 2 * case.most)
+        return "another order", f"put together, the right numbers are in other places{rows}."
+    return None
+
+
+def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
+    if x.dim() < 2 or len(x) > 64:
+        return ""
+    same = (x.flatten(1)[:, None] - t.flatten(1)[None]).abs().amax(-1) <= most
+    if not bool(same.any(1).all()):
+        return ""
+    numbers = same.int().argmax(1).tolist()
+    return f": rows {', '.join(map(str, numbers[:12]))}{', …' * (len(numbers) > 12)}"
+
+
+def _only_a_part(case: Case) -> Says:
+    """Right in some elements, and in the others zero, unchanged or a multiple."""
+    said = "other numbers"
+    for x, t in case.wrong.values():
+        wrong = (x - t).abs() > case.most
+        if 4 * int((~wrong & (t.abs() > case.most)).sum()) < int(wrong.sum()):
+            return None
+        bad, right = x[wrong], t[wrong]
+        times = float((bad * right).sum() / right.square().sum().clamp_min(1e-300))
+        if not bool(bad.any()):
+            said = "unchanged" if case.key.kind == "update" else "zero"
+        elif len(bad) > 1 and near(bad, times * right, 4 * case.most * max(1.0, abs(times))):
+            said = f"{times:.4g} times the right"
+    where = f"the elements {case.difference.part}" if case.difference.part else "some elements"
+    return ("a part", f"only {where} differ, and are {said}.") if case.wrong else None
+
+
+def _rounded(case: Case) -> Says:
+    eps = torch.finfo(torch.bfloat16).eps
+    if case.all(lambda x, t: float((x - t).norm()) <= 2 * eps * float(t.norm())):
+        return "rounding", "it is off by less than 2 in 100, as if it had been in bfloat16."
+    return None
+
+
+RULES: tuple[Callable[[Case], Says], ...] = (
+    *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _begun_anew),
+    *(_bias_again, _multiple),
+    *(_partial, _own_statistics, _another_part, _another_tensor, _decay, _another_order),
+    *(_only_a_part, shares_are_wrong, _rounded),
+)

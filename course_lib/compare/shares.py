@@ -1,0 +1,247 @@
+"""Shares: what became of the ranks' gradients on the way. This is the strongest evidence.
+
+A rank's *share* s is the gradient that its own backward gave, before anything was communicated. The
+gradient x with which a rank ended, and the right one t, are both written as sums of all shares, by
+least squares,
+
+    x = Σ o s        t = Σ e s        over the ranks k, and the backwards j of each
+
+and the weights o beside the right ones e tell what happened:
+
+    o = K e for all                      a sum over the ranks where the mean is right
+    o = 0 but for this rank's own        no all-reduce
+    o = 0 for rank 2                     rank 2 takes no part
+    o = 0 but for the last backward      the others were lost
+    o equal where e is not               a mean of means, over batches of unequal size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from course_lib.compare.differences import Case, Says, named, near
+from course_lib.compare.record import Key
+
+Columns = list[tuple[int, int]]
+"""The shares by rank and backward."""
+
+
+def from_the_shares(case: Case) -> Says:
+    """Return what all ranks' gradients look like as sums of the shares, if that is one thing."""
+    if case.key.kind != "gradient":
+        return None
+    said = [_of_one_rank(rank, case) for rank in case.difference.ranks]
+    labels = {None if each is None else each[0] for each in said}
+    if labels == {"no all-reduce", "rank missing"}:  # what is missing is the other's own
+        return next(each for each in said if each is not None and each[0] == "rank missing")
+    return said[0] if len(labels) == 1 else None
+
+
+def factor(
+    value: float, world_size: int, backwards: int = 1, averaged: bool = False
+) -> tuple[str, str]:
+    """Say what a factor is: K, 1/K, … for K = `world_size`, or the number of backwards."""
+
+    def near(other: float) -> bool:
+        return other not in (0, 1) and abs(value / other - 1) < 0.03
+
+    k, m = world_size, backwards
+    if near(m) and (averaged or not near(k)):
+        return "times backwards", f"it is {m} times too large: the {m} backwards were added, and " \
+            "their mean is right."  # fmt: skip
+    if near(1 / m) and not near(1 / k):
+        return "divided by backwards", f"it is 1/{m} of the right, with {m} backwards."
+    if near(k):
+        return "times K", f"it is K = {k} times too large: a sum over the ranks, and the mean is " \
+            "right."  # fmt: skip
+    if near(1 / k):
+        return "divided by K", f"it is 1/K of the right, K = {k}: divided once too often, or not " \
+            "summed."  # fmt: skip
+    if near(k * k) or near(1 / k**2):
+        return ("times K²" if value > 1 else "divided by K²"), f"it is {value:.4g} times the right."
+    return "scaled", f"it is {value:.4g} times the right."
+
+
+def shares_are_wrong(case: Case) -> Says:
+    """Find a mean of all shares that would be right, if only the shares were."""
+    if case.key.kind != "gradient":
+        return None
+    k = case.runs.world_size
+    for rank in case.difference.ranks:
+        columns, basis, x, _, most, _ = _least_squares(rank, case)
+        have = _fit(basis, x, most) if columns else None
+        if have is None or not _equal(have.tolist()) or abs(float(have[0]) * k - 1) > 0.05:
+            return None
+    return "wrong shares", "it is the mean of what each rank's backward gave, and that is wrong " \
+        "already: the loss or backward, not the communication."  # fmt: skip
+
+
+def _of_one_rank(rank: int, case: Case) -> Says:
+    """Find the weights o and e of one rank, and read them."""
+    columns, basis, x, t, most, before = _least_squares(rank, case)
+    if not columns:
+        return None
+    right, have = _fit(basis, t, most), _fit(basis, x, most)
+    if right is None:
+        return None
+    if have is not None:
+        return _read(columns, have, right, rank, case)
+    for name, extreme in (("largest", torch.amax), ("smallest", torch.amin)):
+        if near(extreme(basis, 1), x, most):
+            return "not a mean", f"it is the {name} of the ranks' gradients, element by element."
+    if before is None:
+        return None
+    have = _fit(torch.cat([basis, before[:, None]], 1), x, most)
+    if have is None or abs(float(have[-1])) < 0.05:
+        return None
+    return "not zeroed", "the gradient from before this step is still in it, with the weight " \
+        f"{float(have[-1]):.3g}."  # fmt: skip
+
+
+def _least_squares(
+    rank: int, case: Case
+) -> tuple[Columns, Tensor, Tensor, Tensor, float, Tensor | None]:
+    """Return the shares (elements, columns), x, t, the allowed error, and the gradient before.
+
+    Where the tensor is small, others that differ on this rank, too, are added below it. No columns
+    are returned where there are no shares, or too few elements.
+    """
+    keys = [d.key for d in case.others if d.key[:2] == case.key[:2] and rank in d.ranks]
+    columns: Columns = []
+    parts: list[list[Tensor]] = []
+    befores: list[Tensor | None] = []
+    size, most = 0, 0.0
+    for key in dict.fromkeys([case.key, *keys]):
+        shares, pairs = _shares(rank, key, case), case.runs.pairs(key) or {}
+        if not shares or rank not in pairs or (columns and list(shares) != columns):
+            continue
+        columns = list(shares)
+        parts.append([torch.stack(list(shares.values()), 1), *map(torch.flatten, pairs[rank])])
+        befores.append(_before(rank, key, case))
+        size, most = size + len(parts[-1][1]), max(most, case.runs.tolerance(key)[0])
+        if size >= 4 * len(columns):
+            break
+    if size <= len(columns) + 1:
+        return [], torch.empty(0), torch.empty(0), torch.empty(0), 0.0, None
+    basis, x, t = (torch.cat(each) for each in zip(*parts, strict=True))
+    there = [each for each in befores if each is not None]
+    return columns, basis, x, t, most, torch.cat(there) if len(there) == len(parts) else None
+
+
+def _shares(rank: int, key: Key, case: Case) -> dict[tuple[int, int], Tensor]:
+    """Return (rank k, backward j) → that share, of the elements that `rank` has."""
+    whole, places = case.runs.value(case.runs.trusted, key), case.runs.places(key)
+    place = places[rank] if places else None
+    found = {}
+    for k, record in enumerate(case.runs.ranks if place is not None else ()):
+        for j, share in enumerate(record.tensors.get(Key(key.step, "share", key.name), [])):
+            assert whole is not None and place is not None
+            if share.numel() == whole.numel():
+                found[k, j] = share.flatten().double()[place.flatten()]
+            elif k == rank and share.numel() == place.numel():
+                found[k, j] = share.flatten().double()
+    return found
+
+
+def _before(rank: int, key: Key, case: Case) -> Tensor | None:
+    """Return the gradient that was there before: of the step before, or at the start."""
+    record = case.runs.ranks[rank]
+    before = case.runs.value(record, Key(key.step - 1, "gradient", key.name))
+    if before is None:
+        before = case.runs.value(record, Key(0, "left over", key.name))
+    return None if before is None else before.flatten().double()
+
+
+def _fit(basis: Tensor, vector: Tensor, most: float) -> Tensor | None:
+    """Return the weights with which the columns of `basis` add up to `vector`, if they do."""
+    size = basis.norm(dim=0)
+    if not basis.isfinite().all() or not vector.isfinite().all() or not bool((size > 0).all()):
+        return None
+    basis = basis / size
+    spread = torch.linalg.svdvals(basis)
+    if float(spread[-1]) < 1e-3 * float(spread[0]):
+        return None  # some shares are nearly the same
+    weights = torch.linalg.lstsq(basis, vector[:, None], driver="gelsd").solution[:, 0]
+    larger = float(vector.norm() / size.mean())  # than a share is: so are its rounding errors
+    fits = float((basis @ weights - vector).abs().max()) <= 4 * most * max(1.0, larger)
+    return weights / size if fits else None
+
+
+def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) -> Says:
+    """Say what the weights `have` tell beside those that are `right`."""
+    largest = float(right.abs().max())
+    o, e = (dict(zip(columns, each.tolist(), strict=True)) for each in (have, right))
+    ratio = {c: o[c] / e[c] for c in columns if abs(e[c]) > 0.05 * largest}
+    ranks = sorted({k for k, _ in ratio})
+    lost = {c for c, value in ratio.items() if abs(value) < 0.1}
+    absent = [k for k in ranks if all(c in lost for c in ratio if c[0] == k)]
+    if len(lost) == len(ratio):
+        return "zero", "no rank's gradient is in it."
+    if not lost:
+        return _no_share_is_lost(ratio, o, e, case)
+    if absent and set(absent) == set(ranks) - {rank}:
+        way = "sum" if all(abs(e[c] - 1) < 0.05 for c in ratio) else "mean"
+        return "no all-reduce", f"on {named(case.difference.ranks)} it is that rank's own, and " \
+            f"the {way} over the ranks is right: no all-reduce of this tensor."  # fmt: skip
+    if absent:
+        present = [k for k in ranks if k not in absent]
+        if len(present) == 1:
+            return "rank missing", f"only the gradient of {named(present)} is in it."
+        return "rank missing", f"the gradient of {named(absent)} is not in it."
+    early = sorted({j for _, j in lost})
+    is_ = (
+        f"number {early[0]} is" if len(early) == 1 else f"numbers {', '.join(map(str, early))} are"
+    )
+    if all((k, j) in lost for k, j in ratio if j in early):
+        return "backwards missing", f"each rank's backward {is_} not in it."
+    if all(k != rank for k, _ in lost):
+        return "reduced too early", f"the other ranks' backward {is_} not in it: " \
+            "gradients were communicated before the accumulation ended."  # fmt: skip
+    return "unequal factors", "the ranks' gradients are in it with other weights than are right."
+
+
+def _no_share_is_lost(
+    ratio: dict[tuple[int, int], float],
+    o: dict[tuple[int, int], float],
+    e: dict[tuple[int, int], float],
+    case: Case,
+) -> Says:
+    if _equal(list(ratio.values())):
+        averaged = all(abs(o[c] * case.runs.world_size - 1) < 0.05 for c in ratio)
+        mean = sum(ratio.values()) / len(ratio)
+        return factor(mean, case.runs.world_size, 1 + max(j for _, j in ratio), averaged)
+    backwards = sorted({j for _, j in ratio})
+    first = [c for c in ratio if c[1] == backwards[0]]
+    of = first if len(first) > 1 else list(ratio)
+    have, right = (", ".join(f"{weights[c]:.3g}" for c in of) for weights in (o, e))
+    words = f"the ranks' gradients are in it with the weights {have}, and {right} are right"
+    sizes = _sizes(list(ratio), case)
+    if sizes and _equal([e[c] / sizes[c] for c in ratio]) and _equal([o[c] for c in ratio]):
+        counts = ", ".join(str(sizes[c]) for c in ratio)
+        return "mean of means", "all means count the same in it, over batches of unequal size: " \
+            f"{counts} rows."  # fmt: skip
+    by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
+    if all(map(_equal, by_backward)):
+        counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
+        return "unequal backwards", f"the backwards count {counts} times as much as is right: " \
+            "what the first ones left was reduced again with the later ones."  # fmt: skip
+    return "unequal factors", f"{words}: each was scaled by a factor of its own, as by clipping " \
+        "or a loss scale."  # fmt: skip
+
+
+def _sizes(columns: Columns, case: Case) -> dict[tuple[int, int], int]:
+    """Return how many rows each backward of each rank had, or nothing if that is not known."""
+    key, found = Key(case.key.step, "input", "input"), {}
+    for k, j in columns:
+        batches = case.runs.ranks[k].tensors.get(key, [])
+        if j >= len(batches) or not batches[j].dim() or not len(batches[j]):
+            return {}
+        found[k, j] = len(batches[j])
+    return found
+
+
+def _equal(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= 0.05 * max(map(abs, values))

@@ -1,0 +1,1156 @@
+"""Silent bugs of real projects, each as a small wrong step; and right programs beside them.
+
+A bug is a function of `(rank, world_size)` that takes one or two wrong steps and returns what was
+recorded. Its decorator says where it is from, which kind of tensor differs first, and what the
+report must call it. The sources are issues and pull requests of public projects; the code is ours,
+as small as the mistake allows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, mse_loss
+from torch.utils.checkpoint import checkpoint_sequential
+
+from course_lib.compare import Cut, Record, blocks, record
+from course_lib.ddp import DistributedDataParallel
+from course_lib.fully_sharded import FullyShardedDataParallel
+from course_lib.gradient_sync import sync_flat, sync_per_parameter
+from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
+from course_lib.sharded_optimizer import ShardedOptimizer
+from course_lib.sharding import ShardedSampler, shard
+from course_lib.tensor_parallel import (
+    ParallelMLP,
+    gather_from_sequence,
+    reduce_from_ranks,
+    sum_partial_gradients,
+)
+from course_lib.tensor_parallel.linear import RowParallelLinear
+
+Step = Callable[[int, int], Record]
+"""A step of rank `rank` of `world_size`."""
+B = 24
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A wrong step, and what must be said of it."""
+
+    step: Step
+    right: Callable[[], Record]
+    source: str
+    kind: str
+    labels: tuple[str, ...]
+    shards: Mapping[str, Cut] = field(default_factory=dict)
+    world_sizes: tuple[int, ...] = (2, 4)
+
+    @property
+    def name(self) -> str:
+        return self.step.__name__
+
+    @property
+    def what(self) -> str:
+        return (self.step.__doc__ or "").strip()
+
+
+BUGS: list[Bug] = []
+
+
+# The problem, and one rank that solves it.
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def batch(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1000 * seed + 100 + step)
+    return torch.randn(rows, 8, generator=random), torch.randn(rows, 4, generator=random)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+
+
+def one_rank(
+    make: Callable[[], nn.Module] = mlp,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    steps: int = 1,
+    rows: int = B,
+    clip: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Record:
+    """Take the steps on one rank: what can be trusted."""
+    model = make().to(dtype)
+    optim = optimizer(model)
+    with record(model, optim) as recorded:
+        for step in range(steps):
+            optim.zero_grad()
+            x, y = (each.to(dtype) for each in batch(step, rows, seed))
+            mse_loss(model(x), y).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optim.step()
+    return recorded
+
+
+def bug(
+    source: str,
+    kind: str,
+    *labels: str,
+    right: Callable[[], Record] = one_rank,
+    shards: Mapping[str, Cut] | None = None,
+    world_sizes: tuple[int, ...] = (2, 4),
+) -> Callable[[Step], Step]:
+    def add(step: Step) -> Step:
+        url = "https://github.com/" + source
+        BUGS.append(Bug(step, right, url, kind, labels, shards or {}, world_sizes))
+        return step
+
+    return add
+
+
+def mine(rank: int, world_size: int, step: int = 0, rows: int = B) -> tuple[Tensor, Tensor]:
+    x, y = batch(step, rows)
+    return shard(x, world_size, rank), shard(y, world_size, rank)
+
+
+def all_reduce(tensors: Any) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [param.grad for param in model.parameters() if param.grad is not None]
+
+
+# Averaging: what becomes of the ranks' gradients.
+
+
+@bug("facebookresearch/dinov3/pull/250", "gradient", "times K")
+def sum_in_place_of_mean(rank: int, world_size: int) -> Record:
+    """gradients are summed over the ranks and not divided"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        all_reduce(gradients(model))
+        optimizer.step()
+    return recorded
+
+
+@bug("verl-project/verl-SpeCo/pull/29", "gradient", "divided by K")
+def divided_by_k_twice(rank: int, world_size: int) -> Record:
+    """the loss is divided by the tokens of all ranks, and the gradients averaged on top"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        (mse_loss(model(x), y, reduction="sum") / (B * 4)).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("lightly-ai/lightly/issues/1977", "gradient", "divided by K")
+def gathered_without_gradient(rank: int, world_size: int) -> Record:
+    """outputs are gathered for the loss, the gradient comes back for the own rows only"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, _ = mine(rank, world_size)
+        outputs = model(x)
+        parts = [torch.empty_like(outputs) for _ in range(world_size)]
+        dist.all_gather(parts, outputs.detach())
+        parts[rank] = outputs
+        mse_loss(torch.cat(parts), batch()[1]).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("jingyaogong/minimind/pull/854", "gradient", "no all-reduce")
+def around_the_wrapper(rank: int, world_size: int) -> Record:
+    """forward calls `model.module`, so DDP never learns of it"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded, model.no_sync():
+        x, y = mine(rank, world_size)
+        mse_loss(model.module(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("kohya-ss/sd-scripts/pull/989", "gradient", "no all-reduce")
+def one_layer_is_not_synchronized(rank: int, world_size: int) -> Record:
+    """a layer that is called past the wrapper keeps each rank's own gradient"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        sync_flat(list(model[2].parameters()) + list(model[3].parameters()))
+        optimizer.step()
+    return recorded
+
+
+@bug("huggingface/transformers/pull/34191", "gradient", "mean of means")
+def mean_of_means(rank: int, world_size: int) -> Record:
+    """ranks with more and with fewer examples count the same"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        cuts = [4 + i * 20 // (world_size - 1) for i in range(world_size - 1)]
+        x, y = (each.tensor_split(cuts)[rank] for each in batch())
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("determined-ai/determined/pull/602", "gradient", "unequal factors",
+     right=partial(one_rank, clip=0.05))  # fmt: skip
+def clipped_before_the_average(rank: int, world_size: int) -> Record:
+    """each rank clips its own gradients, then they are averaged"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        sync_flat(model.parameters())
+        optimizer.step()
+    return recorded
+
+
+@bug("pytorch/pytorch/issues/170862", "gradient", "unequal factors",
+     right=partial(one_rank, clip=0.05))  # fmt: skip
+def clipped_by_the_norm_of_a_shard(rank: int, world_size: int) -> Record:
+    """each rank clips its shard by the norm of that shard"""
+    model = FullyShardedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    return recorded
+
+
+@bug("modelscope/twinkle/pull/290", "gradient", "scaled",
+     right=partial(one_rank, clip=0.05))  # fmt: skip
+def norm_is_summed_over_equal_ranks(rank: int, world_size: int) -> Record:
+    """under DDP the squared norm is summed over ranks that all have the whole gradient"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        squared = sum(each.square().sum() for each in gradients(model)) * world_size
+        for each in gradients(model):
+            each.mul_(0.05 / squared**0.5)
+        optimizer.step()
+    return recorded
+
+
+@bug("pytorch/pytorch/issues/190745", "gradient", "zero")
+def reduced_to_zero(rank: int, world_size: int) -> Record:
+    """a reduction multiplies by a factor that is read as zero"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        for each in gradients(model):
+            each.mul_(0.0)
+            dist.all_reduce(each)
+        optimizer.step()
+    return recorded
+
+
+@bug("NVIDIA-NeMo/Automodel/pull/2468", "gradient", "rank missing", world_sizes=(2, 4))
+def one_rank_takes_no_part(rank: int, world_size: int) -> Record:
+    """the last rank skips its backward and gives zeros to the average"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        if rank == world_size - 1:
+            optimizer.zero_grad()
+        sync_flat(model.parameters())
+        optimizer.step()
+    return recorded
+
+
+@bug("ecmwf/WeatherGenerator/issues/2724", "gradient", "NaN")
+def one_rank_has_nan(rank: int, world_size: int) -> Record:
+    """one rank's loss is NaN, only rank 0 looks, and its gradients go into the average"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        loss = mse_loss(model(x), y)
+        (loss * float("nan") if rank == 1 else loss).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("pytorch/pytorch/issues/136009", "gradient", "unequal factors")
+def unscaled_by_other_factors(rank: int, world_size: int) -> Record:
+    """the loss scales of the ranks have become unequal"""
+    model = DistributedDataParallel(mlp())
+    scale = 1024.0 if rank == 0 else 512.0
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        (mse_loss(model(x), y) * scale).backward()
+        for each in gradients(model):
+            each.div_(scale)
+        optimizer.step()
+    return recorded
+
+
+@bug("deepspeedai/DeepSpeed/issues/5545", "gradient", "another tensor")
+def bucket_is_written_while_it_travels(rank: int, world_size: int) -> Record:
+    """the next gradients are written into a bucket that is still being reduced"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        sync_flat(model.parameters())
+        first, second = model[0].weight.grad, model[3].weight.grad
+        assert first is not None and second is not None
+        second.copy_(first.flatten()[: second.numel()].view(second.shape))
+        optimizer.step()
+    return recorded
+
+
+# Accumulation: several backwards for one step.
+
+MICRO = 3
+
+
+@bug("verl-project/verl/pull/3332", "gradient", "times backwards")
+def loss_is_not_divided(rank: int, world_size: int) -> Record:
+    """the losses of the micro-batches are added, not averaged"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        for i, (a, b) in enumerate(zip(x.chunk(MICRO), y.chunk(MICRO), strict=True)):
+            model.require_backward_grad_sync = i == MICRO - 1
+            mse_loss(model(a), b).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("modelscope/FunASR/pull/3472", "gradient", "reduced too early")
+def synchronized_at_the_first_micro_batch(rank: int, world_size: int) -> Record:
+    """`no_sync` is left out at the first micro-batch in place of the last"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        for i, (a, b) in enumerate(zip(x.chunk(MICRO), y.chunk(MICRO), strict=True)):
+            (mse_loss(model(a), b) / MICRO).backward()
+            if i == 0:
+                sync_flat(model.parameters())
+        optimizer.step()
+    return recorded
+
+
+@bug("karpathy/build-nanogpt/pull/30", "gradient", "no all-reduce")
+def never_synchronized(rank: int, world_size: int) -> Record:
+    """the last micro-batch's forward is inside `no_sync` too"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        for a, b in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
+            with model.no_sync():
+                (mse_loss(model(a), b) / MICRO).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("allenai/open-instruct/pull/1498", "gradient", "backwards missing")
+def only_the_last_micro_batch_counts(rank: int, world_size: int) -> Record:
+    """each backward starts the accumulation anew, so the last one's gradients remain"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        for a, b in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
+            optimizer.zero_grad()
+            (mse_loss(model(a), b) / MICRO).backward()
+        sync_flat(model.parameters())
+        optimizer.step()
+    return recorded
+
+
+@bug("hpcaitech/ColossalAI/issues/247", "gradient", "unequal backwards")
+def reduced_again_and_again(rank: int, world_size: int) -> Record:
+    """after each micro-batch all that is accumulated is summed over the ranks once more"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        for a, b in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
+            (mse_loss(model(a), b) / MICRO / world_size).backward()
+            all_reduce(gradients(model))
+        optimizer.step()
+    return recorded
+
+
+@bug("tenstorrent/tt-blacksmith/pull/711", "gradient", "not zeroed",
+     right=partial(one_rank, steps=2))  # fmt: skip
+def gradients_are_not_zeroed(rank: int, world_size: int) -> Record:
+    """the second step adds to the gradients of the first"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        for step in range(2):
+            before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+            optimizer.zero_grad()
+            x, y = mine(rank, world_size, step)
+            mse_loss(model(x), y).backward()
+            sync_flat(model.parameters())
+            for param, old in zip(model.parameters(), before, strict=True):
+                if old is not None:
+                    param.grad = param.grad + old
+            optimizer.step()
+    return recorded
+
+
+@bug("NVIDIA/Megatron-LM/pull/4609", "gradient", "weight decay")
+def weights_are_left_in_the_buffer(rank: int, world_size: int) -> Record:
+    """gathered weights are left in the buffer to which gradients are then added"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        sync_flat(model.parameters())
+        for param in model.parameters():
+            param.grad = param.grad + param.detach()
+        optimizer.step()
+    return recorded
+
+
+@bug("pytorch/pytorch/issues/69031", "gradient", "no all-reduce",
+     right=lambda: _branches(0, 1))  # fmt: skip
+def unused_in_the_last_micro_batch(rank: int, world_size: int) -> Record:
+    """parameters that the last micro-batch does not use are never synchronized"""
+    return _branches(rank, world_size)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        return (self.one if which == 0 else self.two)(x)
+
+
+def _branches(rank: int, world_size: int) -> Record:
+    model = Branches()
+    with record(model, optimizer := sgd(model)) as recorded:
+        for which in (0, 1):
+            x, y = mine(rank, world_size, which)
+            (mse_loss(model(x, which), y) / 2).backward()
+        if world_size > 1:
+            sync_flat(model.two.parameters())
+        optimizer.step()
+    return recorded
+
+
+# Where a run begins, and its data.
+
+
+@bug("pytorch/torchtitan/issues/166", "weight", "other start")
+def each_rank_begins_elsewhere(rank: int, world_size: int) -> Record:
+    """each rank draws its own initial weights, and nobody broadcasts"""
+    model = mlp(seed=rank)
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        sync_flat(model.parameters())
+        optimizer.step()
+    return recorded
+
+
+@bug("huggingface/transformers/issues/4398", "input", "stale",
+     right=partial(one_rank, steps=2))  # fmt: skip
+def set_epoch_is_forgotten(rank: int, world_size: int) -> Record:
+    """without `set_epoch` each epoch has the order of the first"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        for _epoch in range(2):
+            optimizer.zero_grad()
+            x, y = mine(rank, world_size, step=0)
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+    return recorded
+
+
+@bug("Shark-NLP/DiffuSeq/issues/37", "input", "same rows")
+def all_ranks_have_the_same_data(rank: int, world_size: int) -> Record:
+    """no sampler divides the data, all ranks train on the same rows"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(0, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("NVlabs/LongLive/issues/71", "input", "same rows")
+def samplers_have_other_seeds(rank: int, world_size: int) -> Record:
+    """each rank shuffles with a seed of its own, so some rows occur twice and others never"""
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        rows = list(ShardedSampler(range(B), world_size, rank, seed=rank))
+        x, y = (each[rows] for each in batch())
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.drop = nn.Linear(8, 16), nn.Dropout(0.5)
+        self.leave = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.drop(torch.tanh(self.enter(x))))
+
+
+@bug("huggingface/accelerate/issues/114", "mask", "same random numbers",
+     right=partial(one_rank, make=Dropped))  # fmt: skip
+def dropout_is_the_same_on_all_ranks(rank: int, world_size: int) -> Record:
+    """all ranks have the same seed, so they drop the same units of other examples"""
+    model = DistributedDataParallel(Dropped())
+    torch.manual_seed(0)
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("awslabs/slapo/issues/21", "mask", "other random numbers",
+     right=partial(one_rank, make=Dropped))  # fmt: skip
+def dropout_differs_where_activations_are_equal(rank: int, world_size: int) -> Record:
+    """tensor parallel ranks hold the same activations and drop others of them"""
+    model = Dropped()
+    torch.manual_seed(rank)
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = batch()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+# The model: tensor, sequence and pipeline parallel.
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = nn.Linear(8, 8)
+        self.block = nn.ModuleDict({"enter": nn.Linear(8, 16), "leave": nn.Linear(16, 8)})
+        self.norm, self.after = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        x = self.block["leave"](nn.functional.gelu(self.block["enter"](x)))
+        return self.after(self.norm(x))
+
+
+class Parallel(Whole):
+    """`Whole` with a tensor parallel block."""
+
+    def __init__(self, leave: type[RowParallelLinear] = RowParallelLinear) -> None:
+        super().__init__()
+        enter, old = self.block["enter"], self.block["leave"]
+        self.block = ParallelMLP(8, 16)
+        self.block.enter = type(self.block.enter).from_linear(enter)
+        self.block.leave = leave.from_linear(old)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.norm(self.block(self.before(x))))
+
+
+tensor_parallel = partial(one_rank, make=Whole)
+
+
+def _parallel_step(model: nn.Module) -> Record:
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = batch()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+class BiasInside(RowParallelLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return reduce_from_ranks(linear(x, self.weight, self.bias), self.group)
+
+
+class BiasDivided(RowParallelLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        return reduce_from_ranks(linear(x, self.weight, self.bias / dist.get_world_size()))
+
+
+class NotReduced(RowParallelLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight) + self.bias / dist.get_world_size()
+
+
+@bug("huggingface/text-generation-inference/issues/1036", "output", "bias", right=tensor_parallel)
+def bias_is_added_on_each_rank(rank: int, world_size: int) -> Record:
+    """a row-parallel layer adds its bias before the all-reduce, K times"""
+    return _parallel_step(Parallel(BiasInside))
+
+
+@bug("pytorch/torchtitan/pull/4332", "gradient", "divided by K", right=tensor_parallel)
+def bias_has_a_kth_of_its_gradient(rank: int, world_size: int) -> Record:
+    """the bias is divided by K before the all-reduce, and so is its gradient"""
+    return _parallel_step(Parallel(BiasDivided))
+
+
+@bug("sgl-project/sglang/pull/14811", "output", "partial sum", right=tensor_parallel)
+def row_parallel_is_not_reduced(rank: int, world_size: int) -> Record:
+    """the all-reduce of a row-parallel layer does not take place"""
+    return _parallel_step(Parallel(NotReduced))
+
+
+@bug("modelscope/ms-swift/pull/9947", "gradient", "no all-reduce", right=tensor_parallel)
+def backward_has_no_all_reduce(rank: int, world_size: int) -> Record:
+    """an all-reduce that autograd does not know: earlier layers get a part of their gradient"""
+    model = Parallel()
+    forward = model.block.enter
+    forward.forward = lambda x, length=None: linear(x, forward.weight, forward.bias)  # type: ignore[method-assign]
+    return _parallel_step(model)
+
+
+@bug("vllm-project/vllm-gguf-plugin/issues/103", "weight", "another rank's part",
+     right=tensor_parallel)  # fmt: skip
+def all_ranks_load_the_first_shard(rank: int, world_size: int) -> Record:
+    """each rank loads the shard of rank 0"""
+    model = Parallel()
+    with torch.no_grad():
+        dist.broadcast(model.block.enter.weight, 0)
+    return _parallel_step(model)
+
+
+@bug("NVIDIA-NeMo/Automodel/pull/1324", "weight", "another order",
+     right=lambda: _attention(Mixing()),
+     shards={"qkv.*": blocks(3), "qkv": blocks(3, -1)})  # fmt: skip
+def fused_projection_is_cut_as_one(rank: int, world_size: int) -> Record:
+    """queries, keys and values lie in one weight, and it is cut as if it were one"""
+    model = Mixing()
+    whole = model.qkv
+    model.qkv = nn.Linear(8, 24 // world_size)
+    with torch.no_grad():
+        model.qkv.weight.copy_(shard(whole.weight, world_size, rank))
+        model.qkv.bias.copy_(shard(whole.bias, world_size, rank))
+    return _attention(model)
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return q * torch.tanh(k) + v
+
+
+def _attention(model: nn.Module) -> Record:
+    with record(model, optimizer := sgd(model)) as recorded:
+        model(batch()[0]).square().mean().backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("awslabs/slapo/pull/46", "weight", "another order", right=tensor_parallel)
+def resharded_in_another_order(rank: int, world_size: int) -> Record:
+    """a checkpoint's rows are interleaved, and are read as if they lay one block after the other"""
+    model = Parallel()
+    with torch.no_grad():
+        whole = Whole().block["enter"].weight
+        model.block.enter.weight.copy_(whole[rank::world_size])
+    return _parallel_step(model)
+
+
+class Sequence(nn.Module):
+    """Along the sequence: 24 tokens, cut over the ranks; LayerNorm sees this rank's."""
+
+    def __init__(self, world_size: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.after = nn.LayerNorm(8), nn.Linear(8, 4)
+        self.world_size = world_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        if self.world_size > 1:
+            normed = gather_from_sequence(normed, B)
+        return self.after(normed)
+
+
+def _sequence(rank: int, world_size: int, synchronize: Callable[[Any], None]) -> Record:
+    model = Sequence(world_size)
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = batch()
+        outputs = model(shard(x, world_size, rank))
+        # Each rank has all tokens: their gradients are summed on the way back, hence 1/K.
+        (mse_loss(outputs, y) / world_size).backward()
+        for param in model.after.parameters():
+            param.grad.mul_(world_size)
+        synchronize(model.norm.parameters())
+        optimizer.step()
+    return recorded
+
+
+@bug("NVIDIA/Megatron-LM/issues/1446", "gradient", "no all-reduce",
+     right=partial(one_rank, make=Sequence))  # fmt: skip
+def layer_norm_along_the_sequence(rank: int, world_size: int) -> Record:
+    """LayerNorm's gradients are of each rank's tokens, and are not added up"""
+    return _sequence(rank, world_size, lambda _: None)
+
+
+@bug("EleutherAI/gpt-neox/pull/1259", "gradient", "divided by K",
+     right=partial(one_rank, make=Sequence))  # fmt: skip
+def layer_norm_is_averaged_along_the_sequence(rank: int, world_size: int) -> Record:
+    """LayerNorm's gradients along the sequence are averaged where their sum is right"""
+    return _sequence(rank, world_size, sync_per_parameter)
+
+
+class Tied(nn.Module):
+    """An embedding at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        self.middle = nn.Linear(8, 8)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(self.embed(tokens))))
+
+
+def _tokens() -> Tensor:
+    return torch.randint(0, 12, (B,), generator=torch.Generator().manual_seed(5))
+
+
+def _tied() -> Record:
+    model, tokens = Tied(), _tokens()
+    with record(model, optimizer := sgd(model)) as recorded:
+        cross_entropy(model(tokens), tokens.flip(0)).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("uw-syfi/piper/issues/13", "gradient", "no all-reduce", right=_tied, world_sizes=(2,))
+def tied_weights_are_not_summed(rank: int, world_size: int) -> Record:
+    """first and last stage hold the tied weight, each with its own part of the gradient"""
+    model, tokens = Tied(), _tokens()
+    with record(model, optimizer := sgd(model)) as recorded:
+        embedded = nn.functional.embedding(
+            tokens, model.embed.weight if rank == 0 else model.embed.weight.detach()
+        )
+        inside = torch.tanh(linear(embedded, model.middle.weight, model.middle.bias))
+        last = rank == world_size - 1
+        weight = model.head.weight if last else model.head.weight.detach()
+        cross_entropy(linear(inside, weight), tokens.flip(0)).backward()
+        if not 0 < rank < world_size - 1:
+            optimizer.step()
+    return recorded
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.norm, self.leave = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.tanh(self.norm(self.enter(x))))
+
+
+@bug("pytorch/pytorch/issues/49794", "output", "own statistics",
+     right=partial(one_rank, make=Normed))  # fmt: skip
+def batch_norm_is_local(rank: int, world_size: int) -> Record:
+    """BatchNorm takes mean and variance of this rank's examples"""
+    model = DistributedDataParallel(Normed())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+class Counting(nn.Module):
+    """A running mean in a buffer, which forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.enter(x)
+
+
+@bug("pytorch/pytorch/issues/63916", "buffer", "no all-reduce",
+     right=partial(one_rank, make=Counting))  # fmt: skip
+def buffers_are_not_synchronized(rank: int, world_size: int) -> Record:
+    """a buffer that forward assigns anew is not synchronized"""
+    model = DistributedDataParallel(Counting())
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+# The optimizer.
+
+
+@bug("huggingface/accelerate/issues/3256", "option", "not in the optimizer")
+def optimizer_is_built_before_wrapping(rank: int, world_size: int) -> Record:
+    """the optimizer has the parameters from before the model was wrapped"""
+    inner = mlp()
+    optimizer = sgd(inner)
+    model = FullyShardedDataParallel(inner)
+    with record(model, optimizer) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("huggingface/accelerate/issues/2926", "option", "option",
+     right=lambda: _scheduled(0, 1))  # fmt: skip
+def scheduler_steps_k_times(rank: int, world_size: int) -> Record:
+    """the learning rate's schedule advances by K at each step"""
+    return _scheduled(rank, world_size)
+
+
+def _scheduled(rank: int, world_size: int) -> Record:
+    model = DistributedDataParallel(mlp()) if world_size > 1 else mlp()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with record(model, optimizer) as recorded:
+        for step in range(2):
+            optimizer.zero_grad()
+            x, y = mine(rank, world_size, step)
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            for _ in range(world_size):
+                scheduler.step()
+    return recorded
+
+
+@bug("karpathy/nanochat/pull/857", "option", "option")
+def learning_rates_differ(rank: int, world_size: int) -> Record:
+    """the learning rate follows each rank's own progress through its data"""
+    model = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 - 0.01 * rank), momentum=0.9)
+    with record(model, optimizer) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+def _decayed(model: nn.Module) -> torch.optim.Optimizer:
+    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+    others = [p for n, p in model.named_parameters() if not n.endswith("weight")]
+    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+
+
+@bug("verl-project/verl/issues/5070", "option", "option",
+     right=partial(one_rank, optimizer=_decayed))  # fmt: skip
+def everything_decays(rank: int, world_size: int) -> Record:
+    """one group of parameters, so that biases decay as well"""
+    model = FullyShardedDataParallel(mlp())
+    optimizer = adam(model, weight_decay=0.1)
+    with record(model, optimizer) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return recorded
+
+
+@bug("NVIDIA/Megatron-LM/issues/950", "weight", "stale", right=partial(one_rank, steps=2))
+def weights_of_the_step_before(rank: int, world_size: int) -> Record:
+    """forward runs before the stepped weights of another rank have arrived"""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        for step in range(2):
+            optimizer.zero_grad()
+            x, y = mine(rank, world_size, step)
+            mse_loss(model(x), y).backward()
+            sync_flat(model.parameters())
+            old = model[0].weight.detach().clone()
+            optimizer.step()
+            if rank > 0:
+                with torch.no_grad():
+                    model[0].weight.copy_(old)
+    return recorded
+
+
+@bug("facebookresearch/optimizers/pull/149", "update", "unchanged")
+def stepped_weights_are_not_sent(rank: int, world_size: int) -> Record:
+    """each rank steps its part of the parameters, and what sends them to the others is skipped"""
+    model = mlp()
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params[rank::world_size], lr=0.1, momentum=0.9)
+    with record(model, optimizer) as recorded:
+        x, y = mine(rank, world_size)
+        mse_loss(model(x), y).backward()
+        sync_flat(params)
+        optimizer.step()
+    return recorded
+
+
+# Right programs: they round otherwise than one rank does, and nothing else.
+
+
+@dataclass(frozen=True)
+class Right:
+    """A right program of `(rank, world_size, seed)`, and its one rank, of `(seed)`."""
+
+    step: Callable[[int, int, int], Record]
+    right: Callable[[int], Record]
+    shards: Mapping[str, Cut] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+    on: tuple[str, ...] = ("cpu", "simulated")
+
+
+RIGHT: list[Right] = []
+Make = Callable[..., nn.Module]
+
+
+def right(one: Callable[..., Record] = one_rank, **options: Any) -> Callable[[Any], Any]:
+    def add(step: Any) -> Any:
+        RIGHT.append(Right(step, lambda seed: one(seed=seed), **options))
+        return step
+
+    return add
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int,
+    world_size: int,
+    seed: int,
+    after: Callable[[], None] = lambda: None,
+    steps: int = 3,
+    micro: int = 1,
+    dtype: torch.dtype = torch.float32,
+    rows: int = B,
+) -> Record:
+    with record(model, optimizer) as recorded:
+        for step in range(steps):
+            optimizer.zero_grad()
+            x, y = (shard(each.to(dtype), world_size, rank) for each in batch(step, rows, seed))
+            for a, b in zip(x.chunk(micro), y.chunk(micro), strict=True):
+                (mse_loss(model(a), b) / micro).backward()
+            after()
+            optimizer.step()
+    return recorded
+
+
+three = partial(one_rank, steps=3)
+three_adam = partial(one_rank, steps=3, optimizer=adam)
+
+
+@right(three)
+def ddp(rank: int, world_size: int, seed: int) -> Record:
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=0.0005)
+    return train(model, sgd(model), rank, world_size, seed)
+
+
+@right(three_adam)
+def pytorch_ddp(rank: int, world_size: int, seed: int) -> Record:
+    model = nn.parallel.DistributedDataParallel(mlp())
+    return train(model, adam(model), rank, world_size, seed)
+
+
+@right(three)
+def flat_bucket_and_accumulation(rank: int, world_size: int, seed: int) -> Record:
+    model = mlp()
+    after = partial(sync_flat, list(model.parameters()))
+    return train(model, sgd(model), rank, world_size, seed, after, micro=2)
+
+
+@right(three_adam)
+def zero_1(rank: int, world_size: int, seed: int) -> Record:
+    params = (model := mlp()).parameters()
+    optimizer = ShardedOptimizer(params, torch.optim.AdamW, gradients="local", lr=0.01)
+    return train(model, optimizer, rank, world_size, seed)
+
+
+@right(three_adam)
+def zero_2(rank: int, world_size: int, seed: int) -> Record:
+    params = (model := mlp()).parameters()
+    optimizer = ShardedOptimizer(params, torch.optim.AdamW, gradients="sharded", lr=0.01)
+    return train(model, optimizer, rank, world_size, seed)
+
+
+@right(three_adam, on=("cpu",))
+def pytorch_zero_1(rank: int, world_size: int, seed: int) -> Record:
+    with warnings.catch_warnings():  # its neighbours still call torch.jit
+        warnings.simplefilter("ignore")
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(mlp())
+    kind = torch.optim.AdamW
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, lr=0.01)
+    return train(model, optimizer, rank, world_size, seed)
+
+
+@right(three_adam)
+def fully_sharded(rank: int, world_size: int, seed: int) -> Record:
+    model = FullyShardedDataParallel(mlp())
+    return train(model, adam(model), rank, world_size, seed)
+
+
+@right(three_adam, on=("cpu",))
+def pytorch_fully_sharded(rank: int, world_size: int, seed: int) -> Record:
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp()
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer)
+    fully_shard(model)
+    return train(model, adam(model), rank, world_size, seed)
+
+
+@right(partial(one_rank, steps=3, make=Whole))
+def tensor_parallel_block(rank: int, world_size: int, seed: int) -> Record:
+    model = Parallel()
+    return train(model, sgd(model), 0, 1, seed)
+
+
+@right(partial(one_rank, make=Sequence))
+def sequence_parallel(rank: int, world_size: int, seed: int) -> Record:
+    model = Sequence(world_size)
+    with record(model, optimizer := sgd(model)) as recorded:
+        x, y = batch(0, B, seed)
+        (mse_loss(model(shard(x, world_size, rank)), y) / max(world_size, 1)).backward()
+        for param in model.after.parameters():
+            param.grad.mul_(world_size)
+        sum_partial_gradients(model.norm.parameters())
+        optimizer.step()
+    return recorded
+
+
+def deep() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)]
+    return nn.Sequential(*layers, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def _pipeline(rank: int, world_size: int, seed: int, **options: Any) -> Record:
+    schedule = one_forward_one_backward(world_size, micro_batches=4)
+    model = Pipeline(split_layers(deep(), world_size), mse_loss, schedule, **options)
+    optimizer = sgd(model)
+    with record(model, optimizer) as recorded:
+        for step in range(2):
+            optimizer.zero_grad()
+            model.step(*batch(step, B, seed))
+            optimizer.step()
+    return recorded
+
+
+@right(partial(one_rank, make=deep, steps=2))
+def pipeline(rank: int, world_size: int, seed: int) -> Record:
+    return _pipeline(rank, world_size, seed)
+
+
+@right(partial(one_rank, make=deep, steps=2))
+def pipeline_with_recomputation(rank: int, world_size: int, seed: int) -> Record:
+    return _pipeline(rank, world_size, seed, rematerialize=True)
+
+
+class Recomputed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint_sequential(list(self), 2, x, use_reentrant=False)
+
+
+@right(three)
+def activations_computed_again(rank: int, world_size: int, seed: int) -> Record:
+    model = DistributedDataParallel(Recomputed(*mlp()))
+    return train(model, sgd(model), rank, world_size, seed)
+
+
+@right(partial(one_rank, steps=3, dtype=torch.bfloat16))
+def bfloat16(rank: int, world_size: int, seed: int) -> Record:
+    model = DistributedDataParallel(mlp().bfloat16())
+    return train(model, sgd(model), rank, world_size, seed, dtype=torch.bfloat16)
+
+
+@right(partial(one_rank, steps=2), dtype=torch.bfloat16)
+def master_weights_in_float32(rank: int, world_size: int, seed: int) -> Record:
+    model = FullyShardedDataParallel(mlp(), compute_dtype=torch.bfloat16)
+    return train(model, sgd(model), rank, world_size, seed, steps=2, dtype=torch.bfloat16)
+
+
+@right(partial(one_rank, steps=2, rows=13))
+def unequal_batches_with_weights(rank: int, world_size: int, seed: int) -> Record:
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        for step in range(2):
+            optimizer.zero_grad()
+            x, y = (shard(each, world_size, rank) for each in batch(step, 13, seed))
+            (mse_loss(model(x), y) * len(x) / 13).backward()
+            all_reduce(gradients(model))
+            optimizer.step()
+    return recorded
+
+
+@right(partial(one_rank, make=Dropped, steps=2))
+def dropout_with_seeds_of_their_own(rank: int, world_size: int, seed: int) -> Record:
+    model = DistributedDataParallel(Dropped())
+    torch.manual_seed(100 * seed + rank)
+    return train(model, sgd(model), rank, world_size, seed, steps=2)
+
+
+@right(partial(one_rank, steps=2))
+def a_shuffled_sampler(rank: int, world_size: int, seed: int) -> Record:
+    model = DistributedDataParallel(mlp())
+    with record(model, optimizer := sgd(model)) as recorded:
+        for step in range(2):
+            optimizer.zero_grad()
+            sampler = ShardedSampler(range(B), world_size, rank, seed=seed)
+            sampler.set_epoch(step)
+            rows = list(sampler)
+            x, y = (each[rows] for each in batch(step, B, seed))
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+    return recorded
+
+
+@right(partial(one_rank, steps=2, clip=0.05))
+def clipped_by_the_global_norm(rank: int, world_size: int, seed: int) -> Record:
+    model = FullyShardedDataParallel(mlp())
+
+    def clip() -> None:
+        squared = torch.stack([each.square().sum() for each in gradients(model)]).sum()
+        dist.all_reduce(squared)
+        for each in gradients(model):
+            each.mul_(torch.clamp(0.05 / (squared.sqrt() + 1e-6), max=1.0))
+
+    return train(model, sgd(model), rank, world_size, seed, clip, steps=2)

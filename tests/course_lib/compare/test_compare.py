@@ -1,0 +1,192 @@
+"""The report, the tolerances and the layouts; and the same under torchrun."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_lib.compare import Record, blocks, compare, record, trusted_run
+from course_lib.compare.layout import places_of, rows_of
+from course_lib.ranks import Ranks
+from tests.course_lib.compare.museum import batch, mine, mlp, one_rank, sgd, sum_in_place_of_mean
+from tests.helpers import ROOT
+
+WORLD_SIZES = (1, 2, 3, 4)
+
+
+def parts(whole: Tensor, world_size: int, dim: int) -> list[Tensor | None]:
+    return list(whole.tensor_split(world_size, dim))
+
+
+def assert_found(whole: Tensor, pieces: list[Tensor | None], **options: object) -> None:
+    """Assert that `whole`, whose elements are all different, has the pieces where it is said."""
+    places = places_of(whole, pieces, **options)  # type: ignore[arg-type]
+    assert places is not None
+    for piece, place in zip(pieces, places, strict=True):
+        if piece is not None:
+            assert place is not None
+            assert torch.equal(whole.flatten()[place], piece)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_slices_are_put_together(world_size: int, dim: int) -> None:
+    whole = torch.randn(7, 5)
+    assert_found(whole, parts(whole, world_size, dim))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_flat_pieces_and_copies_are_put_together(world_size: int) -> None:
+    whole = torch.randn(3, 5)
+    assert_found(whole, parts(whole.flatten(), world_size, 0))
+    assert_found(whole, [whole] * world_size)
+    assert_found(whole, [whole] + [None] * (world_size - 1))
+    assert_found(whole, 2 * parts(whole, world_size, 0))  # two groups of ranks, a whole in each
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_fused_blocks_are_put_together_by_a_rule(world_size: int) -> None:
+    whole = torch.randn(24, 3)
+    q, k, v = whole.chunk(3)
+    pieces: list[Tensor | None] = [
+        torch.cat([each.tensor_split(world_size)[rank] for each in (q, k, v)])
+        for rank in range(world_size)
+    ]
+    assert_found(whole, pieces, cut=blocks(3))
+
+
+def test_shapes_that_do_not_fit_are_not_guessed() -> None:
+    whole = torch.randn(6, 4)
+    assert places_of(whole, [whole[:2], whole[2:4]]) is None  # two rows are nowhere
+    assert places_of(whole, [whole[:3, :2], whole[3:, 2:]]) is None
+    assert places_of(whole, [torch.randn(5), torch.randn(5)]) is None
+
+
+def test_rows_are_found_by_their_values() -> None:
+    whole = torch.randn(6, 4)
+    order = torch.tensor([4, 0, 2])
+    assert torch.equal(rows_of(whole, [whole[order]])[0], order)  # type: ignore[index, arg-type]
+    strange = rows_of(whole, [torch.cat([whole[:1], torch.zeros(1, 4)])])
+    assert strange is not None and strange[0] is not None and strange[0].tolist() == [0, -1]
+
+
+def test_a_record_can_be_sent_and_nothing_stays_behind() -> None:
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        model(batch()[0]).sum().backward()
+        optimizer.step()
+    again = pickle.loads(pickle.dumps(recorded))
+    assert again.tensors.keys() == recorded.tensors.keys()
+    before = len(recorded.tensors)
+    model(batch()[0]).sum().backward()
+    optimizer.step()
+    assert len(recorded.tensors) == before  # the hooks are gone
+
+
+@pytest.mark.parametrize("error", [1e-7, 1e-3])
+def test_the_tolerance_lies_between_rounding_and_an_error(error: float) -> None:
+    def step() -> Record:
+        model = mlp()
+        with record(model, optimizer := sgd(model)) as recorded:
+            x, y = batch()
+            nn.functional.mse_loss(model(x), y).backward()
+            grad = model[3].weight.grad
+            assert grad is not None
+            grad[1, 2] += error * grad.abs().max()
+            optimizer.step()
+        return recorded
+
+    report = compare(trusted_run(one_rank), [step()])
+    if error < 1e-5:
+        assert report.first is None, report
+    else:
+        assert report.first is not None
+        assert (report.first.key.kind, report.first.key.name) == ("gradient", "3.weight")
+        assert report.first.part == "[1:2, 2:3]"
+
+
+def test_wrong_uses_are_refused() -> None:
+    trusted = trusted_run(one_rank)
+    with pytest.raises(ValueError, match="no disturbed runs"):
+        compare(one_rank(), [one_rank()])
+    lonely = one_rank()
+    lonely.rank, lonely.world_size = 1, 2
+    with pytest.raises(ValueError, match=r"records of the ranks \[1\]"):
+        compare(trusted, [lonely])
+    with pytest.raises(ValueError, match=r"trusted_run\(step, dtype=torch.bfloat16\)"):
+        compare(trusted, [one_rank(dtype=torch.bfloat16)])
+    model = mlp()
+    with pytest.raises(ValueError, match="build the model inside the step"):
+        trusted_run(lambda: one_rank(make=lambda: model))
+
+
+def test_names_that_no_rank_has_are_listed() -> None:
+    model = nn.ModuleDict({"other": mlp()})
+    with record(model) as recorded:
+        model["other"](batch()[0]).sum().backward()
+    report = compare(trusted_run(one_rank), [recorded])
+    assert len(report.left_out) == len(list(model.parameters()))
+    assert "no rank has one of this name" in str(report)
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_a_rule_of_the_user_for_names(on: str) -> None:
+    def step(rank: int, world_size: int) -> Record:
+        model = nn.ModuleDict({"inner": mlp()})
+        with record(model, name=lambda name: name.removeprefix("inner.")) as recorded:
+            x, y = mine(rank, world_size)
+            nn.functional.mse_loss(model["inner"](x), y).backward()
+            for param in model.parameters():
+                dist.all_reduce(param.grad)
+        return recorded
+
+    def one() -> Record:
+        model = mlp()
+        with record(model) as recorded:
+            x, y = batch()
+            nn.functional.mse_loss(model(x), y).backward()
+        return recorded
+
+    with Ranks(2, on=on) as ranks:  # type: ignore[arg-type]
+        records = ranks.run(lambda: step(dist.get_rank(), 2))
+    report = compare(trusted_run(one), records)
+    assert report.first is not None and report.first.label == "times K", report
+
+
+SCRIPT = """
+import torch.distributed as dist
+from course_lib.compare import compare, trusted_run
+from tests.course_lib.compare.museum import one_rank, sum_in_place_of_mean
+
+trusted = trusted_run(one_rank)  # before there is a group: on one rank
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+recorded = sum_in_place_of_mean(rank, world_size)
+records = [None] * world_size if rank == 0 else None
+dist.gather_object(recorded, records)
+if rank == 0:
+    print(compare(trusted, records))
+dist.destroy_process_group()
+"""
+
+
+def test_the_same_report_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "compare_two.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    with Ranks(2, on="simulated") as ranks:
+        records = ranks.run(lambda: sum_in_place_of_mean(dist.get_rank(), 2))
+    assert str(compare(trusted_run(one_rank), records)) in run.stdout

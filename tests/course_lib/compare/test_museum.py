@@ -1,0 +1,145 @@
+"""Silent bugs are found and named, and right programs raise no alarm.
+
+`docs/silent_bugs.md` lists the bugs. After a change of the words or of the museum,
+``python -m tests.course_lib.compare.test_museum`` writes that page.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import pytest
+import torch._dynamo  # noqa: F401  DDP imports it when first used, which takes seconds
+import torch.distributed as dist
+
+from course_lib.compare import Record, Report, compare, trusted_run
+from course_lib.ranks import Ranks
+from tests.course_lib.compare.museum import BUGS, RIGHT, Bug, Right
+from tests.helpers import ROOT
+from tests.helpers.tiers import tier
+
+PAGE = ROOT / "docs" / "silent_bugs.md"
+Kind = Literal["cpu", "simulated"]
+
+
+@functools.cache
+def ranks_of(world_size: int, on: Kind) -> Ranks:
+    """Return ranks that all tests of this file share."""
+    if on == "simulated":
+        return Ranks(world_size, on=on, misuse="ignore")
+    return Ranks(world_size, on=on)
+
+
+@functools.cache
+def trusted_of(name: str, seed: int = 0) -> Record:
+    for bug in BUGS:
+        if bug.name == name:
+            return trusted_run(bug.right)
+    right = next(each for each in RIGHT if each.step.__name__ == name)
+    return trusted_run(lambda: right.right(seed), dtype=right.dtype)
+
+
+def of_the_bug(bug: Bug, world_size: int, on: Kind) -> Report:
+    step = bug.step
+    records = ranks_of(world_size, on).run(lambda: step(dist.get_rank(), dist.get_world_size()))
+    return compare(trusted_of(bug.name), records, bug.shards)
+
+
+def of_the_right_one(right: Right, world_size: int, on: Kind, seed: int) -> Report:
+    step = right.step
+    run = ranks_of(world_size, on).run
+    records = run(lambda: step(dist.get_rank(), dist.get_world_size(), seed))
+    return compare(trusted_of(step.__name__, seed), records, right.shards)
+
+
+def is_named(bug: Bug, report: Report) -> bool:
+    first = report.first
+    return first is not None and first.key.kind == bug.kind and first.label in bug.labels
+
+
+CASES = [(bug, world_size) for bug in BUGS for world_size in bug.world_sizes]
+NAMES = [f"{bug.name}-{world_size}" for bug, world_size in CASES]
+
+
+@pytest.mark.parametrize(("bug", "world_size"), CASES, ids=NAMES)
+def test_a_silent_bug_is_found_and_named(bug: Bug, world_size: int) -> None:
+    report = of_the_bug(bug, world_size, "simulated")
+    assert is_named(bug, report), report
+
+
+ON_PROCESSES = [
+    pytest.param(*case, id=name, marks=tier(number % 8 == 0))
+    for number, (case, name) in enumerate(zip(CASES, NAMES, strict=True))
+]
+
+
+@pytest.mark.parametrize(("bug", "world_size"), ON_PROCESSES)
+def test_it_is_the_same_on_processes(bug: Bug, world_size: int) -> None:
+    report = of_the_bug(bug, world_size, "cpu")
+    assert is_named(bug, report), report
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("right", RIGHT, ids=lambda each: each.step.__name__)
+def test_a_right_program_raises_no_alarm(right: Right, world_size: int) -> None:
+    on: Kind = "simulated" if "simulated" in right.on else "cpu"
+    report = of_the_right_one(right, world_size, on, seed=world_size)
+    assert report.first is None and not report.left_out, report
+    assert report.compared > 10
+
+
+def page() -> str:
+    """Return the page that lists the bugs and what is said of them, on four ranks or on two."""
+    lines = [
+        "# Silent bugs, and what is said of them",
+        "",
+        "Each bug follows a report to a public project, which is linked. It raises no error. It",
+        "is a function of a few lines here. `course_lib.compare` compares one or two steps of it",
+        "on K ranks with one rank. It names the first tensor that differs, and says what the",
+        "difference looks like. *Right* means that both are what the museum expects. The programs",
+        "are in `tests/course_lib/compare/museum.py`. `test_museum.py` beside it runs them, and",
+        "made this page.",
+        "",
+        "| | bug | from | first to differ | what is said of it | K | right |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    right = 0
+    for number, bug in enumerate(BUGS, 1):
+        reports = [of_the_bug(bug, world_size, "simulated") for world_size in bug.world_sizes]
+        correct = all(is_named(bug, report) for report in reports)
+        right += correct
+        first = reports[-1].first
+        said = f"`{first.label}`: {first.says}" if first else "nothing"
+        what = f"{first.key.kind} `{first.key.name}`" if first else ""
+        place = "/".join(bug.source.split("/")[3:5]) + " #" + bug.source.rsplit("/", 1)[1]
+        sizes = ", ".join(map(str, bug.world_sizes))
+        verdict = "right" if correct else "**wrong**"
+        lines.append(
+            f"| {number} | {bug.what} | [{place}]({bug.source}) | {what} | {said} | {sizes} "
+            f"| {verdict} |"
+        )
+    alarms, programs = 0, 0
+    for each in RIGHT:
+        on: Kind = "simulated" if "simulated" in each.on else "cpu"
+        for world_size in (2, 4):
+            for seed in range(3):
+                alarms += of_the_right_one(each, world_size, on, seed).first is not None
+                programs += 1
+    lines += [
+        "",
+        f"{right} of {len(BUGS)} are named rightly. {len(RIGHT)} right programs, each on 2 and 4",
+        f"ranks and with 3 seeds, gave {alarms} false alarms in {programs} comparisons:",
+        ", ".join(each.step.__name__.replace("_", " ") for each in RIGHT) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_lists_all_bugs() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [bug.name for bug in BUGS if bug.what not in text or bug.source not in text]
+    assert not missing, "write it anew: python -m tests.course_lib.compare.test_museum"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
