@@ -218,7 +218,8 @@ CHECKS = {
         may_change=["weights"],
         cases=in_many_forms(
             Case("α = 0.1", 1, {"shapes": [(3, 2), (5,), ()], "lr": 0.1}),
-            Case("α = 0.5", 1, {"shapes": [(4, 3), (2,)], "lr": 0.5}),
+            # In float64, and a rate that float32 does not hold.
+            Case("α = 0.3", 1, {"shapes": [(4, 3), (2,)], "lr": 0.3}),
             Case(
                 "α = 0.25, a frozen parameter",
                 1,

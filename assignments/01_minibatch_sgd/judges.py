@@ -472,7 +472,7 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             "the square root of the variance": theory**0.5,
         }
         near = chance / max(theory, 1e-30)  # by chance, relative
-        close = (name for name, other in others.items() if abs(first - other) <= near * other)
+        close = [name for name, other in others.items() if abs(first - other) <= near * other]
         right = (
             "It is the mean of |g_B - ∇F|², over num_batches batches that are drawn anew from all "
             "rows, and over all parameters together."
@@ -480,9 +480,9 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         raise Wrong(
             f"{asked} is {first:.5g}, expected {theory:.5g}; chance moves a right answer by up to "
             f"{chance:.2g}",
-            # Near is not equal: other mistakes may come as near.
-            f"This is about {name}. If that is not what you compute: {right}"
-            if (name := next(close, ""))
+            # Near is not equal: where it is near to several, it tells nothing.
+            f"This is about {close[0]}. If that is not what you compute: {right}"
+            if len(close) == 1
             else right,
         )
     if first != second:

@@ -181,7 +181,7 @@ CHECKS = {
                 "2 ranks, 4 rows each, squared error",
                 *(2, {"rows": [4, 4], "lr": 0.1, "loss": "mse_loss"}),
             ),
-            Case("3 ranks, 4, 3 and 3 rows", 3, {"rows": [4, 3, 3]}),
+            Case("3 ranks, 4, 3 and 3 rows", 3, {"rows": [4, 3, 3], "lr": 0.6}),
             Case("4 ranks, 5, 1, 2 and 8 rows, in two groups", 4, {"rows": [5, 1, 2, 8]}),
             Case("3 ranks, smooth error", 3, {"rows": [2, 5, 3], "loss": "smooth_l1_loss"}),
             Case(
@@ -189,6 +189,11 @@ CHECKS = {
                 3,
                 {"rows": [3, 2, 4], "lr": 0.3, "loss": "nll_loss"},
                 ONE_ALONE,
+            ),
+            Case(
+                "2 ranks, .grad is not empty",
+                *(2, {"rows": [4, 3], "lr": 0.2, "loss": "mse_loss", "filled": True}),
+                Form(training=False),
             ),
         ),
         in_turn=[(2, 5)],

@@ -417,7 +417,8 @@ CHECKS = {
             from_all_of_a_node,
             time_within(
                 two_level_time,
-                hint="Messages to other nodes take long: each rank sends 1/L of the tensor there.",
+                hint="Messages to other nodes take long. Reduce-scatter inside the node first: "
+                "then each rank sends only its chunk, n/L, to other nodes.",
             ),
             receives_at_least(whole_sum),
         ],

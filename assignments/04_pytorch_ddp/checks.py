@@ -118,13 +118,14 @@ def script_case(name, k, kind, steps, rows, lr, **more):
     return Case(name, k, {"kind": kind, "steps": steps, "rows": rows, "lr": lr, **more})
 
 
-def mended(name, kind, *more, modes=(True, False), tolerance=None):
+def mended(name, kind, *more, modes=(True, False), tolerance=None, expects=()):
     """Return the check of an exhibit whose batches are given, with the cases that all have."""
     return task(
         name,
         inputs=script_inputs,
         program=script_program,
         judges=[equals(with_script(), SCRIPT_MISTAKES, tolerance=tolerance)],
+        expects=expects,
         cases=in_many_forms(
             script_case("1 rank", 1, kind, 2, 3, 0.2),
             script_case("2 ranks", 2, kind, 3, 4, 0.1, loss="mse_loss"),
@@ -277,6 +278,8 @@ CHECKS = {
                 **{"length": 21, "batch_size": 3, "accumulate": 3, "loss": "smooth_l1_loss"},
             ),
             epochs_case("2 ranks, a frozen layer", 2, **MARGIN, epochs=[0, 1, 2], frozen=[0, 1]),
+            epochs_case("2 ranks, 14 rows, windows of 3", 2, length=14, accumulate=3, lr=0.1),
+            epochs_case("2 ranks, .grad is not empty", 2, length=8, accumulate=2, filled=True),
             **EXACT,
         ),
         in_turn=[(1, 4)],
@@ -376,7 +379,14 @@ CHECKS = {
         script_case(
             "2 ranks, large gradients", 2, "plain", 2, 3, 1e-31, loss="mse_loss", large=1e30
         ),
-        tolerance={"float32": 2e-2, "float64": 2e-2},  # gradients may travel in bfloat16
+        tolerance={"float32": 2e-2, "float64": 2e-2},  # gradients travel in bfloat16
+        expects=[
+            sends_at_most(
+                lambda case, rank: 2 * NUMEL * case.parameters["steps"] + SMALL,
+                besides=["broadcast"],
+                hint="Gradients travel in bfloat16, 2 bytes for each number.",
+            )
+        ],
     ),
     "diagnoses": task(
         "diagnoses",

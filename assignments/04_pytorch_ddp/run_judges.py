@@ -23,6 +23,7 @@ from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
     SHAPES,
+    fill,
     looking_at,
     loss_of,
     make_model,
@@ -100,6 +101,9 @@ SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
     "the share of the group's first rank": {"me": 0},
     "batches without the last, short one": {"short": False},
     "all rows in one batch": {"batch_size": 10**9},
+    "batches of one row: batch_size counts the rows of this rank's batch, not of all ranks'": {
+        "batch_size": 1
+    },
 }
 
 
@@ -199,9 +203,12 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
     """Draw the same rows for all ranks, and other weights for each.
 
     The case has ``length``, ``batch_size``, ``accumulate``, ``epochs`` (their numbers), ``seed``
-    and ``lr``, and may have ``loss`` and ``frozen``, positions of parameters.
+    and ``lr``, and may have ``loss``, ``frozen``, positions of parameters, and ``filled``: whether
+    every ``.grad`` holds something before, the same on all ranks.
     """
     p = case.parameters
+    filled = p.get("filled", False)
+    before = [torch.randn(shape, generator=generator) for shape in SHAPES] if filled else None
     x = torch.randn(p["length"], FEATURES, generator=generator)
     y = torch.randn(p["length"], CLASSES, generator=generator)
     loss = p.get("loss", "cross_entropy")
@@ -214,6 +221,7 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
             "y": targets_of(loss, y),
             "weights": [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES],
             "scale": 1 + torch.rand((), generator=generator),
+            "before": before,
         }
         for _ in range(case.world_size)
     ]
@@ -234,6 +242,7 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
                 seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
 
         module = scaled_model(mine["weights"], mine["scale"], mine["frozen"])
+        fill(module, mine["before"])
         next(module.children()).register_forward_pre_hook(note)
         model = given.model(module)
         losses = call(train, model, loss_of(mine["loss"]), mine, given)
@@ -257,6 +266,8 @@ def with_epochs(
     scale: str = "rows",
     loss: str = "all",
     carry: float = 0,
+    at_first: float = 0,
+    incomplete: Matrix | None = None,
     **sampler: Any,
 ) -> Oracle:
     """Return the oracle of a training function, right or with a mistake.
@@ -271,6 +282,8 @@ def with_epochs(
         loss: of a step that is returned: ``all`` rows, this rank's ``own`` or its ``part`` of the
             mean, their ``sum``, or the mean of the micro-batches' means, ``micro``.
         carry: how much of the last step's gradient is still in it.
+        incomplete: how gradients are mixed in a window of fewer micro-batches; by default alike.
+        at_first: how much of what ``.grad`` held before is in the first step.
         **sampler: mistakes of `windows_of`.
 
     """
@@ -278,10 +291,12 @@ def with_epochs(
     def run(case: Case, inputs: Sequence[Any]) -> _Run:
         p, k = {**case.parameters, **sampler}, len(inputs)
         models = [_replica(inputs, i if start == "own" else 0, i, buffers) for i in range(k)]
-        matrix = mix(torch.ones(k, dtype=torch.float64))
-        last = [[torch.zeros(()).double() for _ in SHAPES] for _ in models]
+        before = inputs[0]["before"] or [torch.zeros(()) for _ in SHAPES]
+        last = [[each.double() for each in before] for _ in models]
         steps = []
-        for window in windows_of(p, k):
+        for number, window in enumerate(windows_of(p, k)):
+            here = incomplete if incomplete and len(window) < p["accumulate"] else mix
+            matrix = here(torch.ones(k, dtype=torch.float64))
             shares = [
                 _share(model, inputs[j], [micro[j] for micro in window], scale, p)
                 for j, model in enumerate(models)
@@ -291,7 +306,7 @@ def with_epochs(
                     if n in inputs[0]["frozen"]:
                         continue
                     mixture = sum(matrix[i, j] * shares[j][1][n] for j in range(k))
-                    last[i][n] = mixture + carry * last[i][n]
+                    last[i][n] = mixture + (carry if number else at_first) * last[i][n]
                     param.data -= p["lr"] * last[i][n]
             steps.append([share[2] if loss == "micro" else share[0] for share in shares])
         return models, steps
@@ -396,7 +411,14 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "the weights before training: no step was taken (an iterable may be walked once only)": (
         with_epochs(lambda rows: 0 * own(rows))
     ),
-    "a run whose gradients are never cleared: zero_grad is missing": with_epochs(carry=1),
+    "a run whose gradients are never cleared: zero_grad is missing": with_epochs(
+        carry=1, at_first=1
+    ),
+    "a run with what .grad held before it: clear it before the first backward": with_epochs(
+        at_first=1
+    ),
+    "a run in which a last window of fewer micro-batches was not averaged: its last backward is "
+    "outside no_sync, too": with_epochs(incomplete=own),
     "the loss of this rank's own rows: average it as well": with_epochs(loss="own"),
     "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
     "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all": (

@@ -7,7 +7,7 @@ frozen or used twice, on each rank and in each micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -475,10 +475,13 @@ def one_order(case: Case, observed: Observed, trace: Trace) -> None:
             )
 
 
-def where(key: str, hint: str, expectation: Expectation, **hints: str) -> Expectation:
+def where(
+    key: str, hint: str, expectation: Expectation, late: Mapping[str, str] | None = None
+) -> Expectation:
     """Return the expectation with a hint, for the cases whose parameters have `key`.
 
-    `hints`: another key → the hint for cases that have it as well.
+    `late`: the hints where no all-reduce begins during backward: another key → the one for cases
+    that have it as well; "" → for all others.
     """
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
@@ -486,10 +489,32 @@ def where(key: str, hint: str, expectation: Expectation, **hints: str) -> Expect
             try:
                 expectation.test(case, observed, trace)
             except Wrong as wrong:
-                told = [more for other, more in hints.items() if case.parameters.get(other)]
-                raise Wrong(wrong.message, (told or [hint])[0]) from None
+                words = hint
+                if late and not begins_during_backward(case, trace):
+                    keys = (other for other in late if not other or case.parameters.get(other))
+                    words = late[next(keys)]
+                raise Wrong(wrong.message, words) from None
 
     return Expectation(test)
+
+
+def begins_during_backward(case: Case, trace: Trace) -> bool:
+    """Return whether an all-reduce begins before its step's backward is over, on any rank.
+
+    That of a bucket which the last layer of a backward completes begins when it is over.
+    """
+    for rank in range(case.world_size):
+        me, over, layers = case.members(rank).index(rank), set(), 0
+        for step in case.parameters["steps"]:
+            layers += sum(len(order_of(batch, me)) for batch in step)
+            over.add(layers)
+        busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+        for event in operations(trace, rank, ["all_reduce"]):
+            # In seconds: computations one right after the other may be one event.
+            spent = sum(e.end - e.start for e in busy if e.end <= event.start + 1e-12)
+            if round(spent / case.parameters["seconds"]) not in over:
+                return True
+    return False
 
 
 def overlapped_time(case: Case, network: Network) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,9 @@ def _never_written(got: Tensor, expected: Tensor) -> str:
     told = "what memory of torch.empty holds in a check until something is written into it"
     if got.is_floating_point():
         found = bool(got.isnan() & ~expected.isnan())
-        return f"nan is {told}. (0/0 is nan, too.)" if found else ""
+        most = f"{torch.finfo(got.dtype).max:.5g}"
+        more = f"0/0 is nan, too, and so is inf - inf: {_name(got.dtype)} is inf beyond {most}."
+        return f"nan is {told}. ({more})" if found else ""
     whole = not got.is_complex() and got.dtype != torch.bool
     return f"This is {told}." if whole and int(got) == torch.iinfo(got.dtype).max else ""
 
@@ -172,10 +174,12 @@ def expect_equal(
         what: whose it is: ``rank 2``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        lookalikes: mistake → what it gives, of the structure of `right` or a part of it.
+        lookalikes: mistake → what it gives, of the structure of `right` or a part of it. One is
+            named if it gives all that is wrong.
 
     """
     expected, values = dict(leaves(right)), dict(leaves(got, like=right))
+    options: dict[str, Any] = {"rtol": rtol, "atol": atol}
     for place, wanted in expected.items():
         name = f"{what}: {place}" if place else what
         if place not in values:
@@ -192,26 +196,52 @@ def expect_equal(
                 message = f"{name}: expected {wanted!r}, got {got}"
                 raise Wrong(message, expected=repr(wanted), got=got)
         else:
-            options: dict[str, Any] = {"rtol": rtol, "atol": atol}
-            judge = expect_close if isinstance(wanted, Tensor) else expect_number
             try:
-                judge(value, wanted, name, **options)
+                _judge_of(wanted)(value, wanted, name, **options)
             except Wrong as wrong:
-                known = [(words, dict(leaves(it)).get(place)) for words, it in _items(lookalikes)]
-                for mistake, theirs in known:
-                    if _passes(judge, value, theirs, name, options):
-                        raise wrong.with_hint(f"This equals {mistake}.") from None
-                for mistake, theirs in known:
-                    if _equals_where_wrong(value, theirs, wanted, options):
-                        hint = f"Where it is wrong, this equals {mistake}."
-                        raise wrong.with_hint(hint) from None
-                raise
+                hint = _known_mistake(values, expected, place, lookalikes, options)
+                raise (wrong.with_hint(hint) if hint else wrong) from None
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{what}: {min(extra)} was not asked for")
 
 
-def _items(lookalikes: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
-    return () if lookalikes is None else lookalikes.items()
+def _judge_of(wanted: Any) -> Any:
+    return expect_close if isinstance(wanted, Tensor) else expect_number
+
+
+def _known_mistake(
+    values: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    first: str,
+    lookalikes: Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> str:
+    """Return a hint if all that is wrong in an answer is what one mistake gives, else nothing.
+
+    One value may be that of a mistake by chance. A mistake that gives some of the values only must
+    give the `first` wrong one, and says nothing about those that it lacks.
+    """
+    if lookalikes is None:
+        return ""
+    apart = [
+        place
+        for place, wanted in expected.items()
+        if isinstance(wanted, Tensor | float)
+        and place in values
+        and not _passes(values[place], wanted, wanted, options)
+    ]
+    known = [(words, dict(leaves(each))) for words, each in lookalikes.items()]
+    known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
+    for begin, fits in (("This", _passes), ("Where it is wrong, this", _equals_where_wrong)):
+        for words, theirs in known:
+            if all(
+                _passes(values[p], theirs[p], expected[p], options)
+                or fits(values[p], theirs[p], expected[p], options)
+                for p in apart
+                if p in theirs
+            ):
+                return f"{begin} equals {words}."
+    return ""
 
 
 def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
@@ -225,11 +255,12 @@ def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> b
     )
 
 
-def _passes(judge: Any, value: Any, right: Any, what: str, options: dict[str, Any]) -> bool:
-    if right is None:
+def _passes(value: Any, mistake: Any, right: Any, options: dict[str, Any]) -> bool:
+    """Return whether a value is that of a mistake, where this one is `right`."""
+    if mistake is None:
         return False
     try:
-        judge(value, right, what, **options)
+        _judge_of(right)(value, mistake, "", **options)
     except Wrong:
         return False
     return True

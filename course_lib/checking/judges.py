@@ -43,7 +43,7 @@ def equals(
         oracle: gives the right value. Its keys are the words of the report:
             ``{"gradient of parameter {}": [...]}`` says "rank 2: gradient of parameter 1".
         mistakes: words → what that mistake gives; it may have some of the oracle's keys only. The
-            one that a rank's wrong element equals becomes the hint.
+            one that gives all that is wrong in a rank's answer becomes the hint.
         named: gives more mistakes, words → value, where the words depend on the case. They are
             looked at first.
         tolerance: dtype → allowed relative error, where it is not that of `TOLERANCE`.

@@ -163,7 +163,7 @@ class CheckReport:
                 lines.append(textwrap.indent(first.detail, _IN))
                 explained = True
             if others:
-                names = " · ".join(map(self.title_of, others))
+                names = _the_first(list(map(self.title_of, others)))
                 lines += _wrapped(f"{self.the_same(len(others))}: {names}")
         lines += [f"  {self.points}"] if self.points else []
         return "\n".join(lines)
@@ -187,6 +187,11 @@ def _by_cause(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
         [first, *sorted(others, key=lambda each: order[id(each)])]
         for first, *others in causes.values()
     ]
+
+
+def _the_first(names: Sequence[str], most: int = 2) -> str:
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return " · ".join([*names[:most], *more])
 
 
 def _wrapped(text: str) -> list[str]:

@@ -27,7 +27,9 @@ from course_lib.checking.answers import expect_form, form_seen_by
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
 from course_lib.checking.causes import degenerate
 from course_lib.checking.judges import Judge, form_of
+from course_lib.checking.on_ranks.effects import tensors_in
 from course_lib.checking.on_ranks.given import Program, RankProgram
+from course_lib.checking.on_ranks.wire import encode
 from course_lib.checking.side_effects import effects_of, raise_first
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
@@ -90,7 +92,7 @@ def task(
         RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
         dressed,
         _TaskJudge(tuple(judges), tuple(may_change)),
-        from_plain(_in_turn([_with_its_form(case) for case in cases], in_turn)),
+        from_plain(_in_turn([_with_its_form(case, inputs) for case in cases], in_turn)),
         seconds,
         tuple(expects),
         dict(worth or {}),
@@ -178,11 +180,25 @@ def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[C
     return (*cases, *made)
 
 
-def _with_its_form(case: Case) -> Case:
-    """Return the case, whose name says in which dtype and layout its tensors come."""
-    plain, form = Form(), case.form
-    special = [form.dtype] * (form.dtype != plain.dtype)
-    special += [form.layout] * (form.layout != plain.layout)
+def _with_its_form(case: Case, inputs: Inputs) -> Case:
+    """Return the case, whose name says in which dtype and layout its tensors come.
+
+    It says so only where that changes an input: numbers of Python have none, and a vector cannot be
+    transposed.
+    """
+    plain, form, special = Form(), case.form, []
+
+    def drawn(case: Case) -> list[Any]:
+        return _drawn(inputs, case, torch.Generator().manual_seed(0))
+
+    if form.dtype != plain.dtype:
+        in_plain_dtype = replace(case, form=replace(form, dtype=plain.dtype))
+        if [*map(encode, drawn(case))] != [*map(encode, drawn(in_plain_dtype))]:
+            special.append(form.dtype)
+    if form.layout != plain.layout:
+        least = 2 if form.layout == "transposed" else 1
+        if any(tensor.dim() >= least for tensor in tensors_in(drawn(case))):
+            special.append(form.layout)
     return replace(case, name=f"{case.name} ({', '.join(special)})") if special else case
 
 

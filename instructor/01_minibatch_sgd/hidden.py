@@ -10,7 +10,7 @@ HIDDEN = {
         Case("10 single rows", 1, {"n": 10, "batch_size": 1, "drop_last": False, "epochs": 3000}),
     ),
     "sgd_step": in_many_forms(
-        Case("a rate of 0.3", 1, {"shapes": [(2, 5), (3, 3)], "lr": 0.3}),
+        Case("a rate of 0.6", 1, {"shapes": [(2, 5), (3, 3)], "lr": 0.6}),
         Case("the first one frozen", 1, {"shapes": [(2,), (4, 2)], "lr": 0.7, "frozen": [0]}),
         dtypes=("float64", "bfloat16"),
     ),

@@ -160,7 +160,7 @@ climbs: the sign is wrong
     param -= lr * param.grad → param += lr * param.grad
 forgets_the_rate: the learning rate 1
     param -= lr * param.grad → param -= param.grad
-fixed_rate: α = 0.5
+fixed_rate: α = 0.3
     param -= lr * param.grad → param -= 0.1 * param.grad
 on_a_copy: update its own memory
     param -= lr * param.grad → param = param - lr * param.grad
@@ -174,7 +174,7 @@ clears: gradient 0 after the step is None
     param -= lr * param.grad → …; param.grad = None
 scales_the_gradient: gradient 0 after the step
     param -= lr * param.grad → param -= param.grad.mul_(lr)
-walks_twice: α = 0.5
+walks_twice: α = 0.3
     for param in params:
   → any(p.grad is None for p in params)
   → …
@@ -791,6 +791,8 @@ a_float32_tensor_comes_back passes
 edits_of(sgd_step__in_no_grad)("""
 into_the_copy_of_reshape: .contiguous() and .reshape() make a copy
     param -= lr * param.grad → param.reshape(-1).sub_(lr * param.grad.reshape(-1))
+a_rate_in_float32: it went through float32
+    lr * param.grad → torch.tensor(lr) * param.grad
 a_step_in_bfloat16: in every operation
     param -= lr * param.grad → param -= (lr * param.grad.bfloat16()).to(param.dtype)
 """)

@@ -331,6 +331,11 @@ divides_again: divided by the number of ranks once more
     param -= lr * param.grad → … / dist.get_world_size(group)
 climbs: the sign is wrong
     param -= lr * param.grad → param += lr * param.grad
+clears_after_the_step: what .grad held before
+    model.zero_grad() → pass
+    return loss.item() → model.zero_grad(); return loss.item()
+rounds_the_rate: it went through float32
+    lr * param.grad → torch.tensor(lr) * param.grad
 never_zeroes: zero_grad is missing
     model.zero_grad() → pass
 never_zeroes_copies: zero_grad is missing

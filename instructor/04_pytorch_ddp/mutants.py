@@ -90,6 +90,7 @@ def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
             window, batches = batches[:accumulate], batches[accumulate:]
             count = sum(len(batch) for batch in window)
             shown = torch.zeros(())
+            optimizer.zero_grad()
             for batch in window:
                 last = batch is window[-1]
                 with nullcontext() if last else ddp.no_sync():
@@ -97,7 +98,6 @@ def train__no_sync(model, loss_fn, x, y, lr, batch_size, accumulate, epochs, see
                     loss.backward()
                 shown += loss.detach()
             optimizer.step()
-            optimizer.zero_grad()
             dist.all_reduce(shown, group=group)
             losses.append(shown.item() / k)
     return losses
@@ -158,6 +158,11 @@ def train__whole_window_at_once(
 
 
 edits_of(train__no_sync)("""
+syncs_full_windows_only: fewer micro-batches was not averaged
+    nullcontext() if last else → nullcontext() if last and len(window) == accumulate else
+clears_after_the_step: what .grad held before
+    optimizer.zero_grad() → pass
+    losses.append → optimizer.zero_grad(); losses.append
 syncs_every_micro_batch: once per optimizer step, not once per micro-batch
     nullcontext() if last else ddp.no_sync() → nullcontext()
 forward_outside_no_sync: once per optimizer step, not once per micro-batch
@@ -775,7 +780,7 @@ def exhibit_6__divides(model, loss_fn, batches, lr, group=None):
 
 
 edits_of(exhibit_6__divides)("""
-in_full passes
+in_full: Gradients travel in bfloat16
     .to(torch.bfloat16) → .clone()
 converts passes
     wire = param.grad.to(torch.bfloat16)

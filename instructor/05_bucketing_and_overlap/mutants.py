@@ -66,17 +66,17 @@ forward_order: not in reverse order
     reversed(range(len(params))) → range(len(params))
 forward_inside: not in reverse order
     sorted(buckets, key=min, reverse=True) → [sorted(b) for b in buckets]
-cap_ignored: first_cap is 16 B
+cap_ignored: min(cap, first_cap) = 16 B
     if bucket and filled + param.nbytes > limit: → if False:
-closes_after_the_cap: [[5, 4], [3, 2, 1], [0]] has 32 B, first_cap is 16 B
+closes_after_the_cap: [[5, 4], [3, 2, 1], [0]] has 32 B, the first cap is min(cap, first_cap) = 16 B
     if bucket and filled + param.nbytes > limit: → if bucket and filled > limit:
-first_is_not_small: first_cap is 16 B
+first_is_not_small: min(cap, first_cap) = 16 B
     min(cap, first_cap) → cap
 all_are_small: still has room
     [], 0, cap → [], 0, limit
-first_above_the_cap: first_cap is 8 B
+first_above_the_cap: min(cap, first_cap) = 8 B
     min(cap, first_cap) → first_cap
-counts_elements: first_cap is 16 B
+counts_elements: min(cap, first_cap) = 16 B
     param.nbytes → param.numel()
 one_each: still has room
     if bucket and filled + param.nbytes > limit: → if bucket:
@@ -328,7 +328,7 @@ forgets_to_wait: never waits for the handle
     work.wait() → pass
 waits_in_the_hook (simulated, grader): Launch a bucket in the hook that completes it
     sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
-all_in_finish (simulated, grader): Launch a bucket in the hook that completes it
+all_in_finish (simulated, grader): must keep its own bucket
     param.register_post_accumulate_grad_hook(hook) → pass
 one_for_each_hook (simulated, grader): Launch a bucket in the hook that completes it
     while len(sent) < len(buckets) and → if len(sent) < len(buckets) and
@@ -604,7 +604,7 @@ no_sync_ignored: This equals the mean of the first micro-batch
     if local: → if False:
 no_sync_loses_gradients: what .grad held before is lost
     local.pop() → …; [setattr(p, 'grad', None) for p in params]
-no_sync_for_ever (simulated, grader): Launch a bucket in the hook that completes it
+no_sync_for_ever (simulated, grader): must keep its own bucket
     local.pop() → pass
     ready, sent, local = set(), [], [] → ready, sent, local = set(), [], [True]
 zeros_for_those_that_are_not_ready: there was no gradient yet in what was sent
@@ -636,14 +636,14 @@ returns_finish_only: expected (finish, no_sync)
     return finish, no_sync → return finish
 no_sync_is_missing: no_sync is NoneType, expected a function
     return finish, no_sync → return finish, None
-stays_quiet (simulated, grader): 0 % of the time in all_reduce
+stays_quiet (simulated, grader): Then no_sync did not end here
     local.pop() → pass
 swallows_exceptions: no_sync swallows an exception
     finally:
   → except Exception:
   →     pass
   → finally:
-quiet_after_an_exception (simulated, grader): an exception leaves no_sync
+quiet_after_an_exception (simulated, grader): Then no_sync did not end here
     try:
         yield
     finally:
@@ -657,7 +657,7 @@ one_flag_for_all_models: two steps with no_sync
     if local: → if flag[0]:
     local.append(True) → flag[0] = True
     local.pop() → flag[0] = False
-one_counter_for_all_models (simulated, grader): another model in no_sync
+one_counter_for_all_models (simulated, grader): another model's no_sync counts here
     group=None): → group=None, local=[]):
     ready, sent, local = set(), [], [] → ready, sent = set(), []
 caps_of_the_first_call: Each bucket leaves once per step

@@ -91,7 +91,8 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights and other rows for every rank, for two steps.
 
     The case has ``rows``, a number per rank; in the second step each has one more. It may have
-    ``lr`` (default 0.5) and ``loss``, the name of a function of ``torch.nn.functional``.
+    ``lr`` (default 0.5), ``loss``, the name of a function of ``torch.nn.functional``, and
+    ``filled``: whether every ``.grad`` holds something before, the same on all ranks.
     """
 
     def randn(*shape: int) -> Tensor:
@@ -102,8 +103,10 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
 
     weights = [0.3 * randn(*shape) for shape in SHAPES]
     loss = case.parameters.get("loss", "cross_entropy")
+    before = [randn(*shape) for shape in SHAPES] if case.parameters.get("filled") else None
     return [
         {
+            "before": before,
             "lr": case.parameters.get("lr", 0.5),
             "loss": loss,
             "weights": weights,
@@ -117,12 +120,19 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
 def step_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
     model, loss_fn = given.model(make_model(mine["weights"])), loss_of(mine["loss"])
+    fill(model, mine["before"])
     losses = [
         step(model, loss_fn, x, y, mine["lr"], group=given.group)
         for x, y in zip(mine["x"], mine["y"], strict=True)
     ]
     weights = [param.detach() for param in model.parameters()]
     return {"parameter {} after two steps": weights, "loss returned by step {}": losses}
+
+
+def fill(model: nn.Module, gradients: Sequence[Tensor] | None) -> None:
+    """Put copies of these gradients into ``.grad`` of what is not frozen; None: leave it empty."""
+    for param, gradient in zip(model.parameters(), gradients or (), strict=gradients is not None):
+        param.grad = gradient.clone() if param.requires_grad else None
 
 
 def equals_sgd(*keys: str, **options: Any) -> Judge:
@@ -134,12 +144,14 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
 
     """
 
-    def steps(update: Matrix = by_rows, loss: Matrix = by_rows, carry: float = 0) -> Oracle:
+    def steps(
+        update: Matrix = by_rows, loss: Matrix = by_rows, carry: float = 0, at_first: float = 0
+    ) -> Oracle:
         known: list[tuple[Sequence[Any], list[dict[str, Any]]]] = []
 
         def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
             if not known or known[0][0] is not inputs:
-                known[:] = [(inputs, _steps(inputs, update, loss, carry))]
+                known[:] = [(inputs, _steps(inputs, update, loss, carry, at_first))]
             return those(known[0][1][me], keys)
 
         return oracle
@@ -149,7 +161,9 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
     # What is left of the last gradient was averaged alone, or comes once more from every rank.
     for times in (1, 2, 3, 4):
         name = "a step with the last step's gradient still in it: zero_grad is missing"
-        mistakes[name + " " * (times - 1)] = steps(carry=times)
+        mistakes[name + " " * (times - 1)] = steps(carry=times, at_first=times)
+        name = "a step with what .grad held before the first one: clear it before backward"
+        mistakes[name + " " * (times - 1)] = steps(at_first=times)
     return looking_at(keys, equals(steps(), mistakes, **options))
 
 
@@ -173,14 +187,18 @@ def _steps(
     update: Matrix,
     loss: Matrix,
     carry: float,
+    at_first: float,
 ) -> list[dict[str, Any]]:
     """Return what each member k ends with if it takes ``w -= lr * sum_j update[k, j] g_j`` a step.
 
     g_j is the gradient of member j on its rows, at its own weights; `carry` times the last step's
-    mixture is still in it.
+    mixture is still in it, and in the first step `at_first` times what ``.grad`` held before.
     """
     models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
-    last: list[list[Any]] = [[0.0 for _ in model.parameters()] for model in models]
+    last: list[list[Any]] = [
+        [0.0 if before is None else before.double() for before in each["before"] or [None] * 4]
+        for each in inputs
+    ]
     mixed_losses = []
     for step in range(STEPS):
         rows = torch.tensor([len(each["x"][step]) for each in inputs], dtype=torch.float64)
@@ -192,7 +210,7 @@ def _steps(
         for k, model in enumerate(models):
             for i, param in enumerate(model.parameters()):
                 mixture = sum(m * g[i] for m, g in zip(update(rows)[k], grads, strict=True))
-                last[k][i] = mixture + carry * last[k][i]
+                last[k][i] = mixture + (carry if step else at_first) * last[k][i]
                 param.data -= inputs[k]["lr"] * last[k][i]
         mixed_losses.append(loss(rows) @ torch.tensor(own_losses, dtype=torch.float64))
     dtype = inputs[0]["weights"][0].dtype

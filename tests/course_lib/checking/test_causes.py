@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from course_lib.checking import Case, CaseResult, CheckReport, Form
+from course_lib.checking import Case, CaseResult, Check, CheckReport, Form, run_check
 from course_lib.checking.causes import cause_of, difficulty_of
+from course_lib.ranks import RankError
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,29 @@ def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
         "  ✗ late",
         "      not run: 2 cases before it took long",
     ]
+
+
+def test_of_many_cases_with_one_cause_two_are_named() -> None:
+    results = tuple(result(name, "rank 0: no", (i,)) for i, name in enumerate("abcde"))
+    lines = str(CheckReport("t/f", results)).splitlines()
+    assert lines[-1] == "      The same in 4 other cases: b · c · and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("", "not written yet: NotImplementedError (Cell In[3], line 8)"),
+        (": not for groups", "Ranks 0, 1 raised NotImplementedError: not for groups"),
+    ],
+)
+def test_a_function_that_is_not_written_is_told_in_a_line(words: str, reason: str) -> None:
+    def run(*_: object) -> list[object]:
+        said = f"Ranks 0, 1 raised NotImplementedError{words}"
+        raise RankError(
+            said if words else f"{said}  (Cell In[3], line 8)", detail="Traceback …", rank=0
+        )
+
+    check = Check("f", len, lambda case, generator: [[]], lambda *_: None, (Case("a", 1),))
+    report = run_check("t/f", check, run, seed="")
+    assert report.reason == reason
+    assert ("Traceback" in str(report)) == bool(words)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -112,3 +115,33 @@ def test_what_is_no_tensor_is_compared_as_it_is(got: object, words: str) -> None
         assert words in wrong.message
     else:
         assert not words
+
+
+@pytest.mark.parametrize("number", [float, lambda value: torch.full((2,), float(value))])
+def test_a_mistake_is_named_only_if_it_gives_all_that_is_wrong(number: Callable[..., Any]) -> None:
+    right = {"rate {}": [number(value) for value in (1, 2, 3)]}
+    late = {"late": {"rate {}": [number(value) for value in (0, 1, 2)]}}
+    for found, hint in (((0, 1, 2), "This equals late."), ((0, 1, 3), "This equals late.")):
+        with pytest.raises(Wrong) as caught:
+            got = {"rate {}": [number(value) for value in found]}
+            expect_equal(got, right, "rank 0", lookalikes=late)
+        assert caught.value.hint == hint
+    with pytest.raises(Wrong, match="rate 0") as caught:  # the first fits by chance
+        got = {"rate {}": [number(value) for value in (0, 0, 0)]}
+        expect_equal(got, right, "rank 0", lookalikes=late)
+    assert caught.value.hint == ""
+
+
+def test_a_mistake_may_say_nothing_about_some_values() -> None:
+    right, got = {"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 7.0}
+    for part, hint in (({"a": 0.0}, "This equals zero."), ({"b": 7.0}, "")):
+        with pytest.raises(Wrong) as caught:
+            expect_equal(got, right, "rank 0", lookalikes={"zero": part})
+        assert caught.value.hint == hint
+
+
+def test_nan_has_more_than_one_cause() -> None:
+    with pytest.raises(Wrong) as caught:
+        expect_close(torch.full((2,), torch.nan).half(), torch.ones(2).half(), "x")
+    assert "torch.empty" in caught.value.hint
+    assert "float16 is inf beyond 65504" in caught.value.hint

@@ -412,3 +412,24 @@ def test_of_cases_in_turn_what_the_second_one_sends_is_judged(
 ) -> None:
     check = sum_task(cases=[Case("2 ranks", 2)], in_turn=[(0, 0)])
     assert [result.passed for result in run(function, check).results] == passed
+
+
+@pytest.mark.parametrize(
+    ("drawn", "form", "name"),
+    [
+        (torch.ones(2, 3), Form(dtype="float64", layout="transposed"), "a (float64, transposed)"),
+        (torch.ones(2), Form(dtype="float64", layout="transposed"), "a (float64)"),
+        (torch.ones(2), Form(layout="strided"), "a (strided)"),
+        (torch.tensor(1.0), Form(layout="strided"), "a"),
+        (3.0, Form(dtype="bfloat16", layout="transposed"), "a"),
+    ],
+)
+def test_a_case_is_named_after_what_changes_its_inputs(drawn: Any, form: Form, name: str) -> None:
+    made = task(
+        "f",
+        inputs=lambda *_: [{"x": drawn}],
+        program=program,
+        judges=[],
+        cases=[Case("a", 1, form=form)],
+    )
+    assert [case.name for case in made.cases] == [name]
