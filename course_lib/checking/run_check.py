@@ -163,7 +163,7 @@ class _Examination:
             raise Wrong(
                 observed.touched[0].rstrip("."),
                 "Until .wait() returns, its tensors belong to the network: whether what you do to "
-                "them comes before or after the sum is chance.",
+                "them comes before or after the transfer is chance.",
             )
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # oracles are small: more threads only wait for one another

@@ -159,8 +159,14 @@ def deadlock(
         summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
     why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
-    if len(cycle) > 1 and not astray and all(waiting[rank].kind == "recv" for rank in cycle):
+    kinds = {waiting[rank].kind for rank in cycle} if len(cycle) > 1 and not astray else set()
+    if kinds == {"recv"}:
         why += " All of them receive first, and nobody has sent."
+    if kinds == {"send"}:
+        why += (
+            " All of them send first. Let some receive first, or start the send with dist.isend, "
+            "receive, and then wait for it."
+        )
     return DeadlockError(summary, states, "\n".join(filter(None, [why, *first_few(astray)])))
 
 
@@ -182,14 +188,8 @@ def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
         ring[_TOLD:-1] = ["…"]
     chain = " → ".join(ring)
     sentence = f"Each waits for the next: {chain}."
-    if crossed := _explain_crossed(waiting):
-        return f"{sentence}\n{crossed}"
-    if all(waiting[rank].kind == "send" for rank in cycle):
-        sentence += (
-            " All of them send first. Let some receive first, or start the send with"
-            " dist.isend, receive, and then wait for it."
-        )
-    return sentence
+    crossed = _explain_crossed(waiting)
+    return f"{sentence}\n{crossed}" if crossed else sentence
 
 
 def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
