@@ -440,7 +440,7 @@ by_shape: one residual for all keys
 edits_of(with_feedback__default_dict)("""
 of_x_alone: what x - C(x + e) leaves
     torch.sub(p, result) → x.float() - result
-remembers_x: also what was sent
+remembers_x: first sender, step 1, key
     torch.sub(p, result) → x.float().clone()
 """)
 edits_of(with_feedback__a_class)("""
