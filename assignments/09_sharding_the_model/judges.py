@@ -163,7 +163,7 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
             "weight": part,
             "bias": bias,
             "gradient of x": back if cut == "out" else back.tensor_split(k, -1)[me],
-            "gradient of weight": _gradient(dy, x).tensor_split(k, side)[me],
+            "gradient of weight": times * _gradient(dy, x).tensor_split(k, side)[me],
             "gradient of bias": dy.reshape(-1, dy.shape[-1]).sum(0),
         }
         for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():

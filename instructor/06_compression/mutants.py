@@ -442,7 +442,7 @@ of_x_alone: what x - C(x + e) leaves
     torch.sub(p, result) → x.float() - result
 adds_what_is_in_it: e is in p already
     torch.sub(p, result) → residuals[key] + p - result
-remembers_x: also what was sent
+remembers_x: first sender, step 1, key
     torch.sub(p, result) → x.float().clone()
 """)
 edits_of(with_feedback__a_class)("""

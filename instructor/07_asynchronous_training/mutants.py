@@ -368,7 +368,7 @@ says_late_but_takes_it: a step with a late gradient: discard it
     return True → return not late
 sum: a step with the sum of the gradients
     / wait_for →
-one_more: waiting for one gradient more
+one_more: push 3 counts: expected True
     state["count"] == wait_for: → state["count"] == wait_for + 1:
 every_gradient: push 1 counts: expected True
     state["count"] == wait_for: → True:
@@ -486,7 +486,7 @@ plain_mean: the plain mean of the weights
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta)
 no_momentum: Nesterov's looks ahead
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta, alpha=outer_lr)
-not_nesterov: Nesterov's looks ahead
+not_nesterov: after look 1, parameter
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(b, alpha=outer_lr)
 sign_of_the_change: an outer step away from the mean
     (s - p.detach()) → (p.detach() - s)
