@@ -193,7 +193,7 @@ CHECKS = {
             Case(
                 "2 ranks, .grad is not empty",
                 *(2, {"rows": [4, 3], "lr": 0.2, "loss": "mse_loss", "filled": True}),
-                Form(training=False),
+                Form(layout="transposed", training=False),
             ),
         ),
         in_turn=[(2, 5)],

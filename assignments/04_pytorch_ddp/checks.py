@@ -278,7 +278,11 @@ CHECKS = {
                 **{"length": 21, "batch_size": 3, "accumulate": 3, "loss": "smooth_l1_loss"},
             ),
             epochs_case("2 ranks, a frozen layer", 2, **MARGIN, epochs=[0, 1, 2], frozen=[0, 1]),
-            epochs_case("2 ranks, 14 rows, windows of 3", 2, length=14, accumulate=3, lr=0.1),
+            epochs_case(
+                "2 ranks, 14 rows, windows of 3",
+                *(2,),
+                **{"length": 14, "accumulate": 3, "lr": 0.1, "loss": "mse_loss"},
+            ),
             epochs_case("2 ranks, .grad is not empty", 2, length=8, accumulate=2, filled=True),
             **EXACT,
         ),
@@ -348,7 +352,7 @@ CHECKS = {
         judges=[equals_run("parameter", "buffer", tolerance={"float64": 1e-9}), own_rows_only],
         cases=in_many_forms(
             epochs_case("1 rank, 6 rows", 1, length=6),
-            epochs_case("2 ranks, 16 rows", 2, length=16, lr=0.1, seed=3),
+            epochs_case("2 ranks, 16 rows", 2, loss="mse_loss", length=16, lr=0.1, seed=3),
             epochs_case(
                 "3 ranks, 11 rows, 3 epochs", 3, length=11, epochs=[0, 1, 2], loss="mse_loss"
             ),

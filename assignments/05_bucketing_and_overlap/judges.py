@@ -200,12 +200,13 @@ _NOT_THERE = (
     "this rank's own gradient divided by the number of ranks: the others added nothing (was theirs "
     "not there yet when it was sent?)"
 )
-_BEFORE = "the mean of the step before: finish begins anew"
+_BEFORE = "the mean of the step before"
+_ANEW = "let finish() clear what it keeps, so that each step begins anew"
 
 CHAIN_MISTAKES: dict[str, Oracle] = {
     **{_NOT_THERE if "did not arrive" in name else name: mixed(m) for name, m in MISTAKES.items()},
-    _BEFORE: _a_step_late(lambda k: 1),
-    f"{_BEFORE}, and what was sent is not divided again": _a_step_late(lambda k: 1 / k),
+    f"{_BEFORE}: {_ANEW}": _a_step_late(lambda k: 1),
+    f"{_BEFORE}, divided by K once more: {_ANEW}": _a_step_late(lambda k: 1 / k),
     "the mean, added to what this rank had: it takes the gradient's place": mixed(
         lambda rows: mean(rows) + own(rows)
     ),

@@ -488,7 +488,7 @@ equals_compressed_sum = equals(
             "tensor", lambda inputs, me: inputs[me]["tensor"]
         ),
         "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
-        "a tensor compressed as a whole: each shard is encoded by itself": compressed_sum(shards=1),
+        "a tensor compressed as a whole: encode each shard by itself": compressed_sum(shards=1),
         "a sum that was rounded to bfloat16: add up in float32": compressed_sum(add=torch.bfloat16),
         "a sum that was rounded to float16: add up in float32": compressed_sum(add=torch.float16),
         "sums decoded in bfloat16: decode in float32, and convert when you write into x": (

@@ -179,7 +179,7 @@ CHECKS = {
         cases=in_many_forms(
             Case("1 rank", 1, training("momentum", (3, 2), (5,), (2,), frozen=[1], again=[2, 0])),
             Case("2 ranks", 2, training("momentum", (3, 2), (4,), before=True)),
-            Case("3 ranks, uneven", 3, training("adamw", (2, 3), (), (6,), steps=3)),
+            Case("3 ranks, uneven", 3, training("adamw", (2, 3), (), (6,), steps=3, before=True)),
             Case(
                 "4 ranks, in two groups",
                 *(4, training("momentum", (4, 3), (3,), (3,), steps=3, alike=[1, 2])),

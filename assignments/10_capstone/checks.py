@@ -157,9 +157,9 @@ def judge_score(race, score):
         there = f"the loss on test rows, which no rank has, is {loss}, expected at most"
         if written <= race.target:
             hint = (
-                f"On the draw that your code saw it is {in_digits(written)}. Either that was "
-                "close, or a number of that draw (.item(), tolist()) went back into what you "
-                "computed."
+                f"On the draw that your code saw it is {in_digits(written)}, which is low "
+                "enough. Either it only just got there (train a little further), or a number of "
+                "that draw (.item(), tolist()) went back into what you computed."
             )
         elif max(scored) < math.log(race.classes):
             hint = (

@@ -224,8 +224,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("cpu", "gpu"),
         default="",
-        help="also run solutions that pass on the grader's network on real ranks: on gloo (cpu) or "
-        "GPUs; nbgrader autograde takes this as --Examine.on=cpu (default: no real ranks)",
+        help="run solutions that have passed on the grader's simulated network once more, on real "
+        "ranks: gloo (cpu) or GPUs; nbgrader autograde takes this as --Examine.on=cpu (default: no "
+        "real ranks)",
     )
 
 

@@ -50,9 +50,9 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="also run solutions that pass on the grader's network on real ranks: on gloo (cpu) or "
-        "GPUs; with gpu, one submission at a time uses all GPUs (default: as nbgrader_config.py "
-        "says)",
+        help="run solutions that have passed on the grader's simulated network once more, on real "
+        "ranks: gloo (cpu) or GPUs; with gpu, one submission at a time uses all GPUs (default: as "
+        "nbgrader_config.py says)",
     )
     slurm.add_options(parser)
 

@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dates.add_argument("--until", dest="last", metavar="TIME", help="(default: without end)")
     for name, told in (
         ("show", "print a question, its answers, and the task's verdict"),
-        ("ask", "write down a question for a student, for example one that came by mail"),
+        ("ask", "record a question on a student's behalf, for example one that came by mail"),
         ("answer", "answer a question"),
         ("close", "end a thread; a new question opens it again"),
     ):

@@ -50,8 +50,8 @@ class Examine(NbGraderPreprocessor):
     on = Enum(
         ("", "cpu", "gpu"),
         Settings.on,
-        help="Also run solutions that pass on the grader's network on real ranks: 'cpu' (gloo) or "
-        "'gpu'. The verdict is the same unless they fail there. Default: do not.",
+        help="Run solutions that have passed on the grader's simulated network once more, on real "
+        "ranks: 'cpu' (gloo) or 'gpu'. One that fails there fails. Default: no second run.",
     ).tag(config=True)
     seed = Unicode(
         "",

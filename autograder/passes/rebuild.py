@@ -87,7 +87,8 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
     for number, cell in enumerate(theirs, start=1):
         index = finder.find(cell, found)
         if index is not None and index in found:
-            notes.append(f"cell {number} is another copy of {_grade_id(cells[index])}: left out")
+            whose = _grade_id(cells[index])
+            notes.append(f"cell {number} is another copy of {whose}; it was left out")
             continue
         if index is not None:
             found.add(index)
@@ -98,14 +99,14 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
         if index is None and not source.strip():
             continue  # editors leave an empty cell at the end
         if problem := room.refuse(source, None if index is not None else kind):
-            notes.append(f"cell {number} {problem}: left out")
+            notes.append(f"cell {number} {problem}; it was left out")
         elif index is not None:
             cells[index].source = source
         else:
             added.append(nbformat.from_dict({"cell_type": kind, "metadata": {}, "source": source}))
     for index, cell in enumerate(cells):
         if index not in found and _nbgrader(cell).get("solution"):
-            notes.append(f"{_grade_id(cell)} is missing: put back as released")
+            notes.append(f"the cell {_grade_id(cell)} is missing; the released one took its place")
 
     rebuilt = copy.copy(released)
     rebuilt.metadata = copy.deepcopy(released.metadata)

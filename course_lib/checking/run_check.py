@@ -39,7 +39,9 @@ MAX_REASON = 2000
 _KEPT = "Each of the two calls alone is right: something is kept from the call before."
 _NOT_WRITTEN = re.compile(r" raised NotImplementedError(?: +(\(.*\)))?\.?$")
 """What is said of the cells as they are handed out, which raise it without a word."""
-_PROGRAMS_OWN = "The program that calls the function does, and nobody may make that shorter."
+_PROGRAMS_OWN = (
+    "It is in the check's own program, which calls your function: do not skip or shorten it."
+)
 
 
 def run_check(

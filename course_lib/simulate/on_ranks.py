@@ -56,9 +56,11 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
     inner = members_of_a_node(cluster, layout.data, layout.tensor)
     mixed = 1 < inner < layout.data
     if mixed and (layout.zero == 3 or (layout.overlap and layout.data > 1)):
+        way = "" if layout.zero == 3 else "Use overlap=False, or "
         raise LayoutError(
-            f"{inner} of {layout.data} data-parallel ranks share a node: collectives on two "
-            "levels cannot overlap here. Use overlap=False, or a node_size that fits"
+            f"the {layout.data} data-parallel ranks are on several nodes, {inner} on each: "
+            f"step_on_ranks cannot overlap collectives on two levels. {way}"
+            f"{'u' if way else 'U'}se a node_size of {layout.data * layout.tensor} or more"
         )
     if layout.zero in (1, 2) and layout.overlap:
         raise LayoutError(

@@ -5,7 +5,7 @@
     >>> gpt = Transformer(layers=40, width=5120, heads=40, vocabulary=51200)
     >>> best = search(gpt, CLUSTERS["selene"], ranks=64, batch=512)[0]
     >>> best.binds
-    'network'
+    'arithmetic'
 
 A tensor-parallel group stays inside a node: between nodes its all-reduces would cost more time than
 the division saves. Stages may be uneven, as long as the longest has at most a tenth more layers

@@ -664,7 +664,7 @@ adds_bytes: expected
 """)
 
 
-@fails("each shard is encoded by itself")
+@fails("encode each shard by itself")
 def compressed_all_reduce__compresses_as_a_whole(x, encode, decode, group=None):
     wire = encode(x.detach().float().flatten())
     rows = [torch.empty_like(wire) for _ in range(dist.get_world_size(group))]

@@ -205,7 +205,8 @@ def _from_skeleton(node: Any, depth: int, blobs: "_Blobs") -> Plain:
             return entries
         case {"tensor": [str(dtype), [*shape]], **rest} if not rest:
             return blobs.take(dtype, shape)
-    raise WireError(f"a node with the keys {[key[:20] for key in node][:5]} is none of ours")
+    keys = [key[:20] for key in node][:5]
+    raise WireError(f"an object with the keys {keys} is not of this format")
 
 
 class _Blobs:

@@ -75,8 +75,8 @@ def read_network(text: str, variables: Mapping[str, Any]) -> Network:
     rate = re.fullmatch(_NUMBER + r"\s*([kmgt]?)(B|bit|b)?(?:/s|ps)?", second, re.IGNORECASE)
     if latency is None or rate is None:
         raise UsageError(
-            f"--network takes latency and bandwidth as in 20us,10GB/s or 30us,25Gbit/s, the name of"
-            f" one of {', '.join(_presets(Network))}, or of a variable; got {text!r}"
+            f"--network takes latency and bandwidth as in 20us,10GB/s or 30us,25Gbit/s, a preset "
+            f"({', '.join(_presets(Network))}), or a variable that holds a Network; got {text!r}"
         )
     bits = rate[3] is not None and rate[3] != "B"
     bandwidth = float(rate[1]) * _PREFIX[rate[2].lower()] / (8 if bits else 1)
@@ -90,8 +90,8 @@ def read_device(text: str, variables: Mapping[str, Any]) -> Device:
     found = re.fullmatch(_NUMBER + r"\s*([kmgtp]?)(?:flops|flop/s)?", text, re.IGNORECASE)
     if found is None:
         raise UsageError(
-            f"--device takes operations per second as in 100TFLOPS, the name of one of "
-            f"{', '.join(_presets(Device))}, or of a variable; got {text!r}"
+            f"--device takes operations per second as in 100TFLOPS, a preset "
+            f"({', '.join(_presets(Device))}), or a variable that holds a Device; got {text!r}"
         )
     return Device(flops=float(found[1]) * _PREFIX[found[2].lower()])
 

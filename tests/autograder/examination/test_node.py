@@ -27,7 +27,7 @@ pytestmark = needs_sources
 NEEDED = "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F"
 RIGHT = """
 def average_gradients(params, group=None):
-    on_gloo = dist.get_backend(group) == "gloo"
+    on_gloo = "Simulated" not in type(dist.group.WORLD).__name__
     world_size = dist.get_world_size(group)
     for param in params:
         if param.grad is not None:

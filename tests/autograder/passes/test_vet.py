@@ -97,7 +97,7 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "files": (many_files, 12, "beyond the first"),
     "null": (without_metadata, 12, "is damaged"),
     "digits": (with_a_long_number, 12, "digits"),
-    "lines": (with_empty_lines, 12, "lines: left out"),
+    "lines": (with_empty_lines, 12, "lines; it was left out"),
     "mark": (saved_in("utf-8-sig"), 12, "is in utf-8-sig"),
     "utf-16": (saved_in("utf-16"), 12, "is in utf-16"),
     "utf-16-le": (saved_in("utf-16-le"), 12, "is in utf-16-le"),
