@@ -537,7 +537,7 @@ by_object: whatever object each is
     residuals[key] → residuals[id(key)]
 by_its_text: keys that read alike
     residuals[key] → residuals[str(key)]
-by_a_short_hash: not a part or a hash of it
+by_a_short_hash: ✗ many keys
     residuals[key] → residuals[hash(key) % 1024]
 few_keys_only: ✗ many keys
     p = residuals[key] → len(residuals) > 8 and residuals.clear(); p = residuals[key]
