@@ -1,4 +1,4 @@
-"""What a class got and why: from the verdicts of an assignment to a page and a text.
+"""The results of a class: from the verdicts of an assignment to a page and a text.
 
 For each task the report has its points, the share of the class that has all of them, the median
 time of its check, and the most frequent reasons for failures. Reasons that differ only in numbers

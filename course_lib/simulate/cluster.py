@@ -108,68 +108,45 @@ _RDMA = 10e-6
 _GBIT = 1e9 / 8
 _GIB = 2**30  # memories are sold as GB and have this many bytes each
 
+
+def _a100s(gbit: float, device: Device = A100, memory: float = 80) -> Cluster:
+    """Return nodes of eight with NVLink 3, `gbit` Gb/s per device between them, `memory` in GiB."""
+    inside, between = Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, gbit * _GBIT)
+    return Cluster(device, memory * _GIB, 8, inside, between, reached=ON_A100)
+
+
+def _h100s(gbit: float, device: Device = H100, memory: float = 80) -> Cluster:
+    """Return the same with NVLink 4."""
+    inside, between = Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, gbit * _GBIT)
+    return Cluster(device, memory * _GIB, 8, inside, between, reached=ON_H100)
+
+
 CLUSTERS = {
     # Eight 200 Gb/s InfiniBand adapters per node. D. Narayanan et al., 2021, section 5.
-    "selene": Cluster(
-        A100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 200 * _GBIT), reached=ON_A100,
-    ),
+    "selene": _a100s(200),
     # 1600 Gb/s RoCE per node. mosaicml/llm-foundry, scripts/train/benchmarking/README.md.
-    "mosaic-a100": Cluster(
-        A100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 200 * _GBIT), reached=ON_A100,
-    ),
+    "mosaic-a100": _a100s(200),
     # Eight 200 Gb/s adapters per node. Z. Jiang et al., "MegaScale", 2024, section 3.6.
-    "megascale": Cluster(
-        A100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 200 * _GBIT), reached=ON_A100,
-    ),
+    "megascale": _a100s(200),
     # 400 Gb/s per GPU. Llama team, "The Llama 3 Herd of Models", 2024, section 3.3.1.
-    "llama3": Cluster(
-        H100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, 400 * _GBIT), reached=ON_H100,
-    ),
+    "llama3": _h100s(400),
     # 400 Gb/s per GPU; HBM2e, and power limited to 500 W, so that "the actual peak is between SXM
     # and NVL" (989 and 835 TFLOP/s): the middle is assumed. pytorch/torchtitan, llama3_h100_202412.
-    "grand-teton": Cluster(
-        Device(912e12, 2.4e12), 96 * _GIB, 8,
-        Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, 400 * _GBIT), reached=ON_H100,
-    ),
+    "grand-teton": _h100s(400, Device(912e12, 2.4e12), memory=96),
     # 400 Gb/s per GPU: assumed, the page does not say. mosaicml/llm-foundry, as above.
-    "mosaic-h100": Cluster(
-        H100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, 400 * _GBIT), reached=ON_H100,
-    ),
+    "mosaic-h100": _h100s(400),
     # As mosaic-a100, with 40 GB of HBM2 at 1.555 TB/s. NVIDIA, A100 data sheet.
-    "mosaic-a100-40gb": Cluster(
-        replace(A100, memory_bandwidth=1.555e12), 40 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 200 * _GBIT), reached=ON_A100,
-    ),
+    "mosaic-a100-40gb": _a100s(200, replace(A100, memory_bandwidth=1.555e12), memory=40),
     # 400 Gb/s per node of eight: 50 a GPU. foundation-model-stack/fms-fsdp, README.md.
-    "ibm-a100": Cluster(
-        A100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 50 * _GBIT), reached=ON_A100,
-    ),
+    "ibm-a100": _a100s(50),
     # 800 Gb/s per node of eight: 100 a GPU. foundation-model-stack/fms-fsdp, README.md.
-    "ibm-h100": Cluster(
-        H100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, 100 * _GBIT), reached=ON_H100,
-    ),
+    "ibm-h100": _h100s(100),
     # 200 Gb/s per GPU: assumed, the page does not say. pytorch/torchtitan, docs/performance.md.
-    "torchtitan-a100": Cluster(
-        A100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 200 * _GBIT), reached=ON_A100,
-    ),
+    "torchtitan-a100": _a100s(200),
     # Four Omni-Path adapters of 100 Gb/s per node of eight: assumed, the page does not say.
     # bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md.
-    "jean-zay": Cluster(
-        A100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_3.bandwidth), Link(_RDMA, 50 * _GBIT), reached=ON_A100,
-    ),
+    "jean-zay": _a100s(50),
     # 8 x 400 Gb/s per node. NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md.
-    "dgx-h100": Cluster(
-        H100, 80 * _GIB, 8,
-        Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, 400 * _GBIT), reached=ON_H100,
-    ),
-}  # fmt: skip
+    "dgx-h100": _h100s(400),
+}
 """Published clusters by name; the comment above each one gives its source."""
