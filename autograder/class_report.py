@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import nbformat
 
@@ -158,7 +157,7 @@ def _why(check: CheckVerdict) -> str:
     return printable(" ".join(str(seen[0]["reason"]).split())) if seen else ""
 
 
-def _guesses(notebooks: Any) -> tuple[Guesses, ...]:
+def _guesses(notebooks: Iterable[Path]) -> tuple[Guesses, ...]:
     answers: dict[str, Counter[str]] = {}
     guesses: dict[str, Counter[str]] = {}
     for path in notebooks:

@@ -261,8 +261,8 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
 
 
 _NEARLY_LARGEST = (
-    "What you keep is as large as the right numbers in bfloat16 or float16, and not in float32: "
-    "compare in float32, x.float()."
+    "The kept numbers are as large as the right numbers in bfloat16 or float16, and not in "
+    "float32: compare in float32, x.float()."
 )
 
 
