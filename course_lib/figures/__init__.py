@@ -12,7 +12,7 @@ A good alternative text states what the figure shows, not that it is a figure: "
 from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
 
 - `_shown`: shows a figure; the style of the course; timelines and curves
-- `_slider`: several timelines, of which a slider shows one
+- `_explore`: a figure under sliders, drawn for each combination of their values
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
 - `_graphs`: draws who hears whom
@@ -26,6 +26,7 @@ from course_lib.figures._chunks import (
     marked_chunks,
     steps_in_words,
 )
+from course_lib.figures._explore import Explored, explore, tip
 from course_lib.figures._graphs import communication_graph
 from course_lib.figures._schedules import draw_schedules
 from course_lib.figures._shown import (
@@ -40,12 +41,11 @@ from course_lib.figures._shown import (
     timelines,
     use_course_style,
 )
-from course_lib.figures._slider import TimelineSlider, timeline_slider
 from course_lib.figures._winners import winner_map
 
 __all__ = [
+    "Explored",
     "Span",
-    "TimelineSlider",
     "bytes_and_quality",
     "chunk_names",
     "communication_graph",
@@ -53,6 +53,7 @@ __all__ = [
     "draw_schedules",
     "draw_steps",
     "error_curves",
+    "explore",
     "label_ends",
     "marked_chunks",
     "order_of_rows",
@@ -60,8 +61,8 @@ __all__ = [
     "show",
     "steps_in_words",
     "timeline",
-    "timeline_slider",
     "timelines",
+    "tip",
     "use_course_style",
     "winner_map",
 ]

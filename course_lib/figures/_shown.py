@@ -118,11 +118,14 @@ def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
 
 
-def timelines(panels: Mapping[str, Iterable[Span]], *, unit: str = "s") -> Figure:
+def timelines(
+    panels: Mapping[str, Iterable[Span]], *, unit: str = "s", end: float | None = None
+) -> Figure:
     """Draw timelines, by title, one above the other on one axis of time; return the figure.
 
     Each as `timeline` draws it. All have the same lanes, in the order of their first appearance. So
     a lane has the same place, colour and hatch in all panels, which makes them easy to compare.
+    The axis ends at `end`, in `unit`, or where the last span stops.
 
     Raises ValueError if there are no panels, and as `timeline` for each of them.
     """
@@ -139,7 +142,8 @@ def timelines(panels: Mapping[str, Iterable[Span]], *, unit: str = "s") -> Figur
         len(panels), 1, sharex=True, squeeze=False, layout="constrained",
         figsize=(9.6, 0.7 + sum(heights)), height_ratios=heights,
     )  # fmt: skip
-    end = max(span[3] for spans in checked.values() for span in spans)
+    if end is None:
+        end = max(span[3] for spans in checked.values() for span in spans)
     for ax, (title, spans) in zip(axes[:, 0], checked.items(), strict=True):
         ax.set_xlim(min(0.0, *(span[2] for span in spans)), end)  # labels ask whether they fit
         _draw_spans(ax, spans, lanes)
@@ -206,17 +210,6 @@ def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
         ends[strip : strip + 1] = [stop]
         placed.append((span, strip))
     return placed
-
-
-def placed_spans(
-    panels: Iterable[Iterable[Span]],
-) -> tuple[list[list[tuple[Span, int]]], dict[str, int]]:
-    """Return the spans of each panel with their strips, and the lanes with how many each needs.
-
-    Raises ValueError as `timeline` does.
-    """
-    checked = [_checked(spans) for spans in panels]
-    return [_placed(spans) for spans in checked], _lanes_of(checked)
 
 
 def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Mapping[str, int]) -> None:

@@ -181,7 +181,7 @@ def outputs_name_no_machine(nb: NotebookNode, path: Path) -> Iterator[str]:
         texts = [output.get("text", ""), *output.get("traceback", [])]
         texts += [str(v) for k, v in output.get("data", {}).items() if k.startswith("text/")]
         text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(texts))  # colours hide where a path starts
-        text = re.sub(r"data:image/[^\"']+", "", text)
+        text = re.sub(r"data:image/[^\"']+|\"drawings\":\"[^\"]+", "", text)
         yield from (f"cell {i}: absolute path {p} in an output" for p in _ABSOLUTE.findall(text))
 
 

@@ -1,0 +1,210 @@
+"""A figure under sliders: one drawing for each combination of what the sliders say.
+
+    explore(draw, words, K=[2, 4, 8], step=range(7), alt="Chunks travel round the ring.")
+
+All drawings are made before, by the same function, and the page holds them. So every number in
+them is Python's, and the page needs neither a kernel nor the network. The program in the page,
+``explore.js``, only picks one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+
+MOST = 400
+"""Drawings in one figure: at most this many, or the page becomes heavy."""
+
+_PROGRAM = Path(__file__).with_name("explore.js")
+_TIP = "tip: "
+_HATCH = re.compile(r"<pattern.*?</pattern>", re.DOTALL)
+# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
+_STYLE = """<style>
+div.course-explore { color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
+  font: 13px/1.5 var(--jp-content-font-family, system-ui, sans-serif); }
+div.course-explore svg, div.course-explore img { background: white; display: block; height: auto;
+  max-width: 100%; }
+div.course-explore .bar { align-items: center; display: flex; gap: .7em; max-width: 46em; }
+div.course-explore .bar > span { flex: 0 0 auto; min-width: 9em; }
+div.course-explore input { accent-color: #0072b2; flex: 1; margin: 0; min-width: 6em; }
+div.course-explore output { font-weight: bold; min-width: 6em; }
+div.course-explore button { background: none; border: 1px solid #8888; border-radius: 4px;
+  color: inherit; cursor: pointer; font: inherit; min-width: 4.5em; padding: .05em .6em; }
+div.course-explore :focus-visible { outline: 2px solid #4a90d9; outline-offset: 1px; }
+div.course-explore .words { margin: .2em 0 .5em; min-height: 3em; }
+div.course-explore .all { max-height: 20em; overflow: auto; }
+@media (max-width: 30em) { div.course-explore .bar { flex-wrap: wrap; gap: 0 .7em; } }
+</style>"""
+
+
+class Explored:
+    """A figure under sliders, as a notebook shows it; see `explore`."""
+
+    def __init__(self, bundle: dict[str, str]) -> None:
+        self._bundle = bundle
+
+    def __repr__(self) -> str:
+        return self._bundle["text/plain"]
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self._bundle
+
+
+def explore(
+    draw: Callable[..., Figure],
+    words: Callable[..., str],
+    *,
+    alt: str,
+    first: dict[str, Any] | None = None,
+    play: str | None = None,
+    **parameters: Iterable[Any],
+) -> Explored:
+    """Return a figure under sliders, for a notebook to display.
+
+    Where no program may run, as on GitHub and in a notebook that is not trusted, the first drawing
+    stands there. A table of the words for all drawings stands below, folded.
+
+    Args:
+        draw: makes the figure for one value of each parameter, given by keyword. All figures have
+            the same size.
+        words: says in a sentence, with its numbers, what the figure for these values shows.
+        alt: what changes when the sliders are moved, in a sentence.
+        first: the values that are shown first; by default the first of each parameter.
+        play: the parameter that a button plays, as a film.
+        **parameters: the name of a slider → the values on it, shown as texts. An underscore in
+            a name is shown as a space.
+
+    Raises:
+        ValueError: there is no parameter, or one has no values; there are more than `MOST`
+            drawings; `first` or `play` name what there is not; or `alt` is blank.
+
+    """
+    import matplotlib.pyplot as plt
+
+    values = {name: list(each) for name, each in parameters.items()}
+    _check(values, alt, first or {}, play)
+    at = [each.index((first or {}).get(name, each[0])) for name, each in values.items()]
+    combinations = [
+        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+    ]
+    figures = []
+    for given in combinations:
+        figures.append(draw(**given))
+        plt.close(figures[-1])  # pyplot forgets it, and warns of no crowd of open figures
+    told = [" ".join(words(**each).split()) for each in combinations]
+    place = 0
+    for position, each in zip(at, values.values(), strict=True):
+        place = place * len(each) + position
+    drawings, still = _drawn(figures, place)
+    # Hatches are long, and the same in all drawings: they stand once.
+    hatches = dict.fromkeys(one for drawing in drawings for one in _HATCH.findall(drawing))
+    drawings = [_HATCH.sub("", drawing) for drawing in drawings]
+    packed = zlib.compress(json.dumps(["".join(hatches), *drawings]).encode(), 9)
+    data = {
+        "sliders": [
+            {"name": name.replace("_", " "), "values": [str(each) for each in several]}
+            for name, several in values.items()
+        ],
+        "at": at,
+        "play": -1 if play is None else list(values).index(play),
+        "words": told,
+        "drawings": base64.b64encode(packed).decode("ascii"),
+    }
+    image = base64.b64encode(still).decode("ascii")
+    alt = " ".join(alt.split())
+    page = _element(data, image, alt)
+    return Explored({"text/html": page, "image/png": image, "text/plain": alt})
+
+
+def tip(artist: Artist, text: str) -> None:
+    """Let a part of a drawing say `text` where the pointer rests on it, in `explore`."""
+    artist.set_gid(_TIP + text)
+
+
+def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: str | None) -> None:
+    if not alt.strip():
+        raise ValueError("alt is empty: say in a sentence what changes when the sliders are moved")
+    if not values or not all(values.values()):
+        raise ValueError("explore needs parameters, each with its values, as in K=[2, 4, 8]")
+    count = 1
+    for each in values.values():
+        count *= len(each)
+    if count > MOST:
+        raise ValueError(f"these values make {count} drawings; a page holds {MOST}: give fewer")
+    for name, value in first.items():
+        if value not in values.get(name, []):
+            raise ValueError(f"first says {name}={value!r}, which no slider has")
+    if play is not None and play not in values:
+        raise ValueError(f"play={play!r} is no parameter: there are {', '.join(values)}")
+
+
+def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:
+    """Return all figures as SVG, on one piece of paper, and the one at `place` as a PNG."""
+    import matplotlib
+    from matplotlib.transforms import Bbox
+
+    from course_lib.ranks.trace.figure import png_of
+
+    still = png_of(figures[place])
+    # One frame for all that holds each: so nothing jumps, and nothing is cut off.
+    frame = Bbox.union([figure.get_tightbbox() for figure in figures]).padded(0.05)
+    drawings = []
+    # The text stays text: a screen reader finds it, and it is a tenth as long as its outlines.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "course"}):
+        for figure in figures:
+            file = io.StringIO()
+            figure.savefig(file, format="svg", bbox_inches=frame, metadata={"Date": None})
+            drawings.append(_tidy(file.getvalue()))
+    return drawings, still
+
+
+def _tidy(svg: str) -> str:
+    """Return the element alone, without what only a file needs, and with its tips."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(rf'<g id="{_TIP}([^"]*)">', r"<g><title>\1</title>", svg)
+    svg = re.sub(r'<g id="\w+_\d+">', "<g>", svg)
+    # A hundredth of a point is seen by nobody: numbers are cut there, but not those in texts.
+    svg = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', _short, svg)
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def _short(attribute: re.Match[str]) -> str:
+    numbers = re.sub(r"-?\d+\.\d+", lambda one: f"{float(one[0]):.2f}", attribute[0])
+    return re.sub(r"\s*\n", "", numbers)
+
+
+def _element(data: dict[str, Any], image: str, alt: str) -> str:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    name = f"course-explore-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    label = html.escape(alt, quote=True)
+    rows = itertools.product(*(slider["values"] for slider in data["sliders"]))
+    heads = "".join(f"<th>{html.escape(slider['name'])}</th>" for slider in data["sliders"])
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(value)}</td>' for value in row)}"
+        f"<td>{html.escape(words)}</td></tr>"
+        for row, words in zip(rows, data["words"], strict=True)
+    )
+    start = f'for (const root of document.querySelectorAll("div.{name}:not([data-runs])")) '
+    start += '{ root.dataset.runs = "yes"; mount(root, data); }'
+    return (
+        f'{_STYLE}<div class="course-explore {name} tex2jax_ignore mathjax_ignore" role="group" '
+        f'aria-label="{label}" data-lm-suppress-shortcuts="true">'
+        f'<img alt="{label}" src="data:image/png;base64,{image}">'
+        f'<details><summary>All of it in words</summary><div class="all"><table>'
+        f"<tr>{heads}<th></th></tr>{body}</table></div></details></div>"
+        f'<script type="module">{_PROGRAM.read_text(encoding="utf-8")}\n'
+        f"const data = {text};\n{start}</script>"
+    )

@@ -1,0 +1,72 @@
+// A figure under sliders: of drawings that were made before (_explore.py), one is shown.
+
+// The place of the drawing for these positions of the sliders: the last slider runs fastest.
+export function place(data, at) {
+  return data.sliders.reduce((found, slider, i) => found * slider.values.length + at[i], 0);
+}
+
+export async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+export async function mount(root, data) {
+  const [hatches, ...drawings] = await unpack(data.drawings), at = [...data.at];
+  const defined = document.createElement("div");
+  // Not hidden by display: none, which would take the hatches from the drawings.
+  defined.innerHTML = `<svg width="0" height="0" style="position: absolute"><defs>${hatches}</defs></svg>`;
+  const picture = document.createElement("div"), words = document.createElement("div");
+  words.className = "words";
+  words.setAttribute("aria-live", "polite");
+  const made = data.sliders.map((slider, i) => {
+    const bar = document.createElement("label"), name = document.createElement("span");
+    const input = document.createElement("input"), told = document.createElement("output");
+    bar.className = "bar";
+    name.textContent = slider.name;
+    Object.assign(input, { type: "range", min: 0, max: slider.values.length - 1, value: at[i] });
+    input.oninput = () => { at[i] = Number(input.value); draw(); };
+    bar.append(name, input, told);
+    return { bar, input, told };
+  });
+
+  function draw() {
+    const number = place(data, at);
+    picture.innerHTML = drawings[number];
+    const svg = picture.querySelector("svg");
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", data.words[number]);
+    words.textContent = data.words[number];
+    made.forEach(({ input, told }, i) => {
+      const value = data.sliders[i].values[at[i]];
+      input.value = at[i];
+      input.setAttribute("aria-valuetext", value);
+      told.textContent = value;
+    });
+  }
+
+  if (data.play >= 0) {
+    const { bar } = made[data.play], button = document.createElement("button");
+    const last = data.sliders[data.play].values.length - 1;
+    let clock = 0;
+    const stop = () => { clearInterval(clock); clock = 0; button.textContent = "play"; };
+    const step = () => {
+      if (!root.isConnected || at[data.play] === last) return stop();
+      at[data.play] += 1;
+      draw();
+    };
+    button.type = "button";
+    button.textContent = "play";
+    button.onclick = (event) => {
+      event.preventDefault();
+      if (clock) return stop();
+      if (at[data.play] === last) { at[data.play] = 0; draw(); }
+      clock = setInterval(step, 700);
+      button.textContent = "stop";
+    };
+    bar.append(button);
+  }
+  root.querySelector("img").remove();
+  root.prepend(...made.map(({ bar }) => bar), words, picture, defined);
+  draw();
+}

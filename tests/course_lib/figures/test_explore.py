@@ -1,0 +1,160 @@
+"""A figure under sliders: a drawing for each combination; the browser shows the one asked for."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+
+from course_lib.figures import Explored, _explore, explore, tip
+from tests.helpers.browser import Browser, needs_browser
+
+NODE = shutil.which("node")
+PROGRAM = Path(_explore.__file__).with_name("explore.js")
+SIZES, STEPS = [2, 3, 5], range(4)
+
+
+def bars(K: int, step: int) -> Figure:
+    figure, axes = plt.subplots()
+    for rank in range(K):
+        (bar,) = axes.bar(rank, rank + step)
+        tip(bar, f"rank {rank} <& step {step}>")
+    axes.set_title(f"{K} ranks, step {step}")
+    return figure
+
+
+def in_words(K: int, step: int) -> str:
+    return f"After {step} steps the last of {K} ranks has {K - 1 + step}."
+
+
+def shown(**options: Any) -> Explored:
+    given: dict[str, Any] = {"K": SIZES, "step": STEPS, "alt": "Bars grow."} | options
+    return explore(bars, in_words, **given)
+
+
+def page_of(made: Explored) -> str:
+    return made._repr_mimebundle_()["text/html"]
+
+
+def data_in(page: str) -> dict[str, Any]:
+    (found,) = re.findall(r"^const data = (\{.*\});$", page, re.MULTILINE)
+    return json.loads(found)
+
+
+def drawings_in(data: dict[str, Any]) -> list[str]:
+    """The hatches that all drawings share, then the drawings."""
+    return json.loads(zlib.decompress(base64.b64decode(data["drawings"])))
+
+
+def test_every_combination_has_its_drawing_and_its_words() -> None:
+    data = data_in(page_of(shown(first={"step": 2})))
+    hatches, *drawings = drawings_in(data)
+    assert not hatches
+    for place, (size, step) in enumerate(itertools.product(SIZES, STEPS)):
+        svg = ElementTree.fromstring(drawings[place])
+        texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+        assert f"{size} ranks, step {step}" in texts
+        tips = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}title")]
+        assert tips == [f"rank {rank} <& step {step}>" for rank in range(size)]
+        assert data["words"][place] == in_words(size, step)
+    assert data["at"] == [0, 2] and len(drawings) == len(data["words"]) == 12
+    boxes = {re.search(r'viewBox="[^"]+"', each)[0] for each in drawings}  # type: ignore[index]
+    assert len(boxes) == 1, "the drawings would jump"
+    assert not plt.get_fignums()
+
+
+def test_drawings_share_their_hatches() -> None:
+    def hatched(height: int) -> Figure:
+        figure, axes = plt.subplots()
+        axes.bar([0, 1], [height, 1], hatch="..", color=["tab:blue", "tab:red"])
+        return figure
+
+    page = page_of(explore(hatched, lambda height: "So high.", height=[1, 2, 3], alt="Higher."))
+    hatches, *drawings = drawings_in(data_in(page))
+    known = set(re.findall(r'<pattern id="(\w+)"', hatches))
+    assert len(known) == 2
+    for drawing in drawings:
+        assert set(re.findall(r"fill: url\(#(\w+)\)", drawing)) == known
+        assert "<pattern" not in drawing
+
+
+def test_the_same_figure_gives_the_same_bytes() -> None:
+    assert page_of(shown()) == page_of(shown())
+
+
+def test_the_element_fetches_nothing_and_says_what_it_shows() -> None:
+    made = shown(alt="So & <so>.")
+    page = page_of(made)
+    assert repr(made) == made._repr_mimebundle_()["text/plain"] == "So & <so>."
+    assert 'alt="So &amp; &lt;so&gt;."' in page and f"<td>{in_words(5, 3)}</td>" in page
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|https?://\w", page)
+    assert made._repr_mimebundle_()["image/png"] in page
+
+
+def test_odd_texts_cannot_end_the_script() -> None:
+    odd = "</script><!-- "
+    made = explore(lambda x: bars(2, 1), lambda x: odd, alt=odd, x=[odd])
+    assert page_of(made).count("</script>") == 1 and "<!--" not in page_of(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alt": " "}, "alt is empty"),
+        ({"step": []}, "needs parameters"),
+        ({"step": range(500)}, "1500 drawings; a page holds 400"),
+        ({"first": {"step": 9}}, "first says step=9, which no slider has"),
+        ({"first": {"rank": 0}}, "first says rank=0"),
+        ({"play": "rank"}, "play='rank' is no parameter: there are K, step"),
+    ],
+)
+def test_what_it_cannot_show(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shown(**options)
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_program_finds_the_drawing_of_each_combination(tmp_path: Path) -> None:
+    data = data_in(page_of(shown()))
+    shutil.copy(PROGRAM, tmp_path / "explore.mjs")
+    (tmp_path / "run.mjs").write_text(
+        f"import {{ place, unpack }} from './explore.mjs'; const d = {json.dumps(data)};\n"
+        "const places = [0, 1, 2].flatMap((a) => [0, 1, 2, 3].map((b) => place(d, [a, b])));\n"
+        "console.log(JSON.stringify([places, await unpack(d.drawings)]));\n"
+    )
+    assert NODE is not None
+    ran = subprocess.run([NODE, tmp_path / "run.mjs"], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [list(range(12)), drawings_in(data)]
+
+
+@pytest.mark.large
+@needs_browser
+def test_a_slider_and_the_button_change_the_picture(tmp_path: Path) -> None:
+    page = f"<!doctype html><meta charset=utf-8>{page_of(shown(play='step'))}"
+    (tmp_path / "explore.html").write_text(page, encoding="utf-8")
+    with Browser() as browser:
+        browser.open((tmp_path / "explore.html").as_uri())
+        browser.wait_for("document.querySelector('svg') !== null")
+        told = "document.querySelector('.words').textContent"
+        assert browser.run(told) == in_words(2, 0)
+        slider = "document.querySelectorAll('div.course-explore input')[0]"
+        browser.run(f"{slider}.value = 1; {slider}.dispatchEvent(new Event('input'))")
+        assert browser.run(told) == in_words(3, 0)
+        label = browser.run("document.querySelector('svg').getAttribute('aria-label')")
+        assert label == in_words(3, 0)
+        browser.run("document.querySelector('button').click()")
+        browser.wait_for(f"{told} === {json.dumps(in_words(3, 3))}")
+        browser.wait_for("document.querySelector('button').textContent === 'play'")
+        assert browser.run("document.querySelector('div.course-explore img') === null")
