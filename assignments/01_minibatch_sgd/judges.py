@@ -186,8 +186,8 @@ def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> 
             int(i) for i in torch.unravel_index((counts - expected).argmax(), counts.shape)
         )
         raise Wrong(
-            f"{asked}: some rows come more often in some batches than chance lets them; row {row} "
-            f"is {counts[row, batch]:.0f} times in batch {batch}, expected about {expected:.0f}",
+            f"{asked}: some batches contain some rows more often than chance allows; row {row} is "
+            f"in batch {batch} {counts[row, batch]:.0f} times, expected about {expected:.0f}",
             "Every order of the rows must be equally likely: a shuffle by hand may prefer some.",
         )
 

@@ -154,8 +154,8 @@ def from_all_of_a_node(case: Case, observed: Observed, trace: Trace) -> None:
         silent = [rank for rank in node if not across[rank]]
         if silent and across[loudest] and numel(case) >= case.world_size:
             raise Wrong(
-                f"rank {silent[0]} sends nothing to other nodes, and rank {loudest} of its node "
-                f"sends {format_bytes(across[loudest])}",
+                f"rank {silent[0]} sends nothing to other nodes, but rank {loudest} on the same "
+                f"node sends them {format_bytes(across[loudest])}",
                 "Each rank of a node has a slow link of its own: all of them send, each its chunk.",
             )
 

@@ -93,7 +93,7 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
     for i in flat:
         first = names.index(names[i])
         if not tensors[i][3]:
-            raise Wrong(f"parameter {i} is frozen, and in a bucket: {buckets}")
+            raise Wrong(f"parameter {i} is frozen, but a bucket holds it: {buckets}")
         if flat.count(i) > 1:
             raise Wrong(f"parameter {i} is in the buckets twice: {buckets}")
         if i != first:
@@ -103,7 +103,7 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
             )
     wanted = [i for i, t in enumerate(tensors) if t[3] and names.index(names[i]) == i]
     if lost := [i for i in wanted if i not in flat]:
-        raise Wrong(f"of the parameters, {lost} are in no bucket: {buckets}")
+        raise Wrong(f"parameters {lost} are in no bucket. The buckets are {buckets}")
 
 
 @sees(_BUCKETS)

@@ -112,7 +112,9 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
 
 def _parameter(layer: nn.Module, name: str) -> Any:
     if not hasattr(layer, name):
-        raise AttributeError(f"the module has no {name}; without one it is None")
+        raise AttributeError(
+            f"the module has no attribute {name}; a module without a {name} sets it to None"
+        )
     return getattr(layer, name)
 
 

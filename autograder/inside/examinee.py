@@ -220,7 +220,8 @@ def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -
     output = program(function, mine)
     if not dist.is_initialized() or dist.group.WORLD is not world:
         raise RuntimeError(
-            "the process group was destroyed or replaced: it belongs to the caller, who needs it"
+            "the process group was destroyed or replaced: leave it as it is, because the caller "
+            "needs it"
         )
     return output
 

@@ -23,7 +23,9 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     # It runs among the globals of the function that it stands in for.
     import sys
 
-    raise RuntimeError(f"{sys._getframe().f_code.co_name} is what this task asks you to write")
+    raise RuntimeError(
+        f"{sys._getframe().f_code.co_name} cannot be used: it is what this task asks you to write"
+    )
 
 
 def refusing(*made: type | FunctionType) -> ExitStack:
@@ -36,7 +38,7 @@ def refusing(*made: type | FunctionType) -> ExitStack:
     def refuse(self: Any, *_: Any, **__: Any) -> None:
         made_of = {each.__name__ for each in made} & {each.__name__ for each in type(self).__mro__}
         name = type(self).__name__ if type(self).__module__.startswith("torch.") else min(made_of)
-        raise RuntimeError(f"{name} is what this task asks you to write")
+        raise RuntimeError(f"{name} cannot be used: it is what this task asks you to write")
 
     stack = ExitStack()
     for each in made:

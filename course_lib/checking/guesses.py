@@ -167,7 +167,7 @@ def guess(
     if len(options) < 2:
         raise ValueError(f"a guess needs two options or more, got {len(options)}")
     if mine is not None and (type(mine) is not int or not 1 <= mine <= len(options)):
-        raise ValueError(f"mine is the number of an option, 1 to {len(options)}, got {mine!r}")
+        raise ValueError(f"mine must be the number of an option, 1 to {len(options)}, got {mine!r}")
     first = _locked.get(question, mine)
     made = Guess(question, options, first)
     if mine is not None and question not in _locked:

@@ -218,7 +218,7 @@ def sgd_step__an_optimizer(params, lr):
     torch.optim.SGD(params, lr).step()
 
 
-@fails("sgd is what this task asks you to write")
+@fails("sgd cannot be used: it is what this task asks you to write")
 def sgd_step__the_function_of_an_optimizer(params, lr):
     from torch.optim.sgd import sgd
 
@@ -554,7 +554,7 @@ sizes_of_the_first_call: have [4, 4, 3] rows, expected [3, 3, 3, 3]
 """)
 
 
-@fails("RandomSampler is what this task asks you to write")
+@fails("RandomSampler cannot be used: it is what this task asks you to write")
 def minibatches__a_sampler_without_init(n, batch_size, generator, drop_last=False):
     sampler = torch.utils.data.RandomSampler.__new__(torch.utils.data.RandomSampler)
     sampler.data_source, sampler.replacement = range(n), False
@@ -573,7 +573,7 @@ replaces_the_gradient: .grad is another tensor
 """)
 
 
-@fails("_single_tensor_sgd is what this task asks you to write")
+@fails("_single_tensor_sgd cannot be used: it is what this task asks you to write")
 def sgd_step__a_part_of_the_optimizer(params, lr):
     from torch.optim.sgd import _single_tensor_sgd
 
@@ -667,7 +667,7 @@ def learning_rate__table_of_the_first_call(step, peak, warmup_steps, total_steps
     return table[step]
 
 
-@fails("SGD is what this task asks you to write")
+@fails("SGD cannot be used: it is what this task asks you to write")
 def learning_rate__a_scheduler(step, peak, warmup_steps, total_steps):
     def factor(t):
         if t < warmup_steps:

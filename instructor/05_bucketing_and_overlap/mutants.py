@@ -80,7 +80,7 @@ counts_elements: min(cap, first_cap) = 16 B
     param.nbytes → param.numel()
 one_each: still has room
     if bucket and filled + param.nbytes > limit: → if bucket:
-includes_frozen: is frozen, and in a bucket
+includes_frozen: is frozen, but a bucket holds it
     if not param.requires_grad: → if False:
 tied_twice: are one tensor, expected only 0
     if first[param] != i: → if False:

@@ -105,7 +105,7 @@ PAIRED = torch.stack([2 * orders(3, 3), 2 * orders(3, 3) + 1], -1).flatten(1)
         (6, 2, counted(torch.arange(6).repeat(EPOCHS, 1), 2), "in 1000 of 1000 epochs"),
         (6, 2, counted(PAIRED, 2), "share a full batch in 1000 of 1000 epochs"),
         (8, 1, counted(orders(8, 4), 1), ""),
-        (8, 1, counted(orders(8, 4, biased=True), 1), "more often in some batches than chance"),
+        (8, 1, counted(orders(8, 4, biased=True), 1), "contain some rows more often than chance"),
     ],
 )
 def test_many_epochs_of_batches(n: int, size: int, many: Tensor, words: str) -> None:
@@ -123,6 +123,6 @@ def test_where_no_batch_is_full_nothing_is_left_to_chance() -> None:
 
 
 def test_the_library_is_refused() -> None:
-    words = "DataLoader is what this task asks you to write"
+    words = "DataLoader cannot be used: it is what this task asks you to write"
     with pytest.raises(RuntimeError, match=words), refusing(*judges.LIBRARY):
         DataLoader([1, 2])  # type: ignore[arg-type]

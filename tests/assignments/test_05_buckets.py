@@ -26,7 +26,7 @@ ONCE = checks.asked(64, 64, 4, 4, 2, 4, 4, frozen=[2], same=[(0, 4)])
         ([[3, 2, 1], [0]], "parameter 2 is frozen"),
         ([[3, 1], [1, 0]], "parameter 1 is in the buckets twice"),
         ([[4, 3, 1]], "parameters 0 and 4 are one tensor, expected only 0"),
-        ([[3], [0]], "of the parameters, [1] are in no bucket"),
+        ([[3], [0]], "parameters [1] are in no bucket"),
     ],
 )
 def test_each_parameter_is_in_one_bucket(buckets: Any, words: str) -> None:
@@ -45,7 +45,7 @@ MIXED = checks.asked(32, 32, 4, 4, 4, 4, dtypes=["float32", "bfloat16", "float32
         (MIXED, [[3, 1], [2, 0]], ""),
         (MIXED, [[3, 2], [1, 0]], "has 2 dtypes, expected one"),
         (CUT, [[3], [1, 2], [0]], "is not in reverse order"),
-        (CUT, [[3, 2], [1, 0]], "has 32 B, the first cap is min(cap, first_cap) = 16 B"),
+        (CUT, [[3, 2], [1, 0]], "has 32 B, the first cap of each dtype is min(cap, first_cap) = 16 B"),
         (CUT, [[3], [2, 1, 0]], "has 48 B, cap is 32 B"),
         (CUT, [[2], [3, 1], [0]], "stands before [3, 1] but becomes complete after it"),
         (CUT, [[3], [2], [1, 0]], "bucket [2] of [[3], [2], [1, 0]] still has room for"),

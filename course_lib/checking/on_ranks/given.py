@@ -139,7 +139,9 @@ class _Strict:
 
 _STRICT = _Strict()
 
-_DESTROYED = "the process group was destroyed or replaced: it belongs to the caller, who needs it"
+_DESTROYED = (
+    "the process group was destroyed or replaced: leave it as it is, because the caller needs it"
+)
 
 Program = Callable[[Callable[..., Any], Any, Given], Any]
 

@@ -62,7 +62,9 @@ def test_it_is_refused_by_its_name_and_given_back(
     made: tuple[Any, ...], use: Callable[[], Any], name: str
 ) -> None:
     with (
-        pytest.raises(RuntimeError, match=f"^{name} is what this task asks you to write"),
+        pytest.raises(
+            RuntimeError, match=f"^{name} cannot be used: it is what this task asks you to write"
+        ),
         refusing(*made),
     ):
         use()
