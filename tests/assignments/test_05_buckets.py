@@ -45,7 +45,7 @@ MIXED = checks.asked(32, 32, 4, 4, 4, 4, dtypes=["float32", "bfloat16", "float32
         (MIXED, [[3, 1], [2, 0]], ""),
         (MIXED, [[3, 2], [1, 0]], "has 2 dtypes, expected one"),
         (CUT, [[3], [1, 2], [0]], "is not in reverse order"),
-        (CUT, [[3, 2], [1, 0]], "has 32 B, the first cap of each dtype is min(cap, first_cap) = 16 B"),
+        (CUT, [[3, 2], [1, 0]], "has 32 B, the first cap of each dtype is min("),
         (CUT, [[3], [2, 1, 0]], "has 48 B, cap is 32 B"),
         (CUT, [[2], [3, 1], [0]], "stands before [3, 1] but becomes complete after it"),
         (CUT, [[3], [2], [1, 0]], "bucket [2] of [[3], [2], [1, 0]] still has room for"),
