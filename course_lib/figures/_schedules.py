@@ -5,7 +5,8 @@
 
 A rank does one thing at a time, so forward, backward and weights' gradients share its lane, and the
 idle time is the white between the boxes. They differ in colour and in hatch, and each box holds the
-number of its micro-batch.
+number of its micro-batch. Where a rank has several stages, a later one is paler, as the papers draw
+it. In a figure under sliders (`explore`) a box says where the pointer rests on it what it is.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from course_lib.figures._explore import tip
 from course_lib.figures._shown import Span
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -25,15 +28,24 @@ _STYLES = {
     "backward": ("#e69f00", "///"),
     "weights' gradients": ("#7fcbb4", "..."),
 }
-_INCHES = 9.6
-_POINTS = 8.0
+_INCHES = 8.0
+_POINTS = 9.0
 
 
-def draw_schedules(panels: Mapping[str, Iterable[Span]], *, unit: str) -> Figure:
+def draw_schedules(
+    panels: Mapping[str, Iterable[Span]],
+    *,
+    unit: str,
+    end: float | None = None,
+    lanes: int = 0,
+) -> Figure:
     """Draw schedules, by title, one above the other on one axis of time; return the figure.
 
     `panels[title]` are the spans `(rank, lane, start, stop, label)` of a simulation, with times in
-    `unit`; the lanes are "forward", "backward" and "weights' gradients".
+    `unit`; the lanes are "forward", "backward" and "weights' gradients". A label is the number of
+    the micro-batch, with a letter for each stage of a rank but its first: ``3``, ``3b``, ``3c``.
+    The axis ends at `end`, in `unit`, or where the last span stops. Each panel has room for at
+    least `lanes` ranks, so that figures of fewer ranks are as large.
 
     Raises ValueError if there are no spans, or a lane has another name.
     """
@@ -47,15 +59,15 @@ def draw_schedules(panels: Mapping[str, Iterable[Span]], *, unit: str) -> Figure
     if unknown := {span[1] for span in every} - _STYLES.keys():
         raise ValueError(f"lanes must be among {', '.join(_STYLES)}; got {', '.join(unknown)}")
     rows = [max((span[0] for span in spans), default=0) + 1 for spans in of_panels.values()]
-    heights = [0.4 + 0.24 * count for count in rows]
+    heights = [0.4 + 0.3 * max(count, lanes) for count in rows]
     figure, axes = plt.subplots(
         len(rows), 1, sharex=True, squeeze=False, layout="constrained",
         figsize=(_INCHES, 0.7 + sum(heights)), height_ratios=heights,
     )  # fmt: skip
-    end = max(span[3] for span in every)
+    end = max(span[3] for span in every) if end is None else end
     for ax, (title, spans), count in zip(axes[:, 0], of_panels.items(), rows, strict=True):
-        _draw(ax, spans, end)
-        ax.set(xlim=(0, end), ylim=(count - 0.5, -0.5))
+        _draw(ax, spans, count, end)
+        ax.set(xlim=(0, end), ylim=(max(count, lanes) - 0.5, -0.5))
         ax.set_yticks(range(count), [f"rank {rank}" for rank in range(count)])
         ax.set_title(title, loc="left", fontsize=11)
         ax.grid(visible=False)
@@ -69,14 +81,44 @@ def draw_schedules(panels: Mapping[str, Iterable[Span]], *, unit: str) -> Figure
     return figure
 
 
-def _draw(ax: Axes, spans: Iterable[Span], end: float) -> None:
-    """Draw the boxes. A label is as large as its box allows, and left out below 5 points."""
+def _draw(ax: Axes, spans: list[Span], ranks: int, end: float) -> None:
+    """Draw the boxes. A number is as large as its box allows, and left out below 4 points."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Rectangle
+    from matplotlib.text import Text
+
     for rank, lane, start, stop, label in spans:
         color, hatch = _STYLES[lane]
-        width = stop - start
-        ax.barh(rank, width, 0.8, start, color=color, hatch=hatch, edgecolor="white", linewidth=0)
-        ax.barh(rank, width, 0.8, start, fill=False, linewidth=0.6)
-        room = 0.9 * 72 * _INCHES * (stop - start) / end
-        size = min(_POINTS, room / (0.7 * max(1, len(label))))
-        if size >= 5:
-            ax.text((start + stop) / 2, rank, label, size=size, ha="center", va="center")
+        number = label.rstrip("bcdefgh")
+        chunk = ord(label[-1]) - ord("a") if number != label else 0
+        said = (
+            f"stage {chunk * ranks + rank}, micro-batch {number}: {lane}, {start:.4g} to {stop:.4g}"
+        )
+        box = Rectangle(
+            (start, rank - 0.4), stop - start, 0.8,
+            facecolor=_paler(color, chunk), hatch=hatch, edgecolor="white", linewidth=0,
+        )  # fmt: skip
+        parts: list[Artist] = [box]
+        room = 0.8 * 72 * _INCHES * (stop - start) / end
+        size = min(_POINTS, room / (0.7 * len(number)))
+        if size >= 4:
+            middle = (start + stop) / 2, rank
+            text = Text(*middle, number, size=size, ha="center", va="center")
+            text.set_transform(ax.transData)
+            parts.append(text)
+        for part in parts:
+            tip(part, said)
+            part.set_in_layout(False)  # all lie within the axes; to measure hundreds takes long
+            ax.add_artist(part)
+    corners = [
+        [(start, rank - 0.4), (stop, rank - 0.4), (stop, rank + 0.4), (start, rank + 0.4)]
+        for rank, _, start, stop, _ in spans
+    ]
+    ax.add_collection(PolyCollection(corners, facecolor="none", edgecolor="black", linewidth=0.6))
+
+
+def _paler(color: str, chunk: int) -> tuple[float, ...]:
+    """Return the colour of a rank's stage number `chunk`: nearer to white with each."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(1 - (1 - part) * 0.6**chunk for part in to_rgb(color))

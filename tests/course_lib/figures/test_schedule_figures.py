@@ -26,20 +26,58 @@ def test_every_step_is_a_box_with_its_micro_batch():
     figure = draw_schedules(panels, unit="s")
     for axes, (name, spans) in zip(figure.axes, panels.items(), strict=True):
         assert axes.get_title(loc="left") == name
-        outlines = [box for box in axes.patches if isinstance(box, Rectangle) and not box.fill]
+        boxes = [part for part in axes.patches if isinstance(part, Rectangle)]
         drawn = {
             (round(box.get_y() + 0.4), round(box.get_x(), 6), round(box.get_width(), 6))
-            for box in outlines
+            for box in boxes
         }
         expected = {
             (rank, round(start, 6), round(stop - start, 6)) for rank, _, start, stop, _ in spans
         }
-        assert drawn == expected
+        assert drawn == expected and len(boxes) == len(spans)
+        (outlines,) = axes.collections
+        assert len(outlines.get_paths()) == len(spans)
         written = sorted((text.get_position(), text.get_text()) for text in axes.texts)
-        labels = sorted((((a + b) / 2, rank), label) for rank, _, a, b, label in spans)
-        assert written == labels
-        assert min(text.get_size() for text in axes.texts) >= 5
+        numbers = [(((a + b) / 2, rank), label.rstrip("b")) for rank, _, a, b, label in spans]
+        assert written == sorted(numbers)
+        assert min(text.get_size() for text in axes.texts) >= 4
     plt.close(figure)
+
+
+def test_a_box_says_its_stage_and_a_later_stage_of_the_rank_is_paler():
+    plan = interleaved(2, 4, 3)
+    spans = simulate(plan).spans
+    figure = draw_schedules({"three each": spans}, unit="s")
+    works = {
+        (rank, span[2]): plan.work(rank, step)
+        for rank, steps in enumerate(plan.steps)
+        for span, step in zip((s for s in spans if s[0] == rank), steps, strict=True)
+    }
+    colors = {}
+    for box in (part for part in figure.axes[0].patches if isinstance(part, Rectangle)):
+        work = works[round(box.get_y() + 0.4), box.get_x()]
+        lane = "forward" if work.action == "F" else "backward"
+        said = box.get_gid()
+        assert f"stage {work.stage}, micro-batch {work.micro_batch}: {lane}" in said
+        assert said.endswith(f"{box.get_x():.4g} to {box.get_x() + box.get_width():.4g}")
+        colors.setdefault((lane, work.stage // 2), set()).add(sum(box.get_facecolor()))
+    assert all(len(each) == 1 for each in colors.values())
+    for lane in ("forward", "backward"):
+        first, second, third = (colors[lane, chunk].pop() for chunk in range(3))
+        assert first < second < third
+    plt.close(figure)
+
+
+def test_figures_of_fewer_ranks_can_have_the_size_and_the_axis_of_more():
+    two, four = simulate(gpipe(2, 2)), simulate(gpipe(4, 2))
+    panels = ({"": two.spans}, {"": four.spans})
+    figures = [draw_schedules(each, unit="s", end=20, lanes=4) for each in panels]
+    small, large = (figure.axes[0] for figure in figures)
+    assert small.get_xlim() == large.get_xlim() == (0, 20)
+    assert small.get_ylim() == large.get_ylim()
+    assert [each.get_text() for each in small.get_yticklabels()] == ["rank 0", "rank 1"]
+    assert tuple(figures[0].get_size_inches()) == tuple(figures[1].get_size_inches())
+    plt.close("all")
 
 
 def test_the_figure_is_no_higher_than_it_is_wide():
