@@ -170,7 +170,7 @@ def _draw_message(
 ) -> list[Artist]:
     """Draw an arrow in each column in which the receiver got something; return the arrows."""
     down = 1 if to > source else -1
-    arrows = []
+    arrows: list[Artist] = []
     for place, (was, is_now) in enumerate(zip(old[to], new[to], strict=True)):
         if was == is_now:
             continue
@@ -262,7 +262,8 @@ def _watched(
     held = torch.zeros(rows, length)
     marks = held[:, : k * k]
     marks.copy_(marked_chunks(rank, k)[:rows])
-    with _Watch(marks) as watch:
+    watch = _Watch(marks)
+    with watch:
         all_reduce(held)
     watch.look()
     return watch.seen

@@ -31,7 +31,7 @@ MOST = 400
 _PROGRAM = Path(__file__).with_name("explore.js")
 _TIP = "tip: "
 # Each text names all fonts that it may have: matplotlib's ten would be half of a drawing.
-_FONTS = {"font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"]}
+_FONTS = ["DejaVu Sans", "Verdana", "sans-serif"]
 _HATCH = re.compile(r"<pattern.*?</pattern>", re.DOTALL)
 # The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
 _STYLE = """<style>
@@ -165,7 +165,8 @@ def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:
     drawn = dict.fromkeys(figures, "")  # one that stands in several places is drawn once
     frame = Bbox.union([figure.get_tightbbox() for figure in drawn]).padded(0.05)
     # The text stays text: a screen reader finds it, and it is a tenth as long as its outlines.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "course", **_FONTS}):
+    kept: Any = {"svg.fonttype": "none", "svg.hashsalt": "course", "font.sans-serif": _FONTS}
+    with matplotlib.rc_context(kept):
         for figure in drawn:
             file = io.StringIO()
             figure.savefig(file, format="svg", bbox_inches=frame, metadata={"Date": None})
