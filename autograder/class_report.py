@@ -151,10 +151,9 @@ def _task(task: str, checks: Mapping[str, CheckVerdict], seconds: float) -> Task
 
 
 def _why(check: CheckVerdict) -> str:
-    """Return the reason of the first case that failed, of the visible ones if there are any."""
-    failed = [case for case in check.cases if not case["passed"]]
-    seen = [case for case in failed if not case["hidden"]] or failed
-    return printable(" ".join(str(seen[0]["reason"]).split())) if seen else ""
+    """Return the reason of the first failure that the student reads of."""
+    first = check.first_failure
+    return "" if first is None else printable(" ".join(str(first["reason"]).split()))
 
 
 def _guesses(notebooks: Iterable[Path]) -> tuple[Guesses, ...]:
@@ -280,7 +279,7 @@ def as_page(report: ClassReport) -> str:
 <h2>How many students have how many points?</h2><table><thead><tr><th class="n">points</th>
 <th class="n">students</th><th class="wide"></th></tr></thead><tbody>{bins}</tbody></table>
 <h2>Why did tasks fail?</h2>
-<p>The first failed case of each student, visible ones first. Reasons that differ only in numbers
+<p>The simplest failed case of each student, visible ones first. Reasons that differ only in numbers
 are one; the words are those of one of these students.</p>{reasons or "<p>None did.</p>"}
 <h2>What did students predict?</h2>"""
         + (

@@ -295,6 +295,32 @@ GATHER_MISTAKES = {
 }
 
 
+def places_of_chunks(case, inputs, me, value):
+    """Return which chunk lies in each place of the vector, where that says what went wrong."""
+    k, vector = len(inputs), value.get("vector") if isinstance(value, dict) else None
+    chunks = [each["chunk"] for each in inputs]
+    if not isinstance(vector, torch.Tensor) or vector.shape != (inputs[me]["length"],):
+        return ""
+    wrong = {}
+    for place, got in enumerate(vector.tensor_split(k)):
+        held = [r for r in range(k) if torch.equal(got, chunks[r][: len(got)])]
+        empty = got.isnan().all() or (got == torch.iinfo(torch.int64).max).all()
+        if not len(got) or place in held:
+            continue
+        if not held and not empty:
+            return ""
+        wrong[place] = f"chunk {held[0]}" if held else "nothing"
+    if not wrong:
+        return ""
+    place = me if me in wrong else min(wrong)
+    told = f"Place {place} of the vector holds {wrong[place]}, and it should hold chunk {place}"
+    if wrong[place] != "nothing":
+        return f"{told}: whatever arrives from number r, or was passed on for it, is chunk r."
+    if place == me:
+        return f"{told}, your own. Send that one first: it is the only one you have."
+    return f"{told}. In each of K - 1 steps a rank passes on what has just come to it."
+
+
 def node_sum(case, inputs, me):
     first = me - me % case.network.node_size
     return {"tensor": total(inputs[first : first + case.network.node_size])}
@@ -382,7 +408,7 @@ CHECKS = {
         "ring_all_gather",
         inputs=chunks_of_one,
         program=run_all_gather,
-        judges=[equals(gathered(), GATHER_MISTAKES, tolerance=EXACT)],
+        judges=[equals(gathered(), GATHER_MISTAKES, explain=places_of_chunks, tolerance=EXACT)],
         expects=in_half_rings(1),
         worth={"values": 2, "communication": 1},
         cases=RINGS,

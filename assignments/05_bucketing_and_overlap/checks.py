@@ -124,7 +124,7 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
             )
         (kind,) = kinds
         before, room = last.get(kind, (None, 0))
-        first = "the first cap is min(cap, first_cap) ="
+        first = "the first cap of each dtype is min(cap, first_cap) ="
         name, limit = ("cap is", cap) if before else (first, min(cap, first_cap))
         if total > limit and len(bucket) > 1:
             raise Wrong(f"bucket {bucket} of {buckets} has {total} B, {name} {limit} B")

@@ -255,7 +255,7 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     except Wrong as wrong:
         sizes = [each.abs().sort(descending=True).values for each in (got, right)]
         alike = torch.allclose(*sizes, rtol=2**-7) and not wrong.hint
-        raise (wrong.with_hint(_NEARLY_LARGEST) if alike else wrong) from None
+        raise wrong.besides(known={_NEARLY_LARGEST: _NEARLY_LARGEST if alike else ""}) from None
     if not torch.equal(places_in(wire, k), places_in(wire, k).sort().values):
         raise Wrong("rank 0: wire: the places are right, but not in the order of x")
 

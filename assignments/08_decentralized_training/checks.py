@@ -81,6 +81,9 @@ MIXING_MISTAKES = {
     ),
     "mixing twice: neighbours of neighbours are two hops away": mixed(lambda w: w @ w),
     "this rank's own share, and nothing of the others": mixed(lambda w: w.diag().diag()),
+    "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": mixed(
+        lambda w: w - w.diag().diag() + torch.eye(len(w)).double()
+    ),
     "the neighbours' share without this rank's own": mixed(lambda w: w - w.diag().diag()),
     "mixing without those of little weight: whoever's weight is not 0 is heard": mixed(
         lambda w: torch.where(w > 0.1, w, 0)
@@ -119,7 +122,7 @@ def gap_program(spectral_gap, mine, given):
 
 
 GAP_MISTAKES = {
-    "the second largest eigenvalue: the gap is what it lacks to 1": gap(
+    "|λ₂|, the second largest of the absolute values: the gap is what it lacks to 1": gap(
         lambda w: absolute_eigenvalues(w)[0]
     ),
     "the gap to a real part: of a complex eigenvalue |λ| = √(re² + im²)": gap(
@@ -131,7 +134,8 @@ GAP_MISTAKES = {
     "the gap by eigvalsh of W - 1/K: it is for symmetric matrices only": gap(
         lambda w: 1 - float(torch.linalg.eigvalsh(w - 1 / len(w)).abs().max())
     ),
-    "the gap to the second largest with its sign: -1 is as far from 0 as 1": gap(
+    "the gap to the second largest eigenvalue with its sign: |λ₂| is the second largest of the "
+    "absolute values, and -1 has the absolute value 1": gap(
         lambda w: 1 - second(torch.linalg.eigvals(w).real)
     ),
     "the gap of singular values": gap(lambda w: 1 - float(torch.linalg.svdvals(w)[1:2].sum())),
@@ -168,6 +172,7 @@ CHOICE_MISTAKES = {
         heard=lambda w: int((w > 0).sum(0).max())
     ),
     "the fastest if a ring all-reduce sends K - 1 messages: it sends 2 (K - 1)": chosen(ways=1),
+    "the time of a ring all-reduce whose messages have n bytes: each has n/K": chosen(pieces=1),
     "the time of a fraction of a step: T is a whole number": chosen(whole=float),
     "the time of one step more: |λ₂|^T may be equal to tolerance": chosen(
         whole=lambda steps: math.floor(steps) + 1

@@ -433,12 +433,14 @@ def sent_by_rank_0(weights: Tensor) -> int:
 def chosen(
     heard: Callable[[Tensor], int] = most_heard,
     ways: int = 2,
+    pieces: int | None = None,
     whole: Callable[[float], float] = math.ceil,
 ) -> Oracle:
     """Return the oracle of the fastest among ``candidates``, or, with an argument, of a mistake.
 
     Args:
         heard: messages of a rank in a step.
+        pieces: of a tensor in the ring all-reduce, K if not given; a message is one.
         ways: of the ring all-reduce, 2 · (K - 1) messages.
         whole: makes a number of steps of the exact one.
 
@@ -448,7 +450,7 @@ def chosen(
         given, k = case.parameters, case.parameters["k"]
         latency, per_byte = given["latency"], 1 / given["bandwidth"]
         times: list[tuple[float, int, int | None]] = [
-            (ways * (k - 1) * (latency + given["nbytes"] / k * per_byte), 0, None)
+            (ways * (k - 1) * (latency + given["nbytes"] / (pieces or k) * per_byte), 0, None)
         ]
         for which, graph in enumerate(given["candidates"]):
             weights = weights_of(graph, k)

@@ -2,6 +2,8 @@
 
 from math import ceil, prod
 
+import torch
+
 from course_lib.checking import (
     Case,
     Expectation,
@@ -42,6 +44,7 @@ def layer(out, inp, *rows, bias=True, before=False):
 
 
 OWN = "this rank's term alone: dX is the sum over the ranks of dY_r A_r"
+MEAN = "the mean over the ranks of dY_r A_r: dX is their sum"
 RESIDUAL = (
     "a sum that takes in the gradient of other uses of x, which is complete on every rank: put the "
     "sum behind what your layer does, not on x itself"
@@ -52,6 +55,20 @@ ASSIGNED = (
 )
 COPY = "what slices of a copy keep, the whole copy: cut first, then .clone()"
 BIASES = "the output with the bias added once by each rank: add it after the sum"
+
+
+def bias_on_each_rank(case, inputs, me, value):
+    """Return a hint if the bias got no gradient here, as where one rank alone adds it."""
+    if inputs[me]["bias"] is None or not isinstance(value, dict):
+        return ""
+    got, before = value.get("gradient of bias"), float(inputs[me]["before"])
+    if isinstance(got, torch.Tensor) and not bool((got == before).all()):
+        return ""
+    return (
+        "Backward added nothing to it: this rank does not use its bias. Every rank adds the whole "
+        "bias, after the sum."
+    )
+
 
 LAYERS = (
     Case("1 rank", 1, layer(4, 3, 2)),
@@ -116,6 +133,7 @@ CHECKS = {
                 layer_values("out"),
                 {
                     OWN: layer_values("out", "own term"),
+                    MEAN: layer_values("out", "mean"),
                     RESIDUAL: layer_values("out", "residual"),
                     ASSIGNED: layer_values("out", "assigned"),
                     COPY: layer_values("out", "copy"),
@@ -147,6 +165,7 @@ CHECKS = {
                     ASSIGNED: layer_values("in", "assigned"),
                     COPY: layer_values("in", "copy"),
                 },
+                explain=bias_on_each_rank,
             )
         ],
         expects=[

@@ -19,6 +19,7 @@ from course_lib.checking.answers import ANYTHING, WHOLE, Kind, ListOf, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Judge, Oracle
 from course_lib.checking.on_ranks.effects import aspects, tensors_in
+from course_lib.checking.on_ranks.held import held_by
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.checking.task import Inputs
 from course_lib.ranks import Network, Trace, compute
@@ -30,7 +31,7 @@ from course_lib.ranks import Network, Trace, compute
 
 Side = Literal["out", "in"]
 """The side of a layer that the ranks share."""
-Mistake = Literal["", "own term", "residual", "K biases", "K times", "assigned", "copy"]
+Mistake = Literal["", "own term", "mean", "residual", "K biases", "K times", "assigned", "copy"]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
 _BESIDE = "numbers that the module keeps in memory beside its parameters"
@@ -126,10 +127,9 @@ def _beside(layer: nn.Module, mine: Any) -> int:
     Memory that `mine` shares is reported elsewhere; single numbers do not count.
     """
     memory = {}
-    for module in layer.modules():
-        for tensor in tensors_in(vars(module)):
-            storage = tensor.untyped_storage()
-            memory[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
+    for tensor in held_by(layer):
+        storage = tensor.untyped_storage()
+        memory[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
     for tensor in tensors_in(mine):
         memory.pop(tensor.untyped_storage().data_ptr(), None)
     parts = {
@@ -155,6 +155,8 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
         bias = torch.zeros(len(weight)) if own["bias"] is None else own["bias"].double()
         part, times = weight.tensor_split(k, side)[me], k if mistake == "K times" else 1
         back = times * (dy @ weight) + (k if mistake == "residual" else 1) * dx
+        if mistake == "mean":
+            back = dy @ weight / k + dx
         if mistake == "own term":
             back = dy.tensor_split(k, -1)[me] @ part + dx
         found = {

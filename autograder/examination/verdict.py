@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +49,22 @@ class CheckVerdict:
     def task(self) -> str:
         """The check's name without its assignment: the cell's id in the notebook."""
         return self.name.rpartition("/")[2]
+
+    @property
+    def first_failure(self) -> Mapping[str, Any] | None:
+        """The case that a report begins with: the simplest visible one that failed, else a hidden.
+
+        Cases that were not run come last. Verdicts of an older version have no difficulty.
+        """
+        return min(
+            (case for case in self.cases if not case["passed"]),
+            key=lambda case: (
+                case["hidden"],
+                not case.get("ran", True),
+                () if case["hidden"] else tuple(case.get("difficulty", ())),
+            ),
+            default=None,
+        )
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:

@@ -96,15 +96,12 @@ def _counted(check: CheckVerdict) -> str:
 
 def _why(check: CheckVerdict) -> str:
     """Return the simplest visible failure; of hidden failures say only that there are some."""
-    failed = [case for case in check.cases if not case["passed"]]
-    visible = [case for case in failed if not case["hidden"]]
-    if visible:  # the one that the report below begins with; older verdicts have no difficulty
-        first = min(
-            visible,
-            key=lambda case: (not case.get("ran", True), tuple(case.get("difficulty", ()))),
-        )
-        return f"{_plain(first['name'])}: {_plain(first['reason'])}"
-    return "only hidden cases fail" if failed else ""
+    first = check.first_failure
+    if first is None:
+        return ""
+    if first["hidden"]:
+        return "only hidden cases fail"
+    return f"{_plain(first['name'])}: {_plain(first['reason'])}"
 
 
 def _plain(text: object) -> str:

@@ -37,6 +37,9 @@ class Wrong(Exception):
     Attributes:
         message: which rank, which element, expected and got.
         hint: one sentence, or empty.
+        known: a known mistake that could be the reason → its hint if this looks like it, else
+            empty. The first hint among them is `hint`, until `causes.agreed` has seen all cases.
+        otherwise: the hint where no known mistake is named.
         detail: more lines, for example a table of what was sent; or empty.
         expected: the value that should have come out, where the message is about one value.
         got: the value in its place.
@@ -44,18 +47,44 @@ class Wrong(Exception):
     """
 
     def __init__(
-        self, message: str, hint: str = "", detail: str = "", *, expected: str = "", got: str = ""
+        self,
+        message: str,
+        hint: str = "",
+        detail: str = "",
+        *,
+        expected: str = "",
+        got: str = "",
+        known: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.otherwise = hint
+        self.known = dict(known or {})
+        self.hint = next((each for each in self.known.values() if each), hint)
         self.detail = detail
         self.expected = expected
         self.got = got
 
-    def with_hint(self, hint: str) -> Wrong:
-        """Return the same finding with another hint."""
-        return Wrong(self.message, hint, self.detail, expected=self.expected, got=self.got)
+    def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
+        """Return the same finding with more known mistakes before its own, and with a hint.
+
+        The hint is for a finding that has none for the case that no known mistake is named.
+        """
+        return Wrong(
+            self.message,
+            self.otherwise or hint,
+            self.detail,
+            expected=self.expected,
+            got=self.got,
+            known={**(known or {}), **self.known},
+        )
+
+    def otherwise_said(self, hint: str) -> Wrong:
+        """Return the same finding with another hint, if any, where no known mistake is named."""
+        changed = self.besides()
+        changed.otherwise = hint or self.otherwise
+        changed.hint = next((each for each in self.known.values() if each), changed.otherwise)
+        return changed
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The causes of failing cases, and how hard each case is to look at.
 
+A known mistake is named only if it explains what it could explain, in all failing cases together.
 Two failures have the same cause if their reasons are the same words once numbers, ranks and places
 are left out. A cause is told once, for its simplest case; the others are named.
 """
@@ -7,10 +8,11 @@ are left out. A cause is told once, for its simplest case; the others are named.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from course_lib.checking.cases import Case
+from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.on_ranks.effects import tensors_in
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -30,6 +32,32 @@ def cause_of(reason: str) -> str:
         reason = re.sub(pattern, instead, reason)
     parts = (part.rstrip(".") for part in reason.split("; "))
     return "; ".join(dict.fromkeys(parts))
+
+
+def agreed(findings: Sequence[Wrong]) -> list[str]:
+    """Return the hint of each failing case, so that no two of them tell different stories.
+
+    A mistake may look like the one of a single case by chance. So one is named if it explains all
+    the cases that it could explain. If no mistake does, the one that explains most is named, with
+    a word that it does not explain all. Where two may be named, the one that explains more is.
+    """
+    could, explains = Counter[str](), Counter[str]()
+    for finding in findings:
+        # Each once, in their order: of two that explain as much, the first one is named.
+        could.update(dict.fromkeys(map(cause_of, finding.known), 1))
+        fits = [cause_of(words) for words, hint in finding.known.items() if hint]
+        explains.update(dict.fromkeys(fits, 1))
+    named = {cause for cause, count in explains.items() if count == could[cause]}
+    partly = ""
+    if explains and not named:
+        named = {max(explains, key=lambda cause: explains[cause])}
+        partly = " (That does not explain all cases that fail.)"
+    hints = []
+    for finding in findings:
+        fit = [words for words, hint in finding.known.items() if hint and cause_of(words) in named]
+        best = max(fit, key=lambda words: explains[cause_of(words)], default="")
+        hints.append(finding.known[best] + partly if best else finding.otherwise)
+    return hints
 
 
 def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, ...]:

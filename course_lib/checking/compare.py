@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
-from course_lib.checking.on_ranks.wire import leaves
+from course_lib.checking.on_ranks.wire import ARRAY, leaves
 
 
 def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
     """Return `value` if it is a tensor of the shape and dtype of `like`, else raise `Wrong`."""
+    if _is_array(value):
+        raise Wrong(f"{what}: you returned a NumPy array; return a torch.Tensor", _AS_TENSOR)
     if not isinstance(value, Tensor):
         raise Wrong(f"{what} is {describe(value)}, expected a tensor of shape {list(like.shape)}")
     if value.shape != like.shape:
@@ -22,6 +24,13 @@ def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
     if value.dtype != like.dtype:
         raise Wrong(f"{what} has dtype {value.dtype}, expected {like.dtype}")
     return value
+
+
+_AS_TENSOR = "torch.from_numpy(array) makes a tensor of it."
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {ARRAY} and isinstance(value[ARRAY], Tensor)
 
 
 def expect_close(
@@ -61,11 +70,15 @@ def expect_close(
         f"{what}{index if index else ''}: expected {right}, "
         f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
     )
-    for mistake, value in (lookalikes or {}).items():
-        if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol):
-            raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
-    hint = _never_written(tensor[here], expected[here]) or _rounded(tensor, expected)
-    raise Wrong(message, hint, expected=right, got=theirs)
+    known = {
+        mistake: f"This equals {mistake}."
+        if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol)
+        else ""
+        for mistake, value in (lookalikes or {}).items()
+    }
+    hint = _never_written(tensor[here], expected[here])
+    known |= {} if hint else {_ROUNDED: _rounded(tensor, expected)}
+    raise Wrong(message, hint, expected=right, got=theirs, known=known)
 
 
 def _never_written(got: Tensor, expected: Tensor) -> str:
@@ -80,6 +93,8 @@ def _never_written(got: Tensor, expected: Tensor) -> str:
     return f"This is {told}." if whole and int(got) == torch.iinfo(got.dtype).max else ""
 
 
+_ROUNDED = "a number that was rounded on the way"
+"""A known mistake as well: who rounds is nearly right in every case."""
 _NARROWER = {
     torch.float64: (torch.bfloat16, torch.float16, torch.float32),
     torch.float32: (torch.bfloat16, torch.float16),
@@ -147,11 +162,13 @@ def expect_number(
         return
     right, theirs = numbers_apart(expected, got)
     message = f"{what}: expected {right}, got {theirs}"
-    for mistake, value in (lookalikes or {}).items():
-        if abs(got - value) <= atol + rtol * abs(value):
-            raise Wrong(message, f"This equals {mistake}.", expected=right, got=theirs)
+    known = {
+        mistake: f"This equals {mistake}." if abs(got - value) <= atol + rtol * abs(value) else ""
+        for mistake, value in (lookalikes or {}).items()
+    }
     pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
-    raise Wrong(message, _rounded(*pair), expected=right, got=theirs)
+    known[_ROUNDED] = _rounded(*pair)
+    raise Wrong(message, expected=right, got=theirs, known=known)
 
 
 def expect_equal(
@@ -186,62 +203,62 @@ def expect_equal(
             number = isinstance(wanted, float)
             like = f"the number {wanted:.6g}" if number else describe(wanted)
             raise Wrong(f"{name} is missing, expected {like}")
-        value = values[place]
-        if wanted is None:
-            if value is not None:
-                raise Wrong(f"{name} is {describe(value)}, expected None")
-        elif isinstance(wanted, bool | str) or type(wanted) is int:
-            if type(value) is not type(wanted) or value != wanted:
-                got = repr(value)[:60] if type(value) is type(wanted) else describe(value)
-                message = f"{name}: expected {wanted!r}, got {got}"
-                raise Wrong(message, expected=repr(wanted), got=got)
-        else:
-            try:
-                _judge_of(wanted)(value, wanted, name, **options)
-            except Wrong as wrong:
-                hint = _known_mistake(values, expected, place, lookalikes, options)
-                raise (wrong.with_hint(hint) if hint else wrong) from None
+        try:
+            _expect_leaf(values[place], wanted, name, options)
+        except Wrong as wrong:
+            known = _known_mistakes(values, expected, place, lookalikes, options)
+            raise wrong.besides(known=known) from None
     if extra := values.keys() - expected.keys():
         raise Wrong(f"{what}: {min(extra)} was not asked for")
 
 
-def _judge_of(wanted: Any) -> Any:
-    return expect_close if isinstance(wanted, Tensor) else expect_number
+def _expect_leaf(value: Any, wanted: Any, name: str, options: dict[str, Any]) -> None:
+    """Raise `Wrong` unless a value is that one tensor, number, text or None."""
+    if isinstance(wanted, Tensor):
+        expect_close(value, wanted, name, **options)
+    elif isinstance(wanted, float):
+        expect_number(value, wanted, name, **options)
+    elif wanted is None:
+        if value is not None:
+            raise Wrong(f"{name} is {describe(value)}, expected None")
+    elif type(value) is not type(wanted) or value != wanted:
+        got = repr(value)[:60] if type(value) is type(wanted) else describe(value)
+        raise Wrong(f"{name}: expected {wanted!r}, got {got}", expected=repr(wanted), got=got)
 
 
-def _known_mistake(
+def _known_mistakes(
     values: Mapping[str, Any],
     expected: Mapping[str, Any],
     first: str,
     lookalikes: Mapping[str, Any] | None,
     options: dict[str, Any],
-) -> str:
-    """Return a hint if all that is wrong in an answer is what one mistake gives, else nothing.
+) -> dict[str, str]:
+    """Return each known mistake with a hint if it gives all that is wrong in an answer, else empty.
 
     One value may be that of a mistake by chance. A mistake that gives some of the values only must
-    give the `first` wrong one, and says nothing about those that it lacks.
+    give the `first` wrong one, and says nothing about those that it lacks. Those that give the
+    whole of what is wrong come first.
     """
     if lookalikes is None:
-        return ""
+        return {}
     apart = [
         place
         for place, wanted in expected.items()
-        if isinstance(wanted, Tensor | float)
-        and place in values
-        and not _passes(values[place], wanted, wanted, options)
+        if place in values and not _passes(values[place], wanted, options)
     ]
     known = [(words, dict(leaves(each))) for words, each in lookalikes.items()]
     known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
-    for begin, fits in (("This", _passes), ("Where it is wrong, this", _equals_where_wrong)):
+    found: dict[str, str] = {}
+    for begin, partly in (("This", False), ("Where it is wrong, this", True)):
         for words, theirs in known:
-            if all(
-                _passes(values[p], theirs[p], expected[p], options)
-                or fits(values[p], theirs[p], expected[p], options)
+            if words not in found and all(
+                _passes(values[p], theirs[p], options)
+                or (partly and _equals_where_wrong(values[p], theirs[p], expected[p], options))
                 for p in apart
                 if p in theirs
             ):
-                return f"{begin} equals {words}."
-    return ""
+                found[words] = f"{begin} equals {words}."
+    return {**found, **{words: "" for words, _ in known if words not in found}}
 
 
 def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
@@ -255,12 +272,9 @@ def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> b
     )
 
 
-def _passes(value: Any, mistake: Any, right: Any, options: dict[str, Any]) -> bool:
-    """Return whether a value is that of a mistake, where this one is `right`."""
-    if mistake is None:
-        return False
+def _passes(value: Any, wanted: Any, options: dict[str, Any]) -> bool:
     try:
-        _judge_of(right)(value, mistake, "", **options)
+        _expect_leaf(value, wanted, "", options)
     except Wrong:
         return False
     return True
@@ -291,6 +305,8 @@ def describe(value: Any) -> str:
         return "None (is a return missing, or was it never set?)"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}, {_name(value.dtype)}"
+    if _is_array(value):
+        return describe(value[ARRAY]).replace("a tensor", ARRAY, 1)
     if isinstance(value, dict):
         return f"a dict with the keys {str(list(value))[:60]}" if value else "an empty dict"
     if isinstance(value, list | tuple):

@@ -25,6 +25,9 @@ Oracle = Callable[[Case, Sequence[Any], int], Any]
 """``oracle(case, inputs, me)``: the right value of member `me` of a group whose members have these
 inputs, or a value that a well-known mistake gives there."""
 
+Explain = Callable[[Case, Sequence[Any], int, Any], str]
+"""``explain(case, inputs, me, value)``: a hint on the wrong value of member `me`, or nothing."""
+
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
 """Allowed relative error by dtype: some hundred roundings."""
 
@@ -34,6 +37,7 @@ def equals(
     mistakes: Mapping[str, Oracle] | None = None,
     *,
     named: Oracle | None = None,
+    explain: Explain | None = None,
     tolerance: Mapping[str, float] | None = None,
     absolute: Mapping[str, float] | None = None,
 ) -> Judge:
@@ -46,6 +50,8 @@ def equals(
             one that gives all that is wrong in a rank's answer becomes the hint.
         named: gives more mistakes, words → value, where the words depend on the case. They are
             looked at first.
+        explain: looks at a wrong answer where no known mistake is named, and returns a hint or
+            an empty string.
         tolerance: dtype → allowed relative error, where it is not that of `TOLERANCE`.
         absolute: dtype → allowed absolute error, where it is not a tenth of the relative one. What
             is a sum of larger terms that cancel needs more: they were rounded at their own size.
@@ -75,16 +81,21 @@ def equals(
             for me, rank in enumerate(members):
                 right = oracle(case, theirs, me)
                 expect_containers(values[rank], right, f"rank {rank}")
-                expect_equal(
-                    values[rank],
-                    right,
-                    f"rank {rank}",
-                    rtol=rtol,
-                    atol=atol,
-                    lookalikes=_Lazy(
-                        {**(mistakes or {}), **whole(rank, inputs)}, named, case, theirs, me
-                    ),
-                )
+                known = {**(mistakes or {}), **whole(rank, inputs)}
+                lookalikes = _Lazy(known, named, case, theirs, me)
+                try:
+                    expect_equal(
+                        values[rank],
+                        right,
+                        f"rank {rank}",
+                        rtol=rtol,
+                        atol=atol,
+                        lookalikes=lookalikes,
+                    )
+                except Wrong as wrong:
+                    if explain is None:
+                        raise
+                    raise wrong.otherwise_said(explain(case, theirs, me, values[rank])) from None
 
     return judge
 

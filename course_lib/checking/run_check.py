@@ -21,7 +21,7 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
-from course_lib.checking.causes import difficulty_of
+from course_lib.checking.causes import agreed, difficulty_of
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
@@ -61,10 +61,12 @@ def run_check(
         run: runs one case on its ranks.
         seed: the inputs are drawn from it; the same seed draws the same inputs.
         hidden: further cases, whose inputs and names stay out of the report's text.
-        progress: called after every case.
+        progress: called after every case. Its result names no known mistake yet: which one it is
+            shows when all cases have run.
 
     """
     results: list[CaseResult] = []
+    findings: dict[int, Wrong] = {}
     traces: list[tuple[CaseResult, Trace]] = []
     timeouts = 0
     cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
@@ -73,20 +75,29 @@ def run_check(
             reason = f"not run: {timeouts} cases before it took longer than their limit"
             result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, ran=False)
         else:
-            kept = _KEPT if _right_alone(case, results) else ""
-            examination = _Examination(name, check, case, run, seed, kept)
+            examination = _Examination(name, check, case, run, seed, results)
             result = examination.result(is_hidden)
             timeouts += examination.timed_out
+            if examination.finding is not None:
+                findings[len(results)] = examination.finding
             trace = examination.trace
             if not result.passed and not is_hidden and trace is not None and trace.makespan > 0:
                 traces.append((result, trace))
         results.append(result)
         progress(result)
+    for is_hidden in (False, True):
+        places = [place for place in findings if results[place].hidden == is_hidden]
+        for place, hint in zip(places, agreed([findings[p] for p in places]), strict=True):
+            results[place] = replace(results[place], reason=_reason(findings[place], hint))
     report = CheckReport(name, tuple(results), check.worth, function=check.function)
     if not traces:
         return report
     shown, trace = min(traces, key=lambda each: tuple(each[0].difficulty))
     return replace(report, trace=trace, traced=shown.name)
+
+
+def _reason(wrong: Wrong, hint: str) -> str:
+    return _cut(f"{wrong.message}. {hint}" if hint else wrong.message, MAX_REASON)
 
 
 def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
@@ -100,16 +111,32 @@ def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
     return alone <= {result.name for result in results if result.passed}
 
 
+def _fails_before(case: Case, results: Iterable[CaseResult]) -> str:
+    """Return a hint if the call before a case has failed as a case of its own, else nothing."""
+    before = case.after.name if case.after is not None else None
+    if not any(result.name == before and not result.passed for result in results):
+        return ""
+    return f"The call before it, ‘{before}’, fails as a case of its own: look at that one first."
+
+
 class _Examination:
     """One case: run, judged, explained."""
 
     def __init__(
-        self, name: str, check: Check, case: Case, run: Runner, seed: str, kept: str
+        self,
+        name: str,
+        check: Check,
+        case: Case,
+        run: Runner,
+        seed: str,
+        earlier: Sequence[CaseResult],
     ) -> None:
         self._name, self._check, self._case, self._run, self._seed = name, check, case, run, seed
-        self._kept = kept
+        self._kept = _KEPT if _right_alone(case, earlier) else ""
+        self._fails_before = _fails_before(case, earlier)
         self.trace: Trace | None = None
         self.timed_out = False
+        self.finding: Wrong | None = None
         self._trouble = ""
         self._granted: set[str] = set()
 
@@ -125,7 +152,7 @@ class _Examination:
             observed = self._run(self._check, self._case, inputs)
             self._judge(observed if isinstance(observed, Observed) else Observed(observed))
         except Wrong as wrong:
-            reason = f"{wrong.message}. {wrong.hint}" if wrong.hint else wrong.message
+            self.finding, reason = wrong, _reason(wrong, wrong.otherwise)
             detail, expected, got = wrong.detail, wrong.expected, wrong.got
         except RanksError as error:
             self.timed_out = isinstance(error, RankTimeout)
@@ -173,12 +200,9 @@ class _Examination:
             # Drawn again, so that no judge relies on what a program on the ranks changed.
             self._check.judge(self._case, self._inputs(), observed.outputs)
         except Wrong as wrong:
-            hint = wrong.hint
-            if self._case.after is not None:
-                hint = hint or self._kept
-            else:
-                hint = hint or _outside_the_group(self._case, self.trace)
-            raise wrong.with_hint(hint) from None
+            after, trace = self._case.after is not None, self.trace
+            hint = self._kept if after else _outside_the_group(self._case, trace)
+            raise wrong.besides(hint) from None
         except (OSError, MemoryError):  # no answer's doing
             raise
         except Exception:
@@ -186,12 +210,11 @@ class _Examination:
             raise Wrong("the answer has a form that this check does not expect") from None
         finally:
             torch.set_num_threads(threads)
-        findings = []
-        failed = set()
+        findings: dict[str, Wrong] = {}  # the first one of each part of the points
         if self._check.computes is not None and observed.network and self.trace is not None:
             missing = _computed_too_little(self._check.computes, self._inputs(), self.trace)
             if missing:
-                raise Wrong(missing, _PROGRAMS_OWN)
+                raise Wrong(missing, self._fails_before or _PROGRAMS_OWN)
         if self.trace is not None:
             _expect_few_empty(self.trace)
         trace = self.trace
@@ -200,22 +223,28 @@ class _Examination:
             # The ranks leave the barrier one after the other: their time is not a formula's.
             observed = replace(observed, network=None)
         if outside := _outside_the_group(self._case, trace):
-            findings.append(Wrong(outside))
-            failed.add(COMMUNICATION)
+            findings[COMMUNICATION] = Wrong(outside)
         if trace is not None:
             for expectation in self._check.expects:
                 try:
                     expectation.test(self._case, observed, trace)
                 except Wrong as wrong:
-                    findings.append(wrong)
-                    failed.add(expectation.part)
+                    findings.setdefault(expectation.part, wrong)
                 except Exception:
                     self._trouble = traceback.format_exc()
-                    findings.append(Wrong("what was sent is nothing that this check expects"))
-                    failed.add(expectation.part)
-        self._granted = {VALUES, COMMUNICATION, *self._check.worth} - failed
+                    words = "what was sent is nothing that this check expects"
+                    findings.setdefault(expectation.part, Wrong(words))
+        self._granted = {VALUES, COMMUNICATION, *self._check.worth} - findings.keys()
         if findings:
-            raise findings[0]
+            raise _together(list(findings.values()))
+
+
+def _together(findings: Sequence[Wrong]) -> Wrong:
+    """Return one finding that tells all of them."""
+    first, *others = findings
+    also = [f"Also: {_reason(other, other.hint).rstrip('.')}." for other in others]
+    hint = " ".join([each for each in (first.hint, *also) if each])
+    return Wrong(first.message, hint, first.detail, expected=first.expected, got=first.got)
 
 
 def _cut(text: str, most: int) -> str:
@@ -279,8 +308,19 @@ _BESIDE_PYTORCH = {
 """Words of PyTorch's → more, where its own advice leads into the next mistake."""
 
 
+_LENGTHS = re.compile(
+    r"[Rr]ank \d+ sends (\d+) elements of (\w+), but rank \d+ receives them as (?!\1 )\d+ "
+    r"elements of \2\b"
+)
+_OTHER_PIECE = (
+    " The two mean different pieces: what a rank sends in a step must be what the receiver counts "
+    "on in that step."
+)
+
+
 def _beside_pytorch(summary: str) -> str:
-    return "".join(more for words, more in _BESIDE_PYTORCH.items() if words in summary)
+    more = "".join(more for words, more in _BESIDE_PYTORCH.items() if words in summary)
+    return more + (_OTHER_PIECE if _LENGTHS.search(summary) else "")
 
 
 def _in_one_line(error: RanksError) -> str:
@@ -288,7 +328,7 @@ def _in_one_line(error: RanksError) -> str:
     waiting = [f"rank {s.rank} {s.doing}" for s in error.states if s.doing.startswith("waits in")]
     if isinstance(error, RankError) or not waiting:
         return error.summary + _beside_pytorch(error.summary)
-    return f"{error.summary} {'; '.join(waiting)}."
+    return f"{error.summary}{_beside_pytorch(error.summary)} {'; '.join(waiting)}."
 
 
 def _explanation(error: RanksError) -> str:

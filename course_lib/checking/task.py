@@ -176,6 +176,8 @@ def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[C
                 f"{before.world_size} ranks and ‘{case.name}’ {case.world_size}; the same ranks go "
                 "through both"
             )
+        if before.after is not None or case.after is not None:
+            raise ValueError(f"in_turn=({i}, {j}): one of the two comes after a case itself")
         made.append(replace(case, name=f"{case.name}, after ‘{before.name}’", after=before))
     return (*cases, *made)
 

@@ -221,14 +221,18 @@ in_turns (simulated, grader): Send and receive at the same time
     receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k) → pass
     sending.wait() → pass
     receiving.wait() → pass
-keeps_the_next_chunk: the finished chunk 1: you are number 0 of the group
+keeps_the_next_chunk: chunk 1 of the sum, finished. You are number 0 and keep chunk 0
     rank - step - 2 → rank - step - 1
     chunks[rank] → chunks[(rank + 1) % k]
+begins_with_its_own_chunk: Chunk 0 must arrive here in the last step
+    rank - step - 2 → rank - step - 1
+begins_with_the_next_chunk: arrives here in step 1 and must in the last, step 2
+    rank - step - 2 → rank - step
 one_step_too_few: expected
     range(k - 1) → range(k - 2)
 copies: expected
     += incoming → = incoming
-never_uses_what_arrives: nothing that arrived was added to it
+never_uses_what_arrives: no other part was added
     chunks[mine] += incoming → pass
 divisible_only: shape
     list(tensor.flatten().clone().tensor_split(k)) → list(tensor.reshape(k, -1).clone())
@@ -382,7 +386,10 @@ def ring_all_gather__padded(chunk, length, group=None):
 edits_of(ring_all_gather__to_the_right)("""
 in_order_of_arrival: chunk r belongs to place r
     return whole → return torch.cat(chunks[rank:] + chunks[:rank])
-one_step_too_few: expected
+begins_with_the_next_chunk: chunk 0, your own. Send that one first
+    given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+  → given, got = chunks[(rank - step + 1) % k], chunks[(rank - step) % k]
+one_step_too_few: a rank passes on what has just come to it
     range(k - 1) → range(k - 2)
 forwards_its_own (simulated, grader): receives them as
     given, got = chunks[(rank - step) % k] → given, got = chunks[rank]
@@ -548,7 +555,7 @@ adds_its_own: expected
     got + incoming → got + got
 float32_only (simulated, grader): float32
     torch.empty_like(got) → torch.empty(len(got))
-through_float32: rounded to float32
+through_float32: rounded to that on the way
     tensor.flatten() → tensor.flatten().float()
 whole_world: 4 ranks in two groups
     (group) → ()

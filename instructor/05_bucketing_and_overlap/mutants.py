@@ -68,7 +68,7 @@ forward_inside: not in reverse order
     sorted(buckets, key=min, reverse=True) → [sorted(b) for b in buckets]
 cap_ignored: min(cap, first_cap) = 16 B
     if bucket and filled + param.nbytes > limit: → if False:
-closes_after_the_cap: [[5, 4], [3, 2, 1], [0]] has 32 B, the first cap is min(cap, first_cap) = 16 B
+closes_after_the_cap: has 32 B, the first cap of each dtype is min(cap, first_cap) = 16 B
     if bucket and filled + param.nbytes > limit: → if bucket and filled > limit:
 first_is_not_small: min(cap, first_cap) = 16 B
     min(cap, first_cap) → cap

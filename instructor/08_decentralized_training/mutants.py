@@ -138,6 +138,8 @@ takes_the_column: row i is what rank i hears
     float(weights[rank, j]) * buffer → float(weights[j, rank]) * buffer
 believes_in_symmetry (simulated, grader): waits in recv
     if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
+own_tensor_at_weight_1: its weight is W[i, i]
+    total = float(weights[rank, rank]) * data → total = data
 without_its_own_share: without this rank's own
     total = float(weights[rank, rank]) * data → total = torch.zeros_like(data)
 plain_sum: the plain sum over whom it hears
@@ -508,7 +510,7 @@ the_eigenvalue: the gap is what it lacks to 1
     1 - torch → torch
 of_the_first: spectral gap: expected
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().max()
-with_its_sign: -1 is as far from 0 as 1
+with_its_sign: and -1 has the absolute value 1
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.max()
 of_a_symmetric_matrix: it is for symmetric matrices only
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvalsh(rest).abs().max()
@@ -580,6 +582,8 @@ def choose_graph__with_a_dictionary(candidates, nbytes, latency, bandwidth, tole
 
 
 edits_of(choose_graph__all_times)("""
+whole_tensors_in_the_ring: each has n/K
+    nbytes / k / bandwidth → nbytes / bandwidth
 one_step_for_all: seconds: expected
     while second**steps > tolerance:
         steps += 1

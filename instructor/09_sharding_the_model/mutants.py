@@ -140,6 +140,8 @@ weights_through_bfloat16: output[
     out = linear.out_features → out, x_dtype = linear.out_features, linear.weight.dtype
 """)
 edits_of(column_parallel__by_function)("""
+mean_of_the_terms: dX is their sum
+    return total → return total / dist.get_world_size(group)
 no_partition: output has shape
     start = rank * size + min(rank, more) → start, size = 0, out; more = 0
 whole_weight_sliced_output: weight has shape
@@ -372,7 +374,7 @@ a_share_of_the_bias: gradient of bias
   → b = None if self.bias is None else self.bias / dist.get_world_size(group)
   → partial = F.linear(x, self.weight, b)
     return y if self.bias is None else y + self.bias → return y
-bias_of_rank_0: gradient of bias
+bias_of_rank_0: Every rank adds the whole bias, after the sum
     partial = F.linear(x, self.weight)
   → b = None if self.bias is None else self.bias * (dist.get_rank(group) == 0)
   → partial = F.linear(x, self.weight, b)

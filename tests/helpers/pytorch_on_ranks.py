@@ -186,7 +186,10 @@ class NoProfiler(torch.profiler.profile):
 
 def _simulated(world_size: int, ddp: str, name: str, results: Any) -> None:
     _silence()
-    # A process has one profiler, and simulated ranks share their process.
+    # A process has one profiler, and simulated ranks share their process. So no test looks at it.
+    module = pytorch_source.load(CLASSES[ddp])
+    for allowed in ("PROFILING", "CUDA_PROFILING", "SEND_RECV_PROFILING"):
+        setattr(module, f"{allowed}_SUPPORTED_BACKENDS", [])
     torch.autograd.profiler.profile = NoAutogradProfiler  # type: ignore[misc]
     torch.profiler.profile = NoProfiler  # type: ignore[misc]
     with Ranks(world_size, on="simulated", timeout=SECONDS) as ranks:

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from course_lib.checking.on_ranks.effects import Watch, sent_back, tensors_in
 from course_lib.checking.on_ranks.held import HeldMemory
-from course_lib.checking.on_ranks.wire import NotPlainError, encode, leaves, without_numbers
+from course_lib.checking.on_ranks.wire import (
+    ARRAY,
+    NotPlainError,
+    encode,
+    leaves,
+    without_numbers,
+)
 from course_lib.ranks.explain.lines import is_installed
 
 
@@ -218,7 +224,7 @@ def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) ->
 
 
 def simple(value: Any) -> Any:
-    """Return the value with NumPy's numbers and arrays as Python's and torch's, slices as pairs."""
+    """Return the value with NumPy's numbers as Python's, slices as pairs, arrays as `ARRAY`."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(simple(item) for item in value)
     if type(value) is dict:
@@ -226,7 +232,7 @@ def simple(value: Any) -> Any:
     if isinstance(value, np.bool_ | np.floating):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return torch.from_numpy(value)
+        return {ARRAY: torch.from_numpy(value)} if value.ndim else value.item()
     if isinstance(value, slice | range) and getattr(value, "step", None) in (None, 1):
         return simple((value.start, value.stop))
     if isinstance(value, Tensor | bool | int) or not hasattr(value, "__index__"):

@@ -10,15 +10,66 @@ not seen, nor is what stands in lists of numbers. What a program returns counts 
 
 from __future__ import annotations
 
+import functools
+import sys
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _SHOWN = 4
+
+
+def held_by(value: Any) -> Iterator[Tensor]:
+    """Yield each tensor that a value holds, once, wherever it does.
+
+    Looked into are containers, the attributes of objects, and functions: their closures, their
+    defaults, and the objects that methods are bound to. Global names are not: they belong to the
+    notebook. Nor are objects of PyTorch's own classes, except for modules.
+    """
+    seen: dict[int, Any] = {}  # it keeps what it has seen, so that no id is given twice
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set | frozenset):
+            waiting += each
+        elif isinstance(each, types.FunctionType):
+            waiting += [_content(cell) for cell in each.__closure__ or ()]
+            waiting += [each.__defaults__, each.__kwdefaults__, vars(each)]
+        elif isinstance(each, types.MethodType | classmethod | staticmethod):
+            waiting += [each.__func__, getattr(each, "__self__", None)]
+        elif isinstance(each, functools.partial):
+            waiting += [each.func, each.args, each.keywords]
+        elif isinstance(each, property):
+            waiting += [each.fget, each.fset]
+        elif isinstance(each, nn.Module) or _is_own(each):
+            # Of a class it is a view, and no dict.
+            waiting.append(dict(getattr(each, "__dict__", {})))
+            waiting += each.__mro__ if isinstance(each, type) else type(each).__mro__
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
+
+
+def _is_own(each: Any) -> bool:
+    """Return whether a class, or an object's, is nobody's but the student's."""
+    module = (each if isinstance(each, type) else type(each)).__module__
+    return module.partition(".")[0] not in ("torch", "course_lib", *sys.stdlib_module_names)
 
 
 class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -24,6 +24,8 @@ Plain: TypeAlias = (
     " | list[Plain] | tuple[Plain, ...] | dict[str, Plain] | None"
 )
 
+ARRAY = "a NumPy array"
+"""Key of the dict that stands for an array, which has its numbers as a tensor."""
 MAX_BYTES = 256 * 2**20  # of one message or frame, where the reader names no other limit
 MAX_SKELETON = 2**20  # bytes of JSON: an object costs about 30 times its JSON in memory
 MAX_DEPTH = 64

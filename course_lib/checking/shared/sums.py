@@ -7,6 +7,7 @@ must be exact, in every dtype, and one that went through another dtype is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from course_lib.checking.judges import Judge, Oracle, equals
 EXACT = dict.fromkeys(("float32", "float64", "bfloat16", "int64"), 0.0)
 """dtype → allowed relative error."""
 
+_FEW = 6
 _Of = Callable[[Sequence[Any], int], Tensor]
 """From the inputs of a group and the number of a member to its tensor."""
 
@@ -136,7 +138,44 @@ def equals_sum(mistakes: dict[str, Oracle] | None = None) -> Judge:
     """
     known = {name: in_calls("tensor", of) for name, of in MISTAKES.items()}
     right = in_calls("tensor", _sum)
-    return equals(right, {**(mistakes or {}), **known}, named=went_into_a_copy, tolerance=EXACT)
+    return equals(
+        right,
+        {**(mistakes or {}), **known},
+        named=went_into_a_copy,
+        explain=_parts_of_each_chunk,
+        tolerance=EXACT,
+    )
+
+
+def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
+    """Return whose parts each chunk holds, if each is a sum of some; else nothing."""
+    k, tensors = len(inputs), [each["tensor"] for each in inputs]
+    got = value.get("tensor") if isinstance(value, dict) else None
+    if not isinstance(got, Tensor) or got.shape != tensors[0].shape or k > _FEW:
+        return ""
+    told = []
+    for number in range(k):
+        parts = _parts_in(chunk(got, k, number), [chunk(each, k, number) for each in tensors])
+        if parts is None:
+            return ""
+        if len(parts) < k:
+            told_parts = " and ".join(map(str, parts))
+            told.append(f"chunk {number} has the part of number {told_parts} only")
+    if not told:
+        return ""
+    return (
+        f"Of the {k} chunks here {len(told)} are not finished: {told[0]}. The second half passes "
+        "on finished chunks only, and begins with the one that the first half has finished here."
+    )
+
+
+def _parts_in(got: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """Return the numbers of the parts that add up to what came, all of them if they do."""
+    for count in range(len(parts), 0, -1):
+        for some in combinations(range(len(parts)), count):
+            if torch.equal(got, torch.stack([parts[i] for i in some]).sum(0).to(got.dtype)):
+                return some
+    return None
 
 
 def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
@@ -153,7 +192,6 @@ def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
 def equals_chunk_of_sum() -> Judge:
     """Judge ``{"chunk": …}`` by the chunk with the member's own number of the sum."""
     known = {name: _chunk(of) for name, of in MISTAKES.items() if of is not _own}
-    known["this rank's own part: nothing that arrived was added to it"] = _chunk(_own)
     return equals(_chunk(_sum), known, named=_other_chunks, tolerance=EXACT)
 
 
@@ -162,22 +200,54 @@ def _sum(inputs: Sequence[Any], me: int) -> Tensor:
 
 
 def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return what a member gives that keeps another chunk, or one that is not finished."""
+    """Return what a member gives that keeps another chunk, or one that is not finished.
+
+    Around a ring a chunk collects the parts of one member after the other: of `parts` members, the
+    last of which is `me`.
+    """
     known: dict[str, Any] = {}
-    keeps = f"you are number {me} of the group, and keep chunk {me}"
-    for distance in range(1, len(inputs)):
-        number = (me + distance) % len(inputs)
+    k = len(inputs)
+    for number in range(k):
+        for parts in range(1, k + 1):
+            if (number, parts) != (me, k):
+
+                def some(theirs: Sequence[Any], me: int, parts: int = parts) -> Tensor:
+                    return total([theirs[me - i] for i in range(parts)])
+
+                words = _held_chunk(number, parts, me, k)
+                known[words] = _chunk(some, number - me)(case, inputs, me)
+    for number in range(k):
 
         def part(theirs: Sequence[Any], me: int, number: int = number) -> Tensor:
             return _own(theirs, number)
 
-        ways = {
-            f"the finished chunk {number}: {keeps}": _chunk(_sum, distance),
-            f"chunk {number} of this rank's own tensor: {keeps}": _chunk(_own, distance),
-            f"the part of number {number} alone: every member adds its own": _chunk(part),
-        }
-        known |= {words: oracle(case, inputs, me) for words, oracle in ways.items()}
+        words = f"the part of number {number} alone: every member adds its own"
+        if number != me:
+            known[words] = _chunk(part)(case, inputs, me)
     return known
+
+
+def _held_chunk(number: int, parts: int, me: int, k: int) -> str:
+    """Return which chunk a member holds with the parts of how many, and what to change."""
+    wanted = f"You are number {me} and keep chunk {me}"
+    if parts == k:
+        return (
+            f"chunk {number} of the sum, finished. {wanted}: each chunk number in your loop, of "
+            f"what you send and of what you add to, is {(number - me) % k} too large (modulo {k})"
+        )
+    if number != me:
+        held = "only your own part in it" if parts == 1 else f"the parts of {parts} of {k} in it"
+        return f"chunk {number} with {held}. {wanted}: it is the one that must arrive here last"
+    if parts == 1:
+        return (
+            f"chunk {me} as you had it: no other part was added. Chunk {me} must arrive here in "
+            "the last step, finished but for your part: see which one does in your loop"
+        )
+    return (
+        f"chunk {me} with the parts of {parts} of {k}, yours and those to your left. Either it "
+        f"arrives here in step {parts - 1} and must in the last, step {k - 1}; or somebody passes "
+        "on its own part without what it had received"
+    )
 
 
 def _chunk(of: _Of, distance: int = 0) -> Oracle:

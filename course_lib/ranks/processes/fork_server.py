@@ -14,7 +14,9 @@ It runs no code but this file. Its parent talks to it over a socket, in lines of
     → {"ping": 7, "of": [123, …]}                ← {"pong": 7, "running": [123]}
                                                                ← {"exit": 123, "status": -9}
 
-When the socket closes, whatever ended the parent, all ranks and this process end.
+When the socket closes, whatever ended the parent, all ranks and this process end. A rank that is
+killed cannot clean up after itself; so its semaphores and shared memory, such as those of spawned
+DataLoader workers, are noted by a process that outlives all ranks, and removed by it in the end.
 Start: ``python -P -m course_lib.ranks.processes.fork_server FD MODULE… [-- MODULE… [-- MODULE…]]``:
 FD is the socket; the modules to load before any fork; those to load soon, before a fork that is not
 early; and those to load later, whenever nothing is asked for a second.
@@ -34,6 +36,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
 from course_lib.ranks.sockets import JsonLines
@@ -229,6 +232,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
+    _start_tracker()
     lists: list[list[str]] = [[]]
     for name in sys.argv[2:]:
         if name == "--":
@@ -241,6 +245,23 @@ def main() -> None:
         if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
             return
     serve(control, soon, later, gathers=True)
+
+
+def _start_tracker() -> None:
+    """Start Python's resource tracker, which ranks inherit; else each would start its own.
+
+    That one would end with the rank, whose whole group of processes is killed.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    # Ranks are killed in any case: no reason to warn, in the end, of what they have left.
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    try:
+        with suppress(OSError):  # where no more processes are allowed, ranks start their own
+            resource_tracker.ensure_running()
+    finally:
+        os.environ.pop("PYTHONWARNINGS")
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _load_ahead(name: str) -> None:

@@ -3,6 +3,9 @@
 A class of a cell is a class of the module ``__main__``, which a rank does not have: it got the
 class by value. Code that pickles on the rank (``torch.save``, ``Pool.map``, a queue) looks for it
 there by name. So a rank's ``__main__`` finds what the running code itself sees under that name.
+
+A process that a rank spawns, such as a worker of a DataLoader, has no cells either. It gets their
+classes and functions by value, too, and a ``__main__`` as its rank has.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ import itertools
 import os
 import sys
 import types
-from typing import Any
+from collections import ChainMap
+from multiprocessing import reduction
+from multiprocessing.process import BaseProcess
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -27,6 +33,32 @@ def become_main() -> None:
     sys.modules["__main__"] = main
     # Objects of such classes are sent to other ranks by value, as the notebook sent them.
     pickle_objects_with(cloudpickle.Pickler)
+    reduction.dump = _send_to_spawned
+
+
+class _SpawnPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles a process that is about to be spawned; locks and queues as `multiprocessing` does."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        reduction.ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
+        cloudpickle.Pickler.dispatch_table,
+    )
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how `obj` is made where it arrives: see `pickle.Pickler`."""
+        if isinstance(obj, BaseProcess):
+            return _spawned, (type(obj),), obj.__dict__
+        return super().reducer_override(obj)
+
+
+def _send_to_spawned(obj: Any, file: Any, protocol: int | None = None) -> None:
+    """Stand in for ``multiprocessing.reduction.dump``, which pickles classes by name."""
+    _SpawnPickler(file, protocol).dump(obj)
+
+
+def _spawned(kind: type[BaseProcess]) -> BaseProcess:
+    become_main()  # before the process's function and arguments arrive, which may be of cells
+    return kind.__new__(kind)
 
 
 def _find(name: str) -> Any:

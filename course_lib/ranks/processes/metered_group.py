@@ -113,7 +113,7 @@ class MeteredProcessGroup(PythonGroup):
             for puts, gets in operations
             for tensor in (gets if kind.sized_by_what_it_gets else puts)
         ]
-        root = self._members[options.rootRank] if kind.to_one else None
+        root = self._peer(f"{kind.name} with root", options.rootRank) if kind.to_one else None
         if me.options.check_nan:
             refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
         reduction = reduction_of(options.reduceOp) if kind.reduces else ""
@@ -139,6 +139,8 @@ class MeteredProcessGroup(PythonGroup):
             me.add_pending(-1)  # refused, so not under way
             if limit:
                 self._take_back()
+            else:
+                me.board.take_back_collective(me.rank, self._place())
             raise
         finally:
             operation.unblock()

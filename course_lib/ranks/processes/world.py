@@ -120,6 +120,8 @@ def _start_batch(
     one_by_one: Callable[[Any], list[dist.Work]], p2p_op_list: list[Any]
 ) -> list[dist.Work]:
     """Stand in for ``dist.batch_isend_irecv``, which launches no group of ours as one."""
+    if not all(isinstance(each, dist.P2POp) for each in p2p_op_list):
+        return one_by_one(p2p_op_list)  # which says so
     groups = {dist.group.WORLD if each.group is None else each.group for each in p2p_op_list}
     group = groups.pop() if len(groups) == 1 else None
     if not isinstance(group, MeteredProcessGroup) or not group.launches_batches(

@@ -152,7 +152,7 @@ class SimulatedProcessGroup(PythonGroup):
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
     ) -> dist.Work:
         kind = KINDS[collective.kind]
-        root = self._members[options.rootRank] if kind.to_one else None
+        root = self._peer(f"{kind.name} with root", options.rootRank) if kind.to_one else None
         result = collective.result(arguments)
         works = []
         for puts, gets in collective.operations(arguments, self.size()):

@@ -5,9 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from course_lib.checking import Case, CaseResult, Check, CheckReport, Form, run_check
-from course_lib.checking.causes import cause_of, difficulty_of
-from course_lib.ranks import RankError
+from course_lib.checking import (
+    Case,
+    CaseResult,
+    Check,
+    CheckReport,
+    Expectation,
+    Form,
+    Observed,
+    Wrong,
+    equals,
+    run_check,
+    task,
+)
+from course_lib.checking.causes import agreed, cause_of, difficulty_of
+from course_lib.checking.runners import LocalRunner
+from course_lib.ranks import RankError, Trace
 
 
 @pytest.mark.parametrize(
@@ -160,3 +173,91 @@ def test_a_function_that_is_not_written_is_told_in_a_line(words: str, reason: st
     report = run_check("t/f", check, run, seed="")
     assert report.reason == reason
     assert ("Traceback" in str(report)) == bool(words)
+
+
+# Hints of several cases, which tell one story -----------------------------------------------------
+
+
+PARTLY = " (That does not explain all cases that fail.)"
+
+
+def looks(**known: str) -> Wrong:
+    return Wrong(
+        "no", "nothing known", known={words.replace("_", " "): h for words, h in known.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("findings", "hints"),
+    [
+        ([looks(sum="S.", mean="")], ["S."]),
+        # Both look right in the first case; the second case tells which one is.
+        ([looks(sum="S.", mean="M."), looks(sum="", mean="M.")], ["M.", "M."]),
+        # One that explains some cases is named only if no other explains all that it could.
+        ([looks(sum="S."), looks(sum="")], [f"S.{PARTLY}", "nothing known"]),
+        (
+            [looks(sum="S.", mean=""), looks(sum="S."), looks(sum="", mean="M."), looks(mean="")],
+            [f"S.{PARTLY}", f"S.{PARTLY}", "nothing known", "nothing known"],
+        ),
+        ([looks(sum="S."), looks(sum="", mean="M.")], ["nothing known", "M."]),
+        # What could not explain a case need not.
+        ([looks(sum="S."), looks(mean="M."), looks()], ["S.", "M.", "nothing known"]),
+        ([], []),
+    ],
+)
+def test_a_mistake_is_named_if_it_explains_what_it_could(
+    findings: list[Wrong], hints: list[str]
+) -> None:
+    assert agreed(findings) == hints
+
+
+def test_a_mistake_with_numbers_in_its_words_is_one_mistake() -> None:
+    first = Wrong("no", known={"chunk 1 of 2": "This is chunk 1.", "zero": "This is zero."})
+    second = Wrong("no", known={"chunk 2 of 3": "This is chunk 2.", "zero": ""})
+    assert agreed([first, second]) == ["This is chunk 1.", "This is chunk 2."]
+
+
+def test_a_report_tells_one_story() -> None:
+    """One rank's sum is its mean; two ranks tell them apart."""
+    check = task(
+        "total",
+        inputs=lambda case, _: [{"x": float(case.parameters["x"])}],
+        program=lambda function, mine, given: {"total": function(mine["x"])},
+        judges=[
+            equals(
+                lambda case, inputs, me: {"total": 3 * inputs[0]["x"] + 1},
+                {
+                    "zero": lambda case, inputs, me: {"total": 0.0},
+                    "twice": lambda case, inputs, me: {"total": 2 * inputs[0]["x"]},
+                },
+            )
+        ],
+        cases=[Case(f"x = {x}", 1, {"x": x}) for x in (0, 1, 2)],
+    )
+    with LocalRunner(lambda x: 2 * x) as runner:
+        report = run_check("t/total", check, runner, seed="1")
+    assert [r.reason.partition(". ")[2] for r in report.results] == ["This equals twice."] * 3
+
+
+def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
+    def missing(words: str) -> Expectation:
+        def test(case: Case, observed: Observed, trace: Trace) -> None:
+            raise Wrong(words, f"Mend {words}.")
+
+        return Expectation(test, part=words.partition(" ")[0])
+
+    check = task(
+        "same",
+        inputs=lambda case, _: [{"x": 1.0}],
+        program=lambda function, mine, given: {"x": function(mine["x"])},
+        judges=[equals(lambda case, inputs, me: {"x": 1.0})],
+        expects=[missing("time is long"), missing("time is short"), missing("memory is short")],
+        worth={"values": 1, "time": 1, "memory": 1},
+        cases=[Case("1 rank", 1)],
+    )
+    with LocalRunner(lambda x: x) as runner:
+        report = run_check("t/same", check, runner, seed="1")
+    assert report.reason == (
+        "time is long. Mend time is long. Also: memory is short. Mend memory is short."
+    )
+    assert report.parts == {"values": True, "time": False, "memory": False}

@@ -433,3 +433,11 @@ def test_a_case_is_named_after_what_changes_its_inputs(drawn: Any, form: Form, n
         cases=[Case("a", 1, form=form)],
     )
     assert [case.name for case in made.cases] == [name]
+
+
+def test_a_case_in_turn_is_named_plainly() -> None:
+    cases = [Case("one", 2), Case("two", 2)]
+    made = sum_task(cases=cases, in_turn=[(0, 1), (1, 1)]).cases[2:]
+    assert [case.name for case in made] == ["two, after ‘one’", "two, after ‘two’"]
+    with pytest.raises(ValueError, match="comes after a case itself"):
+        sum_task(cases=made, in_turn=[(0, 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ from course_lib.checking import (
     run_check,
     task,
 )
-from course_lib.checking.on_ranks.held import HeldMemory
+from course_lib.checking.on_ranks.held import HeldMemory, held_by
 from course_lib.checking.runners import LocalRunner, Place
 
 N = 1000  # float32 numbers of every rank: 4000 B
@@ -204,3 +205,80 @@ def test_a_forged_count_costs_its_case(forged: Any) -> None:
     report = run_check("t/chunk", reduce_scatter_check(), forger, seed="1")
     assert "does not say what it holds" in report.reason
     assert not any(result.trouble for result in report.results)
+
+
+# What something holds ----------------------------------------------------------------------------
+
+
+def in_a_closure(x: torch.Tensor) -> Any:
+    return lambda: x
+
+
+def in_an_attribute(x: torch.Tensor) -> Any:
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = {"x": [x.view(-1)]}
+
+    return Holder()
+
+
+def in_a_method_of_its_class(x: torch.Tensor) -> Any:
+    class Layer(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return x
+
+    return Layer()
+
+
+def in_a_class(x: torch.Tensor) -> Any:
+    class Layer(nn.Module):
+        whole = x
+
+    return Layer()
+
+
+def in_a_submodule(x: torch.Tensor) -> Any:
+    linear = nn.Linear(1, 1)
+    linear.weight = nn.Parameter(x)
+    return [nn.Sequential(linear)]
+
+
+def in_arguments_kept_for_later(x: torch.Tensor) -> Any:
+    return functools.partial(print, x), in_an_attribute(x).__init__
+
+
+def in_a_circle(x: torch.Tensor) -> Any:
+    found: list[Any] = [x]
+    found.append(found)
+    return found
+
+
+HOLDERS = [
+    in_a_closure,
+    in_an_attribute,
+    in_a_method_of_its_class,
+    in_a_class,
+    in_a_submodule,
+    in_arguments_kept_for_later,
+    in_a_circle,
+]
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_something_holds_is_found(holder: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.ones(N)
+    found = {t.untyped_storage().data_ptr() for t in held_by(holder(x))}
+    assert x.untyped_storage().data_ptr() in found
+
+
+def test_what_it_does_not_hold_is_not() -> None:
+    x = torch.ones(N)
+
+    class Layer(nn.Module):
+        def __init__(self, part: torch.Tensor) -> None:
+            super().__init__()
+            self.part, self.group = nn.Parameter(part.clone()), dist.group
+
+    layer = Layer(x[:3])
+    assert [t.numel() for t in held_by(layer)] == [3]
+    assert list(held_by([nn.Module, torch, 3, "x", None, print])) == []

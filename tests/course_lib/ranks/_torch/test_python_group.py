@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import DeadlockError, Ranks
+from course_lib.ranks import DeadlockError, RankError, Ranks
 
 KINDS = [
     pytest.param({"on": "cpu", "metered": False}, id="plain gloo"),
@@ -93,3 +94,44 @@ def test_a_limit_that_is_kept_changes_nothing(on: Any, waits: Any) -> None:
         assert [ranks.trace.calls(rank)["barrier"] for rank in range(3)] == [1, 1, 1]
         with pytest.raises(DeadlockError, match="rank 1"):  # without a limit, at once
             ranks.run(lambda: dist.get_rank() == 1 or dist.monitored_barrier())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collective_that_is_refused_has_not_taken_place(kind: dict[str, Any]) -> None:
+    """A rank that catches the error calls it again, rightly, and meets the others."""
+
+    def program() -> tuple[bool, float]:
+        part, refused = torch.empty(1), False
+        parts = [torch.tensor([10.0 + rank]) for rank in range(3)]
+        mine = parts if dist.get_rank() == 0 else None
+        if mine is not None:
+            try:
+                dist.scatter(part, mine[:1], src=0)
+            except (RuntimeError, ValueError):
+                refused = True
+        dist.scatter(part, mine, src=0)
+        return refused, part.item()
+
+    with Ranks(3, timeout=60, **kind) as ranks:
+        assert ranks.run(program) == [(True, 10.0), (False, 11.0), (False, 12.0)]
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_who_ends_after_a_refused_collective_is_missed(on: Any) -> None:
+    def program() -> None:
+        with suppress(RuntimeError, ValueError):
+            dist.scatter(torch.empty(1), [torch.ones(1)] if dist.get_rank() == 0 else None, src=0)
+
+    with Ranks(3, on=on, timeout=None) as ranks:
+        with pytest.raises(DeadlockError, match=r"wait for rank 0|rank 0 never called"):
+            ranks.run(program)
+        ranks.run(dist.barrier)
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("root", [-1, 3])
+def test_a_root_that_does_not_exist_is_named(on: Any, root: int) -> None:
+    with Ranks(3, on=on, timeout=60) as ranks:
+        with pytest.raises(RankError, match=f"broadcast with root rank {root}: .* 0, 1, 2"):
+            ranks.run(lambda: dist.broadcast(torch.ones(1), src=root))
+        ranks.run(dist.barrier)

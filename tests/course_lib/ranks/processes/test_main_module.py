@@ -41,6 +41,27 @@ def save():
 def pool():
     with multiprocessing.get_context("fork").Pool(2) as pool:
         return pool.map(double, [1, 2])
+
+SENT = []
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return Config(double(i) + SENT[0])
+
+def note(worker):
+    SENT.append(100)
+
+def spawn():
+    loader = torch.utils.data.DataLoader(
+        Squares(), batch_size=2, num_workers=1, persistent_workers=True,
+        multiprocessing_context="spawn", worker_init_fn=note, collate_fn=lambda batch: batch,
+    )
+    seen = [each for _ in range(2) for batch in loader for each in batch]
+    assert all(type(each) is Config for each in seen)
+    return [each.rate for each in seen]
 """
 
 
@@ -57,6 +78,13 @@ def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks: Ranks) -> None:
         assert ranks.run(cell["gather"]) == [[0, 1]] * 2
         assert ranks.run(cell["save"]) == [True, True]
         assert ranks.run(cell["pool"]) == [[2, 4], [2, 4]]
+
+
+def test_spawned_workers_know_the_classes_of_the_notebook(ranks: Ranks) -> None:
+    """And its functions see the same variables there: one notes what another reads."""
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(CELL, cell)
+    assert ranks.run(cell["spawn"]) == [[100, 102, 104, 106] * 2] * 2
 
 
 def test_an_edited_module_is_imported_anew(

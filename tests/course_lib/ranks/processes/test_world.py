@@ -186,6 +186,11 @@ def test_a_gloo_group_is_metered(ranks: Ranks) -> None:
     assert ranks.trace.calls(0)["all_reduce"] == 1
 
 
+def test_a_batch_of_anything_but_messages_is_refused_in_pytorch_s_words(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="Invalid ``p2p_op_list``"):
+        ranks.run(lambda: dist.batch_isend_irecv([1, 2]))  # type: ignore[list-item]
+
+
 def test_what_pytorch_offers_for_gloo_alone(ranks: Ranks) -> None:
     def checkpoint(folder: str) -> None:
         import torch.distributed.checkpoint as dcp

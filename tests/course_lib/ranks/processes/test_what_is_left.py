@@ -1,0 +1,52 @@
+"""Killed ranks leave nothing in the machine's shared memory once all has ended."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from course_lib.ranks import RankError, Ranks, RanksError
+from course_lib.ranks.processes import fork_client
+
+SHARED = Path("/dev/shm")
+
+
+def make(folder: str) -> None:
+    """Make what spawned workers would share, note its names, and be killed or not."""
+    lock = multiprocessing.get_context("spawn").Lock()
+    memory = shared_memory.SharedMemory(create=True, size=8)
+    names = [f"sem.{lock._semlock.name[1:]}", memory.name]  # type: ignore[attr-defined]
+    Path(folder, str(dist.get_rank())).write_text(" ".join(names))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is seen in /dev/shm")
+@pytest.mark.parametrize("k", [1, 3])
+def test_semaphores_of_killed_ranks_are_removed_in_the_end(
+    k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SOON", ()), ("LATER", ()), ("_server", None)):
+        monkeypatch.setattr(fork_client, name, value)
+    try:
+        with Ranks(k, on="cpu", timeout=60) as ranks, pytest.raises(RanksError) as caught:
+            ranks.run(make, str(tmp_path))
+        assert isinstance(caught.value, RankError)
+        left = {file.name: file.read_text().split() for file in tmp_path.iterdir()}
+        assert len(left) == k
+        files = [SHARED / name for names in left.values() for name in names]
+        assert all((SHARED / name).exists() for name in left["0"])  # the others could clean up
+    finally:
+        fork_client.shared_server().close()
+    until = time.monotonic() + 30
+    while any(file.exists() for file in files) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [file for file in files if file.exists()]
