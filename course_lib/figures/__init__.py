@@ -20,7 +20,10 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 """
 
 from course_lib.figures._chunks import (
+    Moment,
+    chunk_moments,
     chunk_names,
+    draw_moment,
     draw_outcomes,
     draw_steps,
     marked_chunks,
@@ -45,10 +48,13 @@ from course_lib.figures._winners import winner_map
 
 __all__ = [
     "Explored",
+    "Moment",
     "Span",
     "bytes_and_quality",
+    "chunk_moments",
     "chunk_names",
     "communication_graph",
+    "draw_moment",
     "draw_outcomes",
     "draw_schedules",
     "draw_steps",

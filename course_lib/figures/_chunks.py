@@ -9,22 +9,33 @@ and which have been added up, run the real algorithm on numbers that say where t
 `marked_chunks` gives every chunk of every rank a one at its own place among zeros, so a sum shows
 all its parts. "b02" is then the sum of ranks 0's and 2's chunk b, "Σb" that of all.
 
+An algorithm that keeps notes of its steps is drawn by `draw_steps`, all steps at once. Any other
+is watched while it runs (`chunk_moments`), and `draw_moment` draws one moment of it, for `explore`.
+
 These pictures do not use colour: new content is bold, on grey.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from course_lib.figures._explore import tip
+from course_lib.ranks import Ranks, clock
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -98,7 +109,9 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     for number, (old, new) in enumerate(itertools.pairwise(grids), 1):
         sent, received = sends[number - 1], receives[number - 1]
         _draw_grid(panels[number], new, old)
-        _draw_messages(panels[number], sent, old, new)
+        for event in sent:
+            assert event.peer is not None, "a send has a receiver"
+            _draw_message(panels[number], event.rank, event.peer, old, new)
         first, last = min(e.start for e in sent), max(e.end for e in (*sent, *received))
         span = f"{1e3 * first:.2f} to {1e3 * last:.2f} ms"
         panels[number].set_title(f"step {number}: {span}", fontsize=10)
@@ -130,43 +143,47 @@ def _panels(count: int, columns: int, rows_of_text: int) -> tuple[Figure, list[A
 
 def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Sequence[str]]) -> None:
     """Draw a row for each rank, rank 0 on top, and a box for each place of its tensor."""
-    from matplotlib.patches import Rectangle
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
 
     width = max(len(row) for row in [*grid, *before])
+    boxes: dict[str, list[Path]] = {"white": [], "0.82": []}
     for rank, row in enumerate(grid):
         axes.text(-0.15, rank, f"rank {rank}", ha="right", va="center", fontsize=9)
         for place, name in enumerate(row):
             new = bool(name) and name not in before[rank][place : place + 1]
-            color = "0.82" if new else "white"
-            axes.add_patch(
-                Rectangle((place, rank - 0.42), 1, 0.84, facecolor=color, edgecolor="0.5", lw=0.8)
-            )
+            left, right, top, bottom = place, place + 1, rank - 0.42, rank + 0.42
+            corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+            boxes["0.82" if new else "white"].append(Path(corners, closed=True))
             weight = "bold" if new else "normal"
-            size = 9 if len(name) < 4 else 8
+            size = 9 if len(name) < 4 else 8 if len(name) < 7 else 7
             axes.text(place + 0.07, rank, name, va="center", size=size, weight=weight)
+    for color, paths in boxes.items():
+        if paths:  # all of one color at once: a box for itself is four times as long in a page
+            together = Path.make_compound_path(*paths)
+            axes.add_patch(PathPatch(together, facecolor=color, edgecolor="0.5", lw=0.8))
     axes.set(xlim=(-1.3, width + 0.05), ylim=(len(grid) - 0.5, -0.6))
 
 
-def _draw_messages(
-    axes: Axes,
-    step: Sequence[Event],
-    old: Sequence[Sequence[str]],
-    new: Sequence[Sequence[str]],
-) -> None:
-    """Draw an arrow from sender to receiver in each column in which the receiver got something."""
-    for event in step:
-        assert event.peer is not None, "a send has a receiver"
-        for place, (was, is_now) in enumerate(zip(old[event.peer], new[event.peer], strict=True)):
-            if was == is_now:
-                continue
-            down = 1 if event.peer > event.rank else -1
-            x = place + 0.76 + 0.17 * event.rank / len(old)  # those of a column side by side
-            axes.annotate(
-                "",
-                (x, event.peer - 0.2 * down),
-                (x, event.rank + 0.2 * down),
-                arrowprops={"arrowstyle": "->", "lw": 1.2, "color": "black"},
-            )
+def _draw_message(
+    axes: Axes, source: int, to: int, old: Sequence[Sequence[str]], new: Sequence[Sequence[str]]
+) -> list[Artist]:
+    """Draw an arrow in each column in which the receiver got something; return the arrows."""
+    down = 1 if to > source else -1
+    arrows: list[Artist] = []
+    for place, (was, is_now) in enumerate(zip(old[to], new[to], strict=True)):
+        if was == is_now:
+            continue
+        x = place + 0.76 + 0.17 * source / len(old)  # those of a column side by side
+        drawn = axes.annotate(
+            "",
+            (x, to - 0.2 * down),
+            (x, source + 0.2 * down),
+            arrowprops={"arrowstyle": "->", "lw": 1.2, "color": "black"},
+        )
+        assert drawn.arrow_patch is not None, "it was asked for"
+        arrows.append(drawn.arrow_patch)
+    return arrows
 
 
 def steps_in_words(history: Sequence[Sequence[Tensor]]) -> str:
@@ -179,3 +196,126 @@ def steps_in_words(history: Sequence[Sequence[Tensor]]) -> str:
     ]
     told[0] = told[0].replace("After step 0", "At first")
     return ". ".join(told) + "."
+
+
+class Moment(NamedTuple):
+    """What all ranks hold at one time of a run: see `chunk_moments`."""
+
+    time: float
+    """In seconds since the start of the run."""
+    held: list[list[str]]
+    """`held[rank][chunk]` is what `chunk_names` calls it."""
+    arrived: list[Event]
+    """The receives that ended since the moment before."""
+
+
+def chunk_moments(
+    ranks: Ranks,
+    all_reduce: Callable[[Tensor], object],
+    nbytes: int,
+    chunks: int | None = None,
+    *,
+    within: float = 0.0,
+) -> list[Moment]:
+    """Run `all_reduce(tensor)` on simulated `ranks`; return each moment at which a rank got more.
+
+    The first moment is the start. The tensor has `nbytes` bytes, in float32, and `chunks` rows of
+    one length, one for each chunk: by default as many as ranks. It is watched from outside, so any
+    algorithm will do, in place and without notes. Give the number of pieces into which the
+    algorithm cuts its tensor: half a chunk has no name. Changes that follow one another `within` so
+    many seconds make one moment, the last of them.
+
+    Raises ValueError if the rows do not come out equally long, or are too short for the marks of
+    `marked_chunks`, which take K² · 4 bytes.
+    """
+    k = ranks.world_size
+    rows = k if chunks is None else chunks
+    length, rest = divmod(nbytes, 4 * rows)
+    if rest or length < k * k:
+        raise ValueError(
+            f"{nbytes} bytes do not make {rows} equal chunks of at least {4 * k * k} bytes: "
+            f"give a multiple of {4 * rows}, of {4 * k * k * rows} or more"
+        )
+    notes = ranks.run(_watched, all_reduce, rows, length)
+    receives = [event for event in ranks.trace.operations if event.kind == "recv"]
+    times = sorted({time for of_rank in notes for time in of_rank})
+    moments: list[Moment] = []
+    for time, later in itertools.pairwise([*times, math.inf]):
+        past = [max(each for each in of_rank if each <= time) for of_rank in notes]
+        held = [of_rank[each] for of_rank, each in zip(notes, past, strict=True)]
+        if not moments or (held != moments[-1].held and _rounded(later - time) > within):
+            since = moments[-1].time if moments else -1.0
+            arrived = [event for event in receives if since < _rounded(event.end) <= time]
+            moments.append(Moment(time, held, arrived))
+    return moments
+
+
+def _rounded(time: float) -> float:
+    """Return a time in whole nanoseconds: ranks that wait for the same may differ by rounding."""
+    return round(time, 9)
+
+
+def _watched(
+    all_reduce: Callable[[Tensor], object], rows: int, length: int
+) -> dict[float, list[str]]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    held = torch.zeros(rows, length)
+    marks = held[:, : k * k]
+    marks.copy_(marked_chunks(rank, k)[:rows])
+    watch = _Watch(marks)
+    with watch:
+        all_reduce(held)
+    watch.look()
+    return watch.seen
+
+
+class _Watch(TorchFunctionMode):
+    """Notes what is in `marks`, by the time on the virtual clock."""
+
+    def __init__(self, marks: Tensor) -> None:
+        super().__init__()
+        self._marks = marks
+        self.seen: dict[float, list[str]] = {}
+        self.look()
+
+    def look(self) -> None:
+        self.seen[_rounded(clock())] = chunk_names(self._marks)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        # The machinery writes what arrives before the rank has waited for it: not yet to be read.
+        if caller.startswith("course_lib.ranks") or not any(isinstance(x, Tensor) for x in args):
+            return func(*args, **(kwargs or {}))
+        if _rounded(clock()) not in self.seen:  # the first call after a wait: all of it is there
+            self.look()
+        result = func(*args, **(kwargs or {}))
+        if func.__name__.startswith("__i") or re.search(r"[^_]_$", func.__name__):
+            self.look()  # it wrote: __iadd__, add_, copy_
+        return result
+
+
+def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figure:
+    """Draw moment `number`: what each rank holds, and the messages that brought it.
+
+    All have the same size. A number beyond the last shows the last. New content is bold, on grey;
+    an arrow leads from sender to receiver in each column in which the receiver got something.
+    """
+    import matplotlib.pyplot as plt
+
+    number = min(number, len(moments) - 1)
+    now, before = moments[number], moments[max(0, number - 1)]
+    figure = plt.figure(figsize=(5.4, 3.2))
+    axes = figure.add_axes((0, 0, 1, 0.92))
+    axes.axis("off")
+    axes.grid(visible=False)
+    _draw_grid(axes, now.held, before.held)
+    for event in now.arrived:
+        assert event.peer is not None, "a receive has a sender"
+        size = f"{event.bytes:,} bytes"
+        for arrow in _draw_message(axes, event.peer, event.rank, before.held, now.held):
+            tip(arrow, f"{size} from rank {event.peer} to rank {event.rank}")
+    when = f"{1e3 * before.time:.4g} to {1e3 * now.time:.4g} ms" if number else "at first"
+    axes.set_title(f"{title}: {when}" if title else when, fontsize=11)
+    return figure

@@ -30,6 +30,8 @@ MOST = 400
 
 _PROGRAM = Path(__file__).with_name("explore.js")
 _TIP = "tip: "
+# Each text names all fonts that it may have: matplotlib's ten would be half of a drawing.
+_FONTS = ["DejaVu Sans", "Verdana", "sans-serif"]
 _HATCH = re.compile(r"<pattern.*?</pattern>", re.DOTALL)
 # The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
 _STYLE = """<style>
@@ -160,15 +162,16 @@ def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:
 
     still = png_of(figures[place])
     # One frame for all that holds each: so nothing jumps, and nothing is cut off.
-    frame = Bbox.union([figure.get_tightbbox() for figure in figures]).padded(0.05)
-    drawings = []
+    drawn = dict.fromkeys(figures, "")  # one that stands in several places is drawn once
+    frame = Bbox.union([figure.get_tightbbox() for figure in drawn]).padded(0.05)
     # The text stays text: a screen reader finds it, and it is a tenth as long as its outlines.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "course"}):
-        for figure in figures:
+    kept: Any = {"svg.fonttype": "none", "svg.hashsalt": "course", "font.sans-serif": _FONTS}
+    with matplotlib.rc_context(kept):
+        for figure in drawn:
             file = io.StringIO()
             figure.savefig(file, format="svg", bbox_inches=frame, metadata={"Date": None})
-            drawings.append(_tidy(file.getvalue()))
-    return drawings, still
+            drawn[figure] = _tidy(file.getvalue())
+    return [drawn[figure] for figure in figures], still
 
 
 def _tidy(svg: str) -> str:

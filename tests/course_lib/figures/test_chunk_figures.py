@@ -1,18 +1,33 @@
 """Pictures of chunks say what the ranks really hold, and are drawn from what was really sent."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.collectives import exchange, reduce_scatter, ring_all_reduce
+from course_lib.collectives import (
+    central_all_reduce,
+    direct_all_reduce,
+    exchange,
+    halving_doubling_all_reduce,
+    one_shot_all_reduce,
+    reduce_scatter,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from course_lib.cost_model import ring_all_reduce_time
 from course_lib.figures import (
+    Moment,
+    chunk_moments,
     chunk_names,
+    draw_moment,
     draw_outcomes,
     draw_steps,
     marked_chunks,
     steps_in_words,
 )
-from course_lib.ranks import Ranks
+from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
@@ -110,3 +125,104 @@ def test_the_ring_of_the_course_moves_these_chunks():
             return chunk_names(held)
 
         assert ranks.run(run) == [["Σa", "Σb", "Σc"]] * 3
+
+
+NET = Network(latency=1e-3, bandwidth=100e6)
+WATCHED = {
+    "ring": ring_all_reduce,
+    "central": central_all_reduce,
+    "tree": tree_all_reduce,
+    "halving-doubling": halving_doubling_all_reduce,
+    "direct": direct_all_reduce,
+    "one-shot": one_shot_all_reduce,
+}
+
+
+def moments_of(name: str, k: int, within: float = 0.0) -> tuple[list[Moment], Ranks]:
+    ranks = Ranks(k, on="simulated", network=NET)
+    pieces = 2 ** (k.bit_length() - 1) if name == "halving-doubling" else None
+    return chunk_moments(ranks, WATCHED[name], 240_000, pieces, within=within), ranks
+
+
+def parts(name: str, k: int) -> set[str]:
+    """The ranks whose chunks are in a sum: those of "b02" are 0 and 2."""
+    return set(map(str, range(k))) if name.startswith("Σ") else set(name[1:])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_rank_gets_only_what_a_sender_held(name, k):
+    moments, ranks = moments_of(name, k)
+    rows = range(len(moments[0].held[0]))
+    letters = "abcd"
+    assert moments[0].held == [[f"{letters[row]}{rank}" for row in rows] for rank in range(k)]
+    if k > 1:
+        assert moments[-1].held == [[f"Σ{letters[row]}" for row in rows]] * k
+    assert moments[-1].time == pytest.approx(ranks.trace.makespan)
+    for before, after in itertools.pairwise(moments):
+        for rank in range(k):
+            senders = [event.peer for event in after.arrived if event.rank == rank]
+            for row in rows:
+                had, has = before.held[rank][row], after.held[rank][row]
+                sent = [parts(before.held[sender][row], k) for sender in senders]
+                assert parts(has, k) <= parts(had, k).union(*sent)
+                assert had == has or senders
+    received = [event for event in ranks.trace.operations if event.kind == "recv"]
+    assert sum(len(moment.arrived) for moment in moments) == len(received)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_the_ring_has_a_moment_for_each_of_its_steps(k):
+    moments, _ = moments_of("ring", k)
+    step = ring_all_reduce_time(240_000, k, NET) / (2 * (k - 1))
+    expected = [step * number for number in range(2 * (k - 1) + 1)]
+    assert [moment.time for moment in moments] == pytest.approx(expected)
+    assert all(len(moment.arrived) == k for moment in moments[1:])
+
+
+def test_watching_sees_what_an_algorithm_notes_itself(run):
+    notes: list[list[list[str]]] = []
+    history = [history for history, _ in run[0]]
+    for moment in zip(*history, strict=True):
+        notes.append([chunk_names(held) for held in moment])
+
+    def doubling(held: torch.Tensor) -> None:
+        for distance in (1, 2):
+            incoming = torch.empty_like(held)
+            exchange(held, dist.get_rank() ^ distance, incoming, dist.get_rank() ^ distance)
+            held += incoming
+
+    moments = chunk_moments(Ranks(4, on="simulated", network=NET), doubling, 4 * 4 * 16)
+    assert [moment.held for moment in moments] == notes
+
+
+def test_changes_close_in_time_make_one_moment():
+    apart, _ = moments_of("tree", 4)  # the root sends on at once, the other one latency later
+    together, _ = moments_of("tree", 4, within=NET.latency)
+    assert len(apart) == 6 and len(together) == 5
+    assert together[-1] == Moment(
+        apart[-1].time, apart[-1].held, [*apart[-2].arrived, *apart[-1].arrived]
+    )
+
+
+@pytest.mark.parametrize("nbytes", [64, 4 * 4 * 16 + 4])
+def test_chunks_that_cannot_be_marked_are_refused(nbytes):
+    with pytest.raises(ValueError, match="give a multiple of 16, of 256 or more"):
+        chunk_moments(Ranks(4, on="simulated"), ring_all_reduce, nbytes)
+
+
+def test_a_drawn_moment_has_its_messages_and_stays_after_the_last():
+    moments, _ = moments_of("ring", 4)
+    figure = draw_moment(moments, 1, "ring")
+    (axes,) = figure.axes
+    assert axes.get_title() == "ring: 0 to 1.6 ms"
+    arrows = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+    tips = {arrow.get_gid() for arrow in arrows}
+    assert len(arrows) == 4 and "tip: 60,000 bytes from rank 3 to rank 0" in tips
+    assert {text.get_text() for text in axes.texts if text.get_weight() == "bold"} == {
+        name for row, old in zip(moments[1].held, moments[0].held, strict=True)
+        for name in set(row) - set(old)
+    }  # fmt: skip
+    last, beyond = draw_moment(moments, 6).axes[0], draw_moment(moments, 60).axes[0]
+    assert texts(last) == texts(beyond) and texts(last).count("Σa") == 4
+    assert draw_moment(moments, 0).axes[0].get_title() == "at first"

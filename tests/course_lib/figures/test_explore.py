@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 import json
 import re
@@ -87,6 +88,24 @@ def test_drawings_share_their_hatches() -> None:
     for drawing in drawings:
         assert set(re.findall(r"fill: url\(#(\w+)\)", drawing)) == known
         assert "<pattern" not in drawing
+
+
+def test_a_figure_that_stands_in_several_places_is_drawn_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = []
+    save = Figure.savefig
+
+    def counted(figure: Figure, *args: Any, **options: Any) -> None:
+        saved.append(options.get("format"))
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", counted)
+    last = functools.cache(lambda step: bars(2, step))
+    made = explore(lambda step: last(min(step, 2)), lambda step: "So.", step=range(6), alt="Up.")
+    _, *drawings = drawings_in(data_in(page_of(made)))
+    assert saved.count("svg") == 3 and len(drawings) == 6
+    assert drawings[2] == drawings[5] != drawings[1]
 
 
 def test_the_same_figure_gives_the_same_bytes() -> None:
