@@ -102,7 +102,7 @@ RULES = {
     # And it shows them what their ranks did.
     "course_lib.checking.local": {
         *("cloudpickle", "IPython", "course_lib.checking", "course_lib.ranks"),
-        "course_lib.learner.diary",
+        *("course_lib.learner.diary", "course_lib.learner.installed"),
     },
     # Our own program, on its way to where a student's code runs.
     # It shows a question and its answer.

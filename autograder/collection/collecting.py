@@ -135,14 +135,14 @@ def collect(
 
 def hand_ins_by_student(
     root: Path, assignment: str, source: str, *, roster: Path | None = None, format: str = ""
-) -> tuple[dict[str, list[HandIn]], list[Refused]]:
-    """Return a source's unread files by our student ids, and the files that belong to nobody."""
+) -> tuple[dict[str, list[HandIn]], list[Refused], str]:
+    """Return a source's unread files by our student ids, those of nobody, and the format."""
     config = load_config(root)
     kept = data_folder(root, config) / "roster.csv"
     students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
     gathered = _gather(config, source, assignment, format)
     collected = Collected([], list(gathered.refused), [], gathered.format)
-    return _by_student(gathered, students, collected), collected.refused
+    return _by_student(gathered, students, collected), collected.refused, gathered.format
 
 
 def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:

@@ -48,6 +48,10 @@ class HandIn:
         when: the time, if the source gives it.
         late: the system marks it as late, perhaps without saying by how much.
         order: of two submissions without a time, the one with the greater order is later.
+        returned_as: the start of the name under which the system takes a file back for this
+            student; empty if it takes none. Moodle wants a folder with the student's number
+            (``mod/assign/feedback/file/importziplib.php``), Canvas the numbers of the student and
+            of a file of theirs (``generate_comments_from_files`` in ``app/models/assignment.rb``).
 
     """
 
@@ -58,6 +62,7 @@ class HandIn:
     late: bool = False
     order: int = 0
     notes: list[str] = field(default_factory=list)
+    returned_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
             into.refused.append(Refused("", entry.path, "does not have a name that Moodle gives"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
+        # Versions before 4.1 want the underscore at the end, later ones allow it.
+        who.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
         if match["kind"] != "file":
             into.refused.append(Refused(who.name, entry.path, "is text typed into Moodle, no file"))
             continue
@@ -161,7 +168,8 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
             continue
         numbers[who.system_id, file] = number  # the file's number grows with time
         who.files[file] = replace(entry, path=file, modified=0.0)
-        who.order = max(who.order, number)
+        if number >= who.order:
+            who.order, who.returned_as = number, entry.path.removesuffix(file)
     into.hand_ins += found.values()
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
+from autograder.collection.collecting import hand_ins_by_student
+from autograder.collection.listing import SourceError
 from autograder.course import data_folder, load_config
 
 DESCRIPTION = """\
@@ -17,12 +20,20 @@ what was examined, which case failed first and why, and how many hidden cases th
 points for written questions with your comments, the late penalty, and questions about the grade
 with your answers. No submission can make the page run a script or fetch anything.
 nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
-the exchange."""
+the exchange. For Moodle and Canvas, give --zip with the zip of submissions that was collected: the
+pages are packed under the names by which the system finds each student."""
 EXAMPLES = """\
 examples:
   autograder feedback
   autograder feedback 02_data_parallel_sgd
-  autograder feedback 02_data_parallel_sgd --student ada"""
+  autograder feedback 02_data_parallel_sgd --student ada
+  autograder feedback 02_data_parallel_sgd --zip submissions.zip"""
+
+
+UPLOAD = {
+    "moodle": "in Moodle: View all submissions > Upload multiple feedback files in a zip",
+    "canvas": "in Canvas: Gradebook > the assignment's menu > Re-Upload Submissions",
+}
 
 
 class FeedbackError(RuntimeError):
@@ -61,6 +72,44 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     return missing
 
 
+def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]]:
+    """Pack an assignment's pages into a zip that Moodle or Canvas takes back.
+
+    Args:
+        root: the course folder.
+        assignment: its name.
+        source: the zip of submissions that the system exported, or its folder.
+
+    Returns:
+        The zip, the system, and those in the source who have no page.
+
+    Raises:
+        FeedbackError: the source is of a system that takes no files back.
+        SourceError: the source cannot be read.
+
+    """
+    data = data_folder(root)
+    found, _, system = hand_ins_by_student(root, assignment, source)
+    if system not in UPLOAD:
+        raise FeedbackError(
+            f"{source} has the form {system}, and --zip is for zips of Moodle and Canvas. Hand the "
+            "pages out from grading/feedback, or with nbgrader release_feedback"
+        )
+    to, without = data / "feedback" / f"{assignment}_for_{system}.zip", []
+    to.parent.mkdir(parents=True, exist_ok=True)
+    draft = to.with_suffix(".part")
+    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+        for student, hand_ins in sorted(found.items()):
+            pages = sorted((data / "feedback" / student / assignment).glob("*.html"))
+            start = max(hand_ins, key=lambda each: each.order).returned_as
+            for page in pages if start else []:
+                archive.write(page, f"{start}feedback_{page.name}")
+            if not pages or not start:
+                without.append(student)
+    draft.replace(to)
+    return to, system, without
+
+
 def _show(done: int, of: int) -> None:
     if sys.stderr.isatty():
         print(f"\rwriting {done} of {of} …", end="" if done < of else "\n", file=sys.stderr)
@@ -72,14 +121,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("assignment", nargs="?", default="", help="its name (default: all)")
     parser.add_argument("--student", default="*", help="one student's id (default: all)")
+    parser.add_argument(
+        "--zip",
+        dest="source",
+        metavar="SUBMISSIONS",
+        help="the zip of submissions from Moodle or Canvas: pack the pages into a zip for it",
+    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     warnings.filterwarnings("ignore", module="nbgrader.api")
+    if arguments.source and not arguments.assignment:
+        print("autograder feedback: give ASSIGNMENT with --zip", file=sys.stderr)
+        return 2
     try:
         missing = feedback(root, arguments.assignment, arguments.student)
-    except FeedbackError as error:
+        packed = pack(root, arguments.assignment, arguments.source) if arguments.source else None
+    except (FeedbackError, SourceError) as error:
         print(f"autograder feedback: {error}", file=sys.stderr)
         return 2
     folder = data_folder(root) / "feedback"
@@ -88,4 +147,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"{name}: {pages} pages in {folder}")
         if students:
             print(f"  no page could be written for: {', '.join(students)}; grade them again")
+    if packed:
+        to, system, without = packed
+        if without:
+            print(f"  not in the zip, because they have no page: {', '.join(without)}")
+        print(f"written: {to}; upload it {UPLOAD[system]}")
     return int(any(missing.values()))

@@ -34,7 +34,7 @@ def take(
     root: Path, data: Path, assignment: str, source: str, tasks: list[str], roster: Path | None
 ) -> tuple[list[Thread], list[Refused]]:
     """Take the questions from a source that `collect` can read; return new and refused ones."""
-    by_student, refused = hand_ins_by_student(root, assignment, source, roster=roster)
+    by_student, refused, _ = hand_ins_by_student(root, assignment, source, roster=roster)
     new: list[Thread] = []
     for student, hand_ins in by_student.items():
         for hand_in in hand_ins:

@@ -21,7 +21,7 @@ Read in this order:
 - `report`: how it went, for the student and for the grader; `report_html`: the same in a notebook
 - `runners`, `local`: `check`, on ranks of this machine
 - `predictions`: a number, locked before a run shows it; `guesses`: one of a few options, which the
-  run below answers
+  run below answers; `puzzles`: a line that the reader fills in
 - `program`: what of a check goes to the ranks
 - `mutants`: wrong solutions, which must fail
 """
@@ -60,6 +60,7 @@ from course_lib.checking.judges import equals, equals_library, same_on_all_ranks
 from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.predictions import Prediction, predict
+from course_lib.checking.puzzles import Puzzle, puzzle
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
 from course_lib.checking.task import in_many_forms, task
@@ -77,6 +78,7 @@ __all__ = [
     "Guess",
     "Observed",
     "Prediction",
+    "Puzzle",
     "Wrong",
     "calls",
     "calls_at_most",
@@ -96,6 +98,7 @@ __all__ = [
     "only_peers",
     "overlaps",
     "predict",
+    "puzzle",
     "receives_at_least",
     "receives_at_most",
     "run_check",

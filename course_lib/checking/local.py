@@ -24,6 +24,7 @@ from course_lib.checking.report_html import html_of
 from course_lib.checking.run_check import Runner, run_check
 from course_lib.checking.runners import LocalRunner
 from course_lib.learner import diary
+from course_lib.learner.installed import find_course
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 
@@ -233,7 +234,7 @@ def find_assignment(name: str) -> Path:
     here = Path.cwd()
     candidates = [here, here / name]
     candidates += [parent / "assignments" / name for parent in (here, *here.parents)]
-    candidates.append(Path(__file__).resolve().parents[2] / "assignments" / name)
+    candidates.append(find_course() / "assignments" / name)
     for folder in candidates:
         beside = folder != here or here.name == name or any(here.glob(f"{name}.ipynb"))
         if beside and (folder / "checks.py").is_file():
@@ -258,7 +259,7 @@ def _assignments() -> list[str]:
     """Return the names of the assignments that can be found from here, in order."""
     here = Path.cwd()
     places = [parent / "assignments" for parent in (here, *here.parents)]
-    places.append(Path(__file__).resolve().parents[2] / "assignments")
+    places.append(find_course() / "assignments")
     found = {path.parent.name for place in places for path in place.glob("*/checks.py")}
     if (here / "checks.py").is_file():
         found |= {here.name, *(path.stem for path in here.glob("*.ipynb"))}

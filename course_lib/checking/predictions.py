@@ -75,7 +75,8 @@ class Prediction:
         ratio = self.guess / self.actual
         if ratio <= 0:
             return "not so"
-        return f"{ratio:.3g} times as much" if ratio > 1 else f"too little by {1 / ratio:.3g} times"
+        size, factor = ("large", ratio) if ratio > 1 else ("small", 1 / ratio)
+        return f"{factor:.3g} times too {size}"
 
 
 def predict(question: str, guess: float | str | None) -> Prediction:

@@ -17,7 +17,8 @@ They share these:
 
 - `notebooks`: the parts of a notebook that are the student's
 - `diary`: records predictions and checks on the desk
-- `_course`: finds the course, its assignments and their tasks
+- `installed`: finds the course, in a checkout or where a wheel has put it
+- `_course`: its assignments and their tasks
 - `_desk`: decides for each file what happens to it on the desk
 
 Nothing here needs nbgrader.

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.learner import _course
-from course_lib.learner._course import Task, cells, find_course, is_check, role
+from course_lib.learner._course import Task, cells, is_check, role
+from course_lib.learner.installed import find_course
 from course_lib.learner.notebooks import EXPLORE
 from course_lib.learner.start import add_desk, desk_of
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from course_lib.learner._course import PACKAGE, find_course
 from course_lib.learner.doctor._finding import Finding
+from course_lib.learner.installed import PACKAGE, find_course
 
 _SETTINGS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),

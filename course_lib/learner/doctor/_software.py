@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from course_lib.learner._course import PACKAGE, find_course
 from course_lib.learner.doctor._finding import Finding
+from course_lib.learner.installed import PACKAGE, find_course
 
 NAME = "sgd-to-ddp"
 COMPLETE = "complete the installation: `make .venv/ready`, or `pip install -e .` in the course"

@@ -13,7 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.checking import Case, Check, CheckFailed, CheckReport, Wrong, check, run_check
+from course_lib.checking import (
+    Case,
+    Check,
+    CheckFailed,
+    CheckReport,
+    Wrong,
+    check,
+    local,
+    run_check,
+)
 from course_lib.checking.cases import case_generator
 from course_lib.checking.local import (
     LocalRunner,
@@ -68,6 +77,21 @@ def test_an_unknown_check_names_the_known_ones() -> None:
         check("02_data_parallel_sgd/shards", right_bounds)
     with pytest.raises(LookupError, match=r"checks\.py of '99_nothing' was not found"):
         check("99_nothing/task", right_bounds)
+
+
+def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Colab: the wheel is installed, and the notebook lies in an empty folder."""
+    folder = tmp_path / "share" / "assignments" / "55_installed"
+    folder.mkdir(parents=True)
+    (folder / "checks.py").write_text("CHECKS = {}")
+    (tmp_path / "content").mkdir()
+    monkeypatch.chdir(tmp_path / "content")
+    with pytest.raises(LookupError, match="'55_installed' was not found"):
+        find_assignment("55_installed")
+    monkeypatch.setattr(local, "find_course", lambda: tmp_path / "share")
+    assert find_assignment("55_installed") == folder
 
 
 def test_an_assignment_goes_by_its_number_and_a_name_without_one_is_explained() -> None:

@@ -29,8 +29,8 @@ def test_the_first_guess_counts(capsys: Any) -> None:
     [
         (100, 101, "right"),
         (100, torch.tensor(100.0), "right"),
-        (200, 100, "2 times as much"),
-        (50, 100, "too little by 2 times"),
+        (200, 100, "2 times too large"),
+        (50, 100, "2 times too small"),
         (-1, 100, "not so"),
         ("last", "Last", "right"),
         ("first", "last", "not so"),

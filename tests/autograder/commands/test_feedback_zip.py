@@ -1,0 +1,89 @@
+"""Pages go back to Moodle and Canvas under names by which these find the student."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from autograder.commands.feedback import FeedbackError, pack
+from tests.helpers.course_folders import ROOT
+
+ASSIGNMENT = "02_data_parallel_sgd"
+MOODLE = [
+    "Ada Lovelace_12345_assignsubmission_file/hw.ipynb",
+    "Bob de Vries_777_assignsubmission_file/02.ipynb",
+    "Eve_9_assignsubmission_file/hw.ipynb",
+]
+CANVAS = [
+    "lovelaceada_LATE_12345_208490284_hw.ipynb",
+    "lovelaceada_12345_208490300_hw-1.ipynb",
+    "devriesbob_777_208490285_my_hw.ipynb",
+]
+ROSTER = "student_id,system_id,name\nada,12345,Ada Lovelace\nbob,777,Bob de Vries\neve,9,Eve\n"
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """A course in which Ada and Bob have pages, and Eve has none."""
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    (tmp_path / "assignments" / ASSIGNMENT).mkdir(parents=True)
+    data = tmp_path / "grading"
+    for student in ("ada", "bob"):
+        page = data / "feedback" / student / ASSIGNMENT / f"{ASSIGNMENT}.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(f"for {student}", encoding="utf-8")
+    (data / "roster.csv").write_text(ROSTER, encoding="utf-8")
+    return tmp_path
+
+
+def exported(course: Path, names: list[str]) -> str:
+    with zipfile.ZipFile(course / "submissions.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, "{}")
+    return str(course / "submissions.zip")
+
+
+def contents(path: Path) -> dict[str, str]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+def moodle_finds(name: str) -> tuple[int, str, str]:
+    """The participant, the plugin and the file, as Moodle's importer reads a name."""
+    folder, _, file = name.partition("/")
+    _, participant, kind, plugin, rest = [*folder.split("_", 4), ""][:5]
+    assert rest == ""
+    return int(participant), f"{kind}_{plugin}", file
+
+
+def canvas_finds(name: str) -> tuple[int, int]:
+    """The user and one of their files: the first two parts that are numbers."""
+    user, file = [int(part) for part in name.split("_") if part.isdigit()][:2]
+    return user, file
+
+
+def test_moodle_finds_each_student(course: Path) -> None:
+    to, system, without = pack(course, ASSIGNMENT, exported(course, MOODLE))
+    assert (system, without) == ("moodle", ["eve"])
+    found = {moodle_finds(name): text for name, text in contents(to).items()}
+    page = f"feedback_{ASSIGNMENT}.html"
+    assert found == {
+        (12345, "assignfeedback_file", page): "for ada",
+        (777, "assignfeedback_file", page): "for bob",
+    }
+
+
+def test_canvas_finds_each_student_by_the_last_of_their_files(course: Path) -> None:
+    to, system, without = pack(course, ASSIGNMENT, exported(course, CANVAS))
+    assert (system, without) == ("canvas", [])
+    found = {canvas_finds(name): text for name, text in contents(to).items()}
+    assert found == {(12345, 208490300): "for ada", (777, 208490285): "for bob"}
+    assert all("/" not in name and name.endswith(".html") for name in contents(to))
+
+
+def test_other_sources_are_told_where_the_pages_are(course: Path) -> None:
+    with pytest.raises(FeedbackError, match="--zip is for zips of Moodle and Canvas"):
+        pack(course, ASSIGNMENT, exported(course, ["ada/hw.ipynb", "bob/hw.ipynb"]))
