@@ -13,38 +13,96 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from course_lib.figures._explore import tip
+
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
     from matplotlib.axes import Axes
+    from matplotlib.path import Path
+
+    Place = tuple[float, float]
 
 
-def communication_graph(ax: Axes, mixing: Sequence[Sequence[float]], *, columns: int = 0) -> None:
+def communication_graph(
+    ax: Axes,
+    mixing: Sequence[Sequence[float]],
+    *,
+    columns: int = 0,
+    values: Sequence[float] | None = None,
+) -> None:
     """Draw a line between ranks i and j where `mixing[i][j]`, K × K, is not 0: i hears j.
 
     Arrows show whom rank 0 hears. The ranks sit on a circle, rank 0 on top; with `columns` in a
     grid, row by row. There, lines between ranks that are not side by side are bent.
+
+    A dot shows its rank; or its number of `values`, K numbers of 0 or more, the darker the larger,
+    up to twice their mean. In `explore`, a dot then says its rank where the pointer rests on it.
     """
-    places = _places(len(mixing), columns)
+    from matplotlib.collections import PathCollection
+
+    places, size = _places(len(mixing), columns), 110 if values is None else 450
+    lines = []
     for rank, row in enumerate(mixing):
         for other, weight in enumerate(row):
             if not weight or other == rank:
                 continue
-            far = columns and math.dist(places[rank], places[other]) > 1
-            bend = f"arc3,rad={0.3 if far else 0}"
-            style = {"arrowstyle": "-", "color": "0.75", "linewidth": 0.6, "zorder": 1}
+            start, end = places[other], places[rank]
+            bend = 0.3 if columns and math.dist(start, end) > 1 else 0.0
             if rank == 0:
-                style = {"arrowstyle": "-|>", "color": "#D55E00", "linewidth": 1.8, "zorder": 2}
-            style |= {"connectionstyle": bend, "shrinkA": 5, "shrinkB": 5}
-            ax.annotate("", xy=places[rank], xytext=places[other], arrowprops=style)
-    xs, ys = zip(*places, strict=True)
-    ax.scatter(xs, ys, s=110, facecolor="white", edgecolor="black", linewidth=0.8, zorder=3)
-    for rank, (x, y) in enumerate(places):
-        ax.text(x, y, str(rank), ha="center", va="center", fontsize=7, zorder=4)
+                _arrow(ax, start, end, bend, math.sqrt(size) / 2)
+            else:
+                lines.append(_line(start, end, bend))
+    # All in one: a complete graph of 16 ranks has 225, and is drawn for each position of a slider.
+    grey = PathCollection(lines, facecolor="none", edgecolor="0.75", linewidth=0.6, zorder=1)
+    ax.add_collection(grey)
+    _dots(ax, places, size, values)
     ax.set_aspect("equal")
     ax.margins(0.15)
     ax.axis("off")
 
 
-def _places(count: int, columns: int) -> list[tuple[float, float]]:
+def _arrow(ax: Axes, start: Place, end: Place, bend: float, short: float) -> None:
+    style = {"arrowstyle": "-|>", "color": "#D55E00", "linewidth": 1.8, "zorder": 2}
+    style |= {"connectionstyle": f"arc3,rad={bend}", "shrinkA": short, "shrinkB": short}
+    ax.annotate("", xy=end, xytext=start, arrowprops=style)
+
+
+def _line(start: Place, end: Place, bend: float) -> Path:
+    """Return the way that the arrow would take."""
+    from matplotlib.path import Path
+
+    right, up = end[0] - start[0], end[1] - start[1]
+    middle = (start[0] + end[0]) / 2 + bend * up, (start[1] + end[1]) / 2 - bend * right
+    if not bend:
+        return Path([start, end])
+    return Path([start, middle, end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+
+
+def _dots(ax: Axes, places: list[Place], size: int, values: Sequence[float] | None) -> None:
+    from matplotlib import colormaps
+
+    texts, fontsize = [f"{rank}" for rank in range(len(places))], 7
+    faces: list[object] = ["white"] * len(places)
+    if values is not None:
+        texts, fontsize = [f"{value:.2f}" for value in values], 8
+        most = 2 * sum(values) / len(values)
+        faces = [colormaps["Blues"](0.6 * min(1.0, value / most)) for value in values]
+    for rank, (x, y) in enumerate(places):
+        dot = ax.scatter(x, y, s=size, color=[faces[rank]], edgecolor="black", linewidth=0.8)
+        dot.set_zorder(3)
+        ax.text(
+            x,
+            y,
+            texts[rank],
+            ha="center",
+            va="center",
+            fontsize=fontsize,
+            zorder=4,
+        )
+        if values is not None:
+            tip(dot, f"rank {rank} holds {values[rank]:.4f}")
+
+
+def _places(count: int, columns: int) -> list[Place]:
     """Return where each rank is drawn."""
     if columns:
         return [(float(rank % columns), -float(rank // columns)) for rank in range(count)]

@@ -3,6 +3,9 @@
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgb
+from matplotlib.path import Path
 from matplotlib.text import Annotation
 
 from course_lib.decentralized import exponential_mixing, ring_mixing, torus_mixing
@@ -16,13 +19,50 @@ pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 def test_whom_rank_0_hears_has_an_arrow_and_everybody_a_number(mixing, columns):
     _, ax = plt.subplots()
     communication_graph(ax, mixing.tolist(), columns=columns)
-    lines = [text for text in ax.texts if isinstance(text, Annotation)]
-    numbers = {text.get_position(): int(text.get_text()) for text in ax.texts if text not in lines}
+    arrows = [text for text in ax.texts if isinstance(text, Annotation)]
+    numbers = {text.get_position(): int(text.get_text()) for text in ax.texts if text not in arrows}
+    ends = [(numbers[arrow.xyann], numbers[arrow.xy]) for arrow in arrows]
+    assert {end for _, end in ends} == {0}
+    for start, *_, end in (path.vertices for path in lines_of(ax)):
+        ends.append((numbers[tuple(start)], numbers[tuple(end)]))
     heard = torch.zeros(16, 16, dtype=torch.bool)
-    for line in lines:
-        heard[numbers[line.xy], numbers[line.xyann]] = True
+    for start, end in ends:
+        heard[end, start] = True
     assert torch.equal(heard, (mixing > 0) & ~torch.eye(16, dtype=torch.bool))
-    arrows = [line for line in lines if line.arrowprops["arrowstyle"] == "-|>"]
-    assert {numbers[line.xy] for line in arrows} == {0}
-    assert {numbers[line.xyann] for line in arrows} == set(heard[0].nonzero().flatten().tolist())
+    assert len(ends) == heard.sum()
     assert sorted(numbers.values()) == list(range(16))
+
+
+def test_a_bent_line_takes_the_way_of_a_bent_arrow() -> None:
+    """Rank 3 hears 0 and 0 hears 3, the far ends of a row: the two ways are symmetric."""
+    figure, ax = plt.subplots()
+    communication_graph(ax, torus_mixing(4, 4).tolist(), columns=4)
+    figure.canvas.draw()
+    (arrow,) = (text for text in ax.texts if isinstance(text, Annotation) and text.xyann == (3, 0))
+    (line,) = (p for p in lines_of(ax) if tuple(p.vertices[0]) == (0, 0) and p.vertices[-1][0] == 3)
+    whole = arrow.arrow_patch.get_connectionstyle()((0, 0), (3, 0), shrinkA=0, shrinkB=0)
+    assert line.vertices == pytest.approx(whole.vertices)
+    assert list(line.codes) == list(whole.codes) == [Path.MOVETO, Path.CURVE3, Path.CURVE3]
+
+
+def test_dots_show_values_and_say_their_ranks() -> None:
+    _, ax = plt.subplots()
+    values = [3.0, 0.5, 0.5, 0.0]
+    communication_graph(ax, ring_mixing(4).tolist(), values=values)
+    texts = [text.get_text() for text in ax.texts if not isinstance(text, Annotation)]
+    assert texts == ["3.00", "0.50", "0.50", "0.00"]
+    dots = [each for each in ax.collections if each.get_gid()]
+    assert [each.get_gid() for each in dots] == [
+        f"tip: rank {rank} holds {value:.4f}" for rank, value in enumerate(values)
+    ]
+    bright = [sum(to_rgb(each.get_facecolor()[0])) for each in dots]
+    assert bright[0] < bright[1] == bright[2] < bright[3]
+
+
+def lines_of(ax: plt.Axes) -> list[Path]:
+    (grey,) = (
+        each
+        for each in ax.collections
+        if isinstance(each, PathCollection) and not len(each.get_facecolor())
+    )
+    return grey.get_paths()
