@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all coverage lab formgrader doctor site lint bench gpu help
+.PHONY: demo test test-all coverage lab formgrader doctor site slides pdf lint bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -52,10 +52,19 @@ doctor: .venv/ready  ## whether this machine has what the course needs, and what
 	@.venv/bin/python -m course_lib.learner doctor $(ARGS)
 
 # Built from committed outputs: nothing runs, and nothing is fetched once Sphinx is there.
+SPHINX = .venv/bin/python -c 'import myst_nb, sphinx_book_theme' 2>/dev/null || \
+  { echo "installing Sphinx ..."; $(PIP) -qq --editable '.[site]'; }
 site: .venv/ready  ## the course as web pages, in _site/html
-	@.venv/bin/python -c 'import myst_nb, sphinx_book_theme' 2>/dev/null || \
-	  { echo "installing Sphinx ..."; $(PIP) -qq --editable '.[site]'; }
+	@$(SPHINX)
 	@.venv/bin/python docs/site/build.py $(ARGS)
+
+slides: .venv/ready  ## the lectures as slides, in _site/slides; some: ARGS=lectures/03_collectives.ipynb
+	@$(SPHINX)
+	@.venv/bin/python docs/site/decks.py $(ARGS)
+
+pdf: .venv/ready  ## all lectures as one PDF, printed by Chromium, in _site/course.pdf
+	@$(SPHINX)
+	@.venv/bin/python docs/site/pdf.py $(ARGS)
 
 lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff check .

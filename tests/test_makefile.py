@@ -1,6 +1,7 @@
 """The effects of `make` on .venv, also when interrupted; with a small stand-in Python and pip."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -154,3 +155,15 @@ def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
         assert "5 GB of CUDA" in said("--extra-index-url x")
         (checkout / ".venv/ready").unlink()
     assert said("") == ""  # there is a GPU, and CUDA is what it needs
+
+
+def test_help_names_every_target() -> None:
+    said = subprocess.run(
+        ["make", "help"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    ).stdout
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    assert targets is not None
+    for target in targets[1].split():
+        assert re.search(rf"^make {target} +\w", said, re.MULTILINE), target
+        assert re.search(rf"^{target}:", text, re.MULTILINE), target

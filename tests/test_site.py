@@ -148,3 +148,26 @@ def test_lectures_have_their_numbers_in_the_sidebar(site: Path) -> None:
     for lecture in (ROOT / "lectures").glob("*.ipynb"):
         link = rf'href="[./]*lectures/{lecture.stem}\.html">\s*{lecture.stem[:2]} · '
         assert re.search(link, page), lecture.stem
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@needs_browser
+def test_answers_and_code_that_draws_are_folded(site: Path) -> None:
+    with Browser() as browser:
+        browser.open((site / "lectures/05_bucketing_and_overlap.html").as_uri())
+        browser.wait_for("document.readyState === 'complete' && !!document.querySelector('h1')")
+        folds = "[...document.querySelectorAll('details.hide')]"
+        answers = f"{folds}.filter((e) => e.innerText.includes('Show the answer'))"
+        assert browser.run(f"{answers}.length") >= 15
+        assert browser.run(f"{answers}.every((e) => !e.open && e.querySelector('.cell_output'))")
+        code = f"{folds}.filter((e) => e.innerText.includes('Show the code'))"
+        assert browser.run(f"{code}.length") >= 4
+        drawn = f"{code}.some((e) => e.textContent.includes('ax.set_xscale'))"
+        assert browser.run(drawn), "a cell that only draws is folded"
+        assert not browser.run(f"{code}.some((e) => e.textContent.includes('class Bucket'))")
+        # The question itself, and what is no answer, can be read.
+        first = "document.querySelector('.cell_output pre')"
+        assert browser.run(f"{first}.closest('details') === null")
+        browser.run(f"{answers}[0].open = true")
+        assert browser.run(f"{answers}.length") < browser.run(f"{folds}.length")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -12,13 +13,16 @@ from urllib.parse import unquote
 
 from docutils import nodes
 from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
+from myst_nb.sphinx_ import HideCodeCellNode
 from sphinx import addnodes
 from sphinx.util import logging
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(HERE)]
+
+from folding import answers, only_draws  # noqa: E402
+from mathml import mathml  # noqa: E402
 
 project = "From mini-batch SGD to DDP"
 project_copyright = "2026, the authors of From mini-batch SGD to DDP. Notebooks: CC BY 4.0"
@@ -73,7 +77,6 @@ html_math_renderer = "mathml"  # which browsers draw themselves: nothing to fetc
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
 _log = logging.getLogger(__name__)
-_SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])")  # of brackets: MathML finds its own
 # In JupyterLab the place of a heading is its text, with dashes for spaces.
 _HEADING = re.compile(r"\]\(([^()\s#]*\.ipynb|)#([^()\s]+)\)")
 _NUMBER = re.compile(r"lectures/(\d\d)_")
@@ -106,6 +109,34 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
     source[0] = _HEADING.sub(slug, _FOLDER.sub(page, source[0]))
     if number := _NUMBER.match(docname):
         source[0] = _TITLE.sub(f'"# {number[1]} · ', source[0], count=1)
+
+
+def _fold(app: Any, docname: str, source: list[str]) -> None:
+    """Fold what answers a question until it is asked for, and code that only draws.
+
+    The notebook has no tags for it: whoever works through it runs one cell after the other.
+    """
+    if not (ROOT / f"{docname}.ipynb").is_file():
+        return
+    notebook = json.loads(source[0])
+    cells = notebook["cells"]
+    for cell in cells:
+        cell["source"] = "".join(cell["source"])
+    answering = answers(cells)
+    for place, cell in enumerate(cells):
+        tags = cell["metadata"].setdefault("tags", [])
+        if cell["cell_type"] == "code" and only_draws(cell):
+            tags.append("hide-input")
+        if place in answering:
+            tags.append("hide-output")
+    source[0] = json.dumps(notebook, ensure_ascii=False)
+
+
+def _name_folds(app: Any, doctree: nodes.document, docname: str) -> None:
+    """Say on what is folded what it is: the code, or an answer."""
+    for fold in doctree.findall(HideCodeCellNode):
+        thing = "code" if "above-input" in fold["classes"] else "answer"
+        fold["prompt_show"], fold["prompt_hide"] = f"Show the {thing}", f"Hide the {thing}"
 
 
 def _to_index(app: Any, document: nodes.document) -> None:
@@ -154,10 +185,8 @@ def _math(block: bool) -> Callable[[Any, nodes.Element], None]:
 
     def visit(writer: Any, node: nodes.Element) -> None:
         text = node.astext()
-        if block and "\\\\" in text and "\\begin" not in text:
-            text = f"\\begin{{split}}{text}\\end{{split}}"
         try:
-            drawn = tex2mathml(_SIZE.sub("", text), as_block=block)
+            drawn = mathml(text, block)
         except MathError as error:
             _log.warning("equation %r: %s", text, error, location=node)
             drawn = f"<code>{html.escape(text)}</code>"
@@ -170,6 +199,8 @@ def _math(block: bool) -> Callable[[Any, nodes.Element], None]:
 def setup(app: Any) -> None:
     """Connect the hooks and the equations."""
     app.connect("source-read", _to_pages)
+    app.connect("source-read", _fold)
     app.connect("doctree-read", _to_index)
+    app.connect("doctree-resolved", _name_folds)
     app.connect("autodoc-process-docstring", _plain, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (_math(False), None), (_math(True), None))
