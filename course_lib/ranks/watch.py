@@ -244,7 +244,12 @@ class Watch:
         asleep = [rank for rank, note in enumerate(notes) if note["asleep"]]
         error = self._deadlocks.look(views, asleep)
         if error is not None:
-            self._tell(find_mismatch(views) or error, notes)
+            told = find_mismatch(views) or error
+            told.add_detail(
+                "This watch ends nothing: the job waits on, until the time limit of its process "
+                f"group ({self.recorder.limit:g} s) ends it."
+            )
+            self._tell(told, notes)
 
     def _notes(self) -> list[dict[str, Any]] | None:
         """Return what every rank has published; ``None`` if one has not joined yet."""
@@ -262,17 +267,26 @@ class Watch:
 
     def _dead(self, notes: list[dict[str, Any]], views: list[RankView]) -> list[int]:
         """Return the ranks whose processes have ended, and that had no time to say so."""
+        awake = [
+            view.rank
+            for view in views
+            if view.state not in _ENDED and not self._store.check([f"stopped {view.rank}"])
+        ]
         gone = []
-        for view in views:
-            if view.rank in self._here and view.state not in _ENDED:
-                state = cpu_state(notes[view.rank]["pid"], whole_process=True)
-                if state is None or state[0] in "ZX":
-                    gone.append(view.rank)
-        far = [v.rank for v in views if v.rank not in self._here and v.state not in _ENDED]
+        for rank in awake:
+            state = cpu_state(notes[rank]["pid"], whole_process=True)
+            if rank in self._here and (state is None or state[0] in "ZX"):
+                gone.append(rank)
+        far = [rank for rank in awake if rank not in self._here]
         if far and not gone:
             time.sleep(_BEATS)
             later = self._notes() or notes
-            gone = [rank for rank in far if later[rank]["beat"] == notes[rank]["beat"]]
+            gone = [
+                rank
+                for rank in far
+                if later[rank]["beat"] == notes[rank]["beat"]
+                and not self._store.check([f"stopped {rank}"])
+            ]
         return gone
 
     def _tell_why(self) -> None:
@@ -391,6 +405,7 @@ class Watch:
     def _stop(self) -> None:
         """Tell why the job ends; then let SIGTERM end this process, if the script lets it."""
         with suppress(RuntimeError):
+            self._store.set(f"stopped {self._rank}", "")
             self._publish()
             time.sleep(_GRACE)
             self._tell_why()

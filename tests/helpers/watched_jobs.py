@@ -62,12 +62,12 @@ def output_of(
                 if until(printed.decode("utf-8", "replace")):
                     end_at = min(end_at, time.monotonic() + 0.5)
     for job in jobs:
-        end(job)
+        printed += end(job)
     return printed.decode("utf-8", "replace")
 
 
-def end(job: subprocess.Popen[bytes]) -> None:
-    """End a job and its ranks."""
+def end(job: subprocess.Popen[bytes]) -> bytes:
+    """End a job and its ranks; return what they printed meanwhile."""
     if job.poll() is None:
         ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children")
         pids = [int(pid) for pid in ranks.read_text().split()] if ranks.exists() else []
@@ -81,7 +81,8 @@ def end(job: subprocess.Popen[bytes]) -> None:
                     os.kill(pid, signal.SIGKILL)
             job.wait()
     assert job.stdout is not None
-    job.stdout.close()
+    with job.stdout:
+        return job.stdout.read()
 
 
 def told_by(text: str) -> str:

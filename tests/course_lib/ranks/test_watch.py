@@ -14,7 +14,7 @@ from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_diagnosis import find_deadlock, find_mismatch
 from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
 from course_lib.ranks.watch import _as_json, _from_json
-from tests.helpers.student_bugs import BUGS
+from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN
 from tests.helpers.tiers import tier
 from tests.helpers.watched_jobs import TOLD, output_of, told_by, torchrun
 
@@ -33,12 +33,6 @@ ALWAYS = {
     "an exception on one rank",
 }
 """The bugs that `make test` runs; all others are large."""
-NOT_A_HANG = {
-    "a loop without an end": "nobody can tell a long computation from an endless one",
-    "a lock in the function": "a script sends no function",
-    "a result that cannot be sent": "a script sends no result",
-}
-"""The bugs of which a watch has nothing to tell."""
 JOIN = "import sys\nimport torch, torch.distributed as dist\n"
 BUG = f"""{JOIN}
 from tests.helpers.student_bugs import BUGS
@@ -53,7 +47,7 @@ BUGS[int(sys.argv[1])].fn()
     [
         pytest.param(index, id=NAMES[index], marks=tier(bug.what in ALWAYS))
         for index, bug in enumerate(BUGS)
-        if bug.what not in NOT_A_HANG
+        if bug.what not in NOT_UNDER_TORCHRUN
     ],
 )
 def test_the_cause_is_named(index: int, tmp_path: Path) -> None:
@@ -62,7 +56,7 @@ def test_the_cause_is_named(index: int, tmp_path: Path) -> None:
     job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", str(index))
     printed = output_of(job)
     told = told_by(printed)
-    assert told.startswith(bug.error.__name__), printed
+    assert told.startswith(f"{bug.error.__name__}:"), printed
     for word in bug.words:
         assert word.lower() in told.lower(), told
     assert printed.count(TOLD) == 1
@@ -173,15 +167,16 @@ KILLED_FAR = KILLED.replace("== 1", "== 3")
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("ranks", "script", "words"),
     [
-        (SKIPS, ["DeadlockError", "which rank 3 never called", line_of(SKIPS, "ones(5)")]),
-        (DIFFERS, ["MismatchError", "all_reduce sum float32 5 elements", "broadcast root=3"]),
-        (KILLED_FAR, ["Rank 3's process ended", line_of(KILLED_FAR, "time.sleep")]),
+        (2, SKIPS, ["DeadlockError", "which rank 3 never called", line_of(SKIPS, "ones(5)")]),
+        (2, DIFFERS, ["MismatchError", "all_reduce sum float32 5 elements", "broadcast root=3"]),
+        (2, KILLED_FAR, ["Rank 3's process ended", line_of(KILLED_FAR, "time.sleep")]),
+        (1, KILLED, ["Rank 1's process ended", line_of(KILLED, "time.sleep")]),
     ],
-    ids=["skips", "differs", "killed"],
+    ids=["skips", "differs", "killed", "all of a node killed"],
 )
-def test_over_nodes(script: str, words: list[str], tmp_path: Path) -> None:
+def test_over_nodes(ranks: int, script: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -189,7 +184,7 @@ def test_over_nodes(script: str, words: list[str], tmp_path: Path) -> None:
     for node in range(2):
         options = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
         options += ["--master-port", str(port), "-m", "course_lib.ranks.watch", "train.py"]
-        jobs.append(torchrun(tmp_path, *options, ranks=2, GLOO_SOCKET_IFNAME="lo"))
+        jobs.append(torchrun(tmp_path, *options, ranks=ranks, GLOO_SOCKET_IFNAME="lo"))
     printed = output_of(*jobs)
     for word in words:
         assert word in told_by(printed), printed
@@ -217,6 +212,25 @@ def test_a_view_survives_its_way_through_the_store() -> None:
         assert again[0].since == pytest.approx(views[0].since, abs=1)
     finally:
         board.close()
+
+
+WORKS = f"""{JOIN}
+import time
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(3))
+    print("works", flush=True)
+    time.sleep(1 + dist.get_rank())
+"""
+
+
+def test_a_job_that_is_cancelled_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKS)
+    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
+    printed = output_of(job, until=lambda text: text.count("works") > 6)
+    assert printed.count("works") > 6, printed
+    assert TOLD not in printed
+    assert "signal: 15" in printed  # torchrun has said so, so all that it printed is here
 
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
