@@ -25,7 +25,8 @@ FLOORS = (
     ("processes", "simulated"),
     ("isolated",),
     ("engine",),
-    ("ranks", "multinode"),
+    ("ranks", "multinode", "flight_recorder"),
+    ("watch",),
     ("notebook", "for_graders"),
 )
 # What others may take from it, besides its face.

@@ -16,7 +16,8 @@ From the ground up; each room knows only those above it in this list:
   clock, the fabric; neither knows the other
 - `isolated`: processes whose network is a fabric
 - `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
-  machines
+  machines; `flight_recorder`: the dumps of PyTorch's recorder, explained
+- `watch`: hangs of any ``torchrun`` job, explained
 - `notebook`: `%%ranks`, and the kernel that has it loaded
 - `for_graders`: what those who grade take from inside
 """

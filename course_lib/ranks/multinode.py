@@ -12,7 +12,8 @@ documentation has it. Where gloo picks the wrong network card, set ``GLOO_SOCKET
 
 Rank 0 writes the trace of all machines, on its own clock: the others' clocks are compared with it
 at barriers, so that they agree to within about the time of a message. There is no board that all
-machines share, so a hang is ended by ``--timeout``, without an explanation.
+machines share, so a hang is ended by ``--timeout``, without an explanation: for that, run the
+script with `course_lib.ranks.watch`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,13 @@ class MeteredWork(dist.Work):
             self._emulated.wait()  # which knows, without being asked, when all have come
             return
         pause, most = _PAUSE
+        until = time.monotonic() + self._operation.recorder.limit
         while self._arrived is not None and not self._arrived():
+            if time.monotonic() > until:
+                raise RuntimeError(
+                    f"{self._operation.kind} is not over after the group's time limit of "
+                    f"{self._operation.recorder.limit:g} s"
+                )
             time.sleep(pause)
             pause = min(2 * pause, most)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -43,6 +44,8 @@ class RankRecorder:
     """Of the current call."""
     broken: bool = False
     """Whether an operation's own time limit was over: gloo does not use its connections again."""
+    limit: float = math.inf
+    """Seconds that an operation waits until the other ranks have started it too."""
     dropped: int = 0
     open_messages: set[Any] = field(default_factory=set)
     """Works of messages that are not over: gloo forgets a message whose work is thrown away."""

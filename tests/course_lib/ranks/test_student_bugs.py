@@ -16,7 +16,7 @@ from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, Ran
 from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
 from tests.helpers.emulated_nccl import emulate
-from tests.helpers.student_bugs import BUGS, Bug
+from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN, Bug
 from tests.helpers.tiers import tier
 
 PAGE = ROOT / "docs" / "student_bugs.md"
@@ -124,7 +124,23 @@ _ERRORS: dict[type[Exception], str] = {
 _HEAD = """\
 # What students do wrong, and what they are told
 """
+_NOT_TOLD = "\n".join(f"- **{what}**: {why}" for what, why in NOT_UNDER_TORCHRUN.items())
 _FOOT = f"""\
+## Under torchrun
+
+A script of one's own is told the same when it is started with `course_lib.ranks.watch`:
+
+```bash
+python -m torch.distributed.run --nproc-per-node 4 -m course_lib.ranks.watch train.py
+```
+
+It then reports {len(BUGS) - len(NOT_UNDER_TORCHRUN)} of these {len(BUGS)} mistakes by the same
+exception, and names the same cause. The others:
+
+{_NOT_TOLD}
+
+`tests/course_lib/ranks/test_watch.py` runs those that are told as jobs of four ranks, with gloo.
+
 ## How this page was made
 
 Each mistake was made on four CPU ranks and on four simulated ranks. Both end in an exception of

@@ -1,0 +1,221 @@
+"""The dumps of PyTorch's flight recorder, explained as hangs of ranks are.
+
+With ``TORCH_FR_BUFFER_SIZE=2000`` (before PyTorch 2.9: ``TORCH_NCCL_TRACE_BUFFER_SIZE``) every rank
+remembers its latest operations. When NCCL's watchdog finds a hang, each writes them into a file
+whose name ends in the rank. Such a file is a pickle, of numbers, text, lists and dictionaries only;
+what ``torch._C._distributed_c10d._dump_fr_trace_json()`` returns is the same as JSON.
+
+A dump knows no rank's end: of a rank without an operation under way, it says only that the rank had
+not called what others wait for. Of single messages, those that a full buffer has dropped are not
+counted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from course_lib.ranks._torch.collective_table import KINDS
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.explain.lines import innermost, named
+from course_lib.ranks.explain.waiting import waits_in
+from course_lib.ranks.explain.words import names, one_or_many
+from course_lib.ranks.processes.board_diagnosis import find_deadlock, find_mismatch
+from course_lib.ranks.processes.board_views import (
+    GroupView,
+    Message,
+    MessageChannel,
+    RankPhase,
+    RankView,
+    Wait,
+)
+
+_NAMES = {
+    "_allgather_base": "all_gather",
+    "_all_gather_base": "all_gather",
+    "all_gather_single": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_v_single": "all_to_all",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "all_reduce_barrier": "barrier",
+}
+"""The recorder's name of a collective → that of ``torch.distributed``."""
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Bool": "bool",
+}
+_NOT_YET = {
+    "which ended without taking part": "which had not taken part when it wrote its dump",
+    "which ended without sending": "which had not sent when it wrote its dump",
+    "which ended without receiving": "which had not received when it wrote its dump",
+}
+"""What is known of a rank that has ended → of one that has written a dump."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, text, lists and dictionaries: a file from elsewhere must not run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"the dump asks for {module}.{name}: no flight recorder's")
+
+
+def read_dump(path: Path) -> dict[str, Any]:
+    """Return one rank's dump.
+
+    Raises:
+        ValueError: the file is no dump of a flight recorder.
+
+    """
+    data = path.read_bytes()
+    try:
+        dump = json.loads(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} is no dump of a flight recorder: {error}") from None
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
+        raise ValueError(f"{path} is no dump of a flight recorder: it has no list of entries")
+    return dump
+
+
+def explain_dumps(folder: Path) -> str:
+    """Return, in words, why the ranks whose dumps lie in `folder` stood still.
+
+    The name of each file ends in its rank, as in ``nccl_trace_rank_3`` or ``rank_3.json``.
+
+    Raises:
+        ValueError: there is no dump, or a file is none.
+
+    """
+    paths = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        found = re.search(r"(\d+)(\.\w+)?$", path.name)
+        if found and path.is_file():
+            paths[int(found[1])] = path
+    if not paths:
+        raise ValueError(f"{folder} has no files whose names end in a rank")
+    return explain({rank: read_dump(path) for rank, path in sorted(paths.items())})
+
+
+def explain(dumps: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return, in words, why the ranks of these dumps stood still; `dumps`: rank → its dump."""
+    last = max(dumps)
+    for dump in dumps.values():
+        last = max(last, *(member for group in _members(dump).values() for member in group), 0)
+    missing = sorted(set(range(last + 1)) - dumps.keys())
+    views = [_view(rank, dumps.get(rank, {}), dumps) for rank in range(last + 1)]
+    error: RanksError | None = find_mismatch(views) or find_deadlock(views)
+    report = "No rank waits for another in these dumps." if error is None else str(error)
+    for ended, not_yet in _NOT_YET.items():
+        report = report.replace(ended, not_yet)
+    if missing:
+        there = one_or_many(missing, "is no dump", "are no dumps")
+        report += f"\n\nThere {there} of {names(missing).lower()}: did the process end before?"
+    return report
+
+
+def _members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the members of a dump's process groups, by name."""
+    return {
+        name: tuple(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
+        for name, group in dump.get("pg_config", {}).items()
+    }
+
+
+def _view(rank: int, dump: Mapping[str, Any], dumps: Mapping[int, Mapping[str, Any]]) -> RankView:
+    """Return what a rank's dump says as the part of a board that the rank would have written."""
+    members = _members(dump)
+    entered: dict[str, dict[int, tuple[str, str]]] = defaultdict(dict)
+    messages: dict[MessageChannel, dict[int, Message]] = defaultdict(dict)
+    keys = _keys(dumps)
+    waits: dict[str, Any] | None = None
+    pending = 0
+    for entry in dump.get("entries", ()):
+        name = str(entry["process_group"][0])
+        group = members.get(name) or tuple(sorted(dumps))
+        kind, _, ends = str(entry["profiling_name"]).partition(":")[2].partition(" ")
+        kind = _NAMES.get(kind, kind)
+        where = _where(entry.get("frames", ()))
+        puts = not (kind in KINDS and KINDS[kind].sized_by_what_it_gets) and kind != "recv"
+        side = "input" if puts else "output"
+        numel = sum(math.prod(size) for size in entry[f"{side}_sizes"])
+        dtype = next(iter(entry[f"{side}_dtypes"]), "")
+        dtype = _DTYPES.get(dtype, dtype)
+        channel = None
+        if kind in ("send", "recv"):
+            peer = group[int(re.split("->|<-", ends)[1])]
+            channel = MessageChannel(kind == "send", peer, 0, keys[name])
+            seq = len(messages[channel]) + 1
+            messages[channel][seq] = Message(numel, dtype)
+        elif kind == "coalesced":
+            continue  # the messages in it have entries of their own
+        else:
+            peer, seq = None, int(entry["collective_seq_id"])
+            size = "" if kind not in KINDS or KINDS[kind].uneven else f"{numel} elements"
+            signature = " ".join(filter(None, [kind, dtype, size if dtype else ""]))
+            entered[name][seq] = signature, where
+        # gloo's never say that they are completed, only that they are no longer kept an eye on.
+        if entry["state"] == "completed" or entry.get("retired"):
+            continue
+        pending += 1
+        if waits is None:
+            waits = {
+                "wait": {"send": Wait.SEND, "recv": Wait.RECV}.get(kind, Wait.COLLECTIVE),
+                "group": keys[name],
+                "seq": seq,
+                "channel": channel,
+                "text": waits_in(
+                    kind, seq=seq, peer=peer, members=group, world_size=len(group),
+                    group_name="" if entry["process_group"][1] == "default_pg" else name,
+                ),
+                "where": where,
+            }  # fmt: skip
+    nothing = {"wait": Wait.NOTHING, "group": 0, "seq": 0, "channel": None, "where": ""}
+    return RankView(
+        rank=rank,
+        state=RankPhase.FINISHED if waits is None else RankPhase.BLOCKED,
+        changes=0,
+        since=0.0,
+        pending=pending,
+        channels={channel: len(shown) for channel, shown in messages.items()},
+        groups={
+            keys[name]: GroupView(
+                tuple(m for m in members.get(name) or sorted(dumps) if m in dumps),
+                max(shown),
+                partial(dict, shown),
+            )
+            for name, shown in entered.items()
+        },
+        read_messages=messages.__getitem__,
+        **(waits or {**nothing, "text": ""}),
+    )
+
+
+def _keys(dumps: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    """Return a number for every group: the dumps name them by text."""
+    entries = [entry for dump in dumps.values() for entry in dump.get("entries", ())]
+    found = sorted({str(entry["process_group"][0]) for entry in entries})
+    return {name: number for number, name in enumerate(found, 1)}
+
+
+def _where(frames: Any) -> str:
+    """Return the innermost line of the user's own among a dump's frames, the innermost first."""
+    found = innermost(((str(f["filename"]), int(f["line"])) for f in frames), {})
+    return named(*found, {}) if found else ""

@@ -1,0 +1,542 @@
+"""Hangs of a ``torchrun`` job, explained: who waits for whom, and on which line of the script.
+
+    python -m torch.distributed.run --nproc-per-node 4 -m course_lib.ranks.watch train.py --lr 0.1
+
+runs ``train.py --lr 0.1`` on four ranks, as it is. Or write ``import course_lib.ranks.watch`` as
+the first line of a script and start it as ever. When the ranks wait for one another, when a rank
+fails or ends while others wait, or when they disagree about a collective, one of them prints once
+what `Ranks` would raise in a notebook. A hang then goes on, until the process group's own time
+limit ends it: a watch ends nothing. `Watch` says how it works.
+
+Ranks with gloo are tested. With NCCL the same code runs, but no test has run it on GPUs.
+
+    python -m course_lib.ranks.watch --explain FOLDER
+
+explains the dumps of PyTorch's flight recorder that lie in a folder: see `flight_recorder`.
+
+At most 64 ranks are watched. One rank may use 64 process groups, and 1024 different tags and peers.
+Only groups that ``dist.init_process_group`` has made, and those made after it, are watched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import inspect
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
+
+from course_lib.ranks._torch.process_world import is_registered, replace_new_group
+from course_lib.ranks.explain.errors import RanksError, RankState
+from course_lib.ranks.explain.failure import Failure, describe
+from course_lib.ranks.explain.lines import line_of_thread, locator
+from course_lib.ranks.explain.words import spans
+from course_lib.ranks.flight_recorder import explain_dumps
+from course_lib.ranks.processes.board import MAX_BOARD_RANKS, SIGNATURE, Board
+from course_lib.ranks.processes.board_diagnosis import (
+    NEW_GROUPS,
+    DeadlockWatch,
+    find_mismatch,
+    out_of_step,
+    process_ended,
+    some_raised,
+)
+from course_lib.ranks.processes.board_views import (
+    GroupView,
+    Message,
+    MessageChannel,
+    RankPhase,
+    RankView,
+    Wait,
+)
+from course_lib.ranks.processes.member import cpu_state
+from course_lib.ranks.processes.metered_group import compare_entries
+from course_lib.ranks.processes.rank_recorder import RankRecorder
+from course_lib.ranks.processes.world import install
+
+_EVERY = 0.25
+"""Seconds between two looks, each of which publishes what this rank does."""
+_PATIENCE = 1.5
+"""Seconds that ranks must have stood still. What another node published may be a look old."""
+_GRACE = 0.4
+"""Seconds that others get, once a rank has failed, to fail too or to publish where they wait."""
+_STAY = 2 * _PATIENCE
+"""Seconds that a rank which has ended stays at most, as long as others have not."""
+_POLL = 0.05
+"""Seconds between two looks whether they have."""
+_BEATS = 6 * _EVERY
+"""Seconds after which a rank of another node that publishes nothing is taken for dead."""
+_NCCL_LIMIT = timedelta(minutes=10)
+"""PyTorch's own default for NCCL; for gloo it is half an hour."""
+_ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
+_PLAIN = (
+    *("rank", "state", "changes", "wait", "group", "seq"),
+    *("pending", "text", "where", "saw_mismatch"),
+)
+"""What of a `RankView` is number or text, and means the same on every machine."""
+
+
+class Watch:
+    """One rank's part in watching its job.
+
+    The ranks of one node share a board, as those of a notebook do. So a collective is compared with
+    what the others of the node entered before gloo sees it. A thread of every rank publishes what
+    its rank does in the job's own store, for ranks on other nodes; and while its rank waits, it
+    reads what the others do. Whoever is first to find out what is wrong prints it.
+
+    Args:
+        store: of the job; for the watch alone, as the main thread may wait in its own.
+        rank: this rank.
+        world_size: how many there are.
+        limit: of the process group: how long a message waits for its other side.
+
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta) -> None:
+        self._store = store
+        self._rank = rank
+        local_rank, local_size = _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", 1)
+        shares = os.path.isdir("/proc/self/fd")
+        self._here = range(rank - local_rank, rank - local_rank + local_size)
+        if not shares:
+            self._here = range(rank, rank + 1)
+        self._board = (
+            self._share_board(local_rank, world_size) if shares else Board.create(world_size)
+        )
+        self.recorder = RankRecorder(
+            self._board,
+            rank,
+            deque(maxlen=0),  # type: ignore[arg-type]  # a job has no end, so it keeps no log
+            locator({}),
+            blocked=deque(maxlen=0),  # type: ignore[arg-type]
+            alone=len(self._here) < world_size,
+            limit=limit.total_seconds(),
+        )
+        self._new_groups = self._board.open_group(rank, NEW_GROUPS, tuple(range(world_size)))
+        self._deadlocks = DeadlockWatch(_PATIENCE)
+        self._beat = 0
+        self._ticks = -1
+        self._publishing = threading.Lock()
+        self._ended: Callable[..., None] = lambda *_: None
+        self._board.set_state(rank, RankPhase.RUNNING)
+        self._publish()
+
+    def _share_board(self, local_rank: int, world_size: int) -> Board:
+        """Return the board of this node, which its first rank makes and the others open."""
+        key = f"board {os.environ.get('GROUP_RANK', '0')}"
+        if local_rank == 0:
+            board = Board.create(world_size)
+            self._store.set(key, f"/proc/{os.getpid()}/fd/{board.fd}")
+            return board
+        return Board(os.open(self._store.get(key).decode(), os.O_RDWR | os.O_CLOEXEC), world_size)
+
+    def start(self) -> None:
+        """Watch from now on: this rank's communication, its exception, its end."""
+        self._hook, sys.excepthook = sys.excepthook, self._raised
+        atexit.register(self._finished)
+        heard, tell = os.pipe()
+        os.set_blocking(tell, False)
+        if threading.current_thread() is threading.main_thread():
+            self._hear_sigterm(tell)
+        threading.Thread(target=self._look_on, args=[heard], name="watch", daemon=True).start()
+
+    # What this rank does ----------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Write into the store what this rank does, for all who cannot see its board."""
+        with self._publishing:
+            self._beat += 1
+            view = self._board.view(self._rank)
+            note = {
+                "beat": self._beat,
+                "pid": os.getpid(),
+                "view": _as_json(view),
+                "line": line_of_thread(threading.main_thread().ident, {}),
+                "asleep": self._is_asleep(view),
+            }
+            self._store.set(f"rank {self._rank}", json.dumps(note))
+
+    def _is_asleep(self, view: RankView) -> bool:
+        """Return whether this rank waits in compiled code of autograd, as DDP does for buckets."""
+        before = self._ticks
+        state = cpu_state(os.getpid(), whole_process=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        if state is None or state[0] != "S" or view.state is not RankPhase.RUNNING:
+            self._ticks = -1
+            return False
+        self._ticks = state[1]
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        inside = frame is not None and frame.f_code.co_name == "_engine_run_backward"
+        return inside and state[1] == before
+
+    def counting(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes a new group, counted on the board and always metered."""
+        signature = inspect.signature(new_group)
+        board, rank = self._board, self._rank
+
+        def counted(*given: Any, **named: Any) -> Any:
+            bound = signature.bind(*given, **named)
+            if not is_registered(bound.arguments.get("backend")):
+                bound.arguments["backend"] = None  # gloo and NCCL too: the default, which is ours
+            if bound.arguments.get("use_local_synchronization"):
+                return new_group(*bound.args, **bound.kwargs)
+            everyone = tuple(range(board.world_size))
+            what = f"new_group of ranks {spans(sorted(bound.arguments.get('ranks') or everyone))}"
+            where = self.recorder.locate()
+            seq = board.enter_collective(rank, self._new_groups, what[:SIGNATURE], where)
+            compare_entries(
+                self.recorder, everyone, NEW_GROUPS, seq, what[:SIGNATURE], f"new_group #{seq}"
+            )
+            # Members connect here, and those that skip it are waited for.
+            board.block(
+                rank,
+                Wait.COLLECTIVE,
+                group=NEW_GROUPS,
+                seq=seq,
+                text=f"waits in new_group #{seq} of {what.removeprefix('new_group of ')}",
+                where=where,
+            )
+            try:
+                return new_group(*bound.args, **bound.kwargs)
+            finally:
+                board.unblock(rank)
+
+        return counted
+
+    # What all do ------------------------------------------------------------------------------
+
+    def _look_on(self, heard: int) -> None:
+        with suppress(RuntimeError):  # the store is gone: the job ends
+            while True:
+                ready, _, _ = select.select([heard], [], [], _EVERY)
+                if ready and signal.SIGTERM in os.read(heard, 64):
+                    self._stop()
+                self._publish()
+                view = self._board.view(self._rank)
+                if view.state is RankPhase.BLOCKED or self._ticks >= 0:
+                    self._look()
+
+    def _look(self) -> None:
+        """Tell of a deadlock or mismatch, if that is why this rank waits."""
+        notes = self._notes()
+        if notes is None:
+            return
+        views = self._views(notes)
+        asleep = [rank for rank, note in enumerate(notes) if note["asleep"]]
+        error = self._deadlocks.look(views, asleep)
+        if error is not None:
+            told = find_mismatch(views) or error
+            told.add_detail(
+                "This watch ends nothing: the job waits on, until the time limit of its process "
+                f"group ({self.recorder.limit:g} s) ends it."
+            )
+            self._tell(told, notes)
+
+    def _notes(self) -> list[dict[str, Any]] | None:
+        """Return what every rank has published; ``None`` if one has not joined yet."""
+        keys = [f"rank {rank}" for rank in range(self._board.world_size)]
+        if not self._store.check(keys):
+            return None
+        return [json.loads(text) for text in self._store.multi_get(keys)]
+
+    def _views(self, notes: list[dict[str, Any]]) -> list[RankView]:
+        """Return what every rank does: of this node's from the board, also if they are dead."""
+        return [
+            self._board.view(rank) if rank in self._here else _from_json(note["view"])
+            for rank, note in enumerate(notes)
+        ]
+
+    def _dead(self, notes: list[dict[str, Any]], views: list[RankView]) -> list[int]:
+        """Return the ranks whose processes have ended, and that had no time to say so."""
+        awake = [
+            view.rank
+            for view in views
+            if view.state not in _ENDED and not self._store.check([f"stopped {view.rank}"])
+        ]
+        gone = []
+        for rank in awake:
+            state = cpu_state(notes[rank]["pid"], whole_process=True)
+            if rank in self._here and (state is None or state[0] in "ZX"):
+                gone.append(rank)
+        far = [rank for rank in awake if rank not in self._here]
+        if far and not gone:
+            time.sleep(_BEATS)
+            later = self._notes() or notes
+            gone = [
+                rank
+                for rank in far
+                if later[rank]["beat"] == notes[rank]["beat"]
+                and not self._store.check([f"stopped {rank}"])
+            ]
+        return gone
+
+    def _tell_why(self) -> None:
+        """Tell why the job is about to end, if it is not because it is done."""
+        notes = self._notes()
+        if notes is None:
+            return
+        views = self._views(notes)
+        dead = self._dead(notes, views)
+        failures = self._failures()
+        if dead:
+            rank = dead[0]
+            fresh = notes[rank]["view"]["changes"] == views[rank].changes
+            where = (fresh and notes[rank]["line"]) or views[rank].where
+            error: RanksError | None = process_ended(rank, None, "", views, where)
+        else:
+            # First: to a rank that needs one which has ended, gloo raises "Connection closed".
+            error = out_of_step(views) or (some_raised(failures, views) if failures else None)
+        if error is not None:
+            self._tell(error, notes)
+
+    def _failures(self) -> dict[int, Failure]:
+        """Return the exceptions that ended ranks."""
+        keys = {rank: f"failure {rank}" for rank in range(self._board.world_size)}
+        return {
+            rank: Failure(**json.loads(self._store.get(key)), pickled=None)
+            for rank, key in keys.items()
+            if self._store.check([key])
+        }
+
+    def _tell(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
+        """Print what is wrong, if no rank has printed it yet; with the lines of those that run."""
+        if self._store.add("told", 1) > 1:
+            return
+        failures = self._failures()
+        states = []
+        for each in error.states:
+            if each.doing.startswith("running"):
+                line = each.where or notes[each.rank]["line"]
+                each = RankState(each.rank, each.doing, line, each.seconds)
+            elif each.doing == "raised" and each.rank in failures:
+                failure = failures[each.rank]
+                each = RankState(each.rank, f"raised {failure.kind}", failure.where)
+            states.append(each)
+        report = "\n\n".join(
+            filter(None, [error.summary, RanksError("", states).args[0], error.detail])
+        )
+        text = f"\n{type(error).__name__}, told by course_lib.ranks.watch: {report}\n\n"
+        stream = sys.__stderr__ or sys.stderr
+        stream.write(text)  # in one piece, as all ranks write to one terminal
+        stream.flush()
+
+    # Ends -------------------------------------------------------------------------------------
+
+    def _raised(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Stand in for ``sys.excepthook``: print the traceback, then what the others do."""
+        self._hook(kind, error, trace)
+        self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Publish the exception that ends this rank, and tell of it with what the others do."""
+        self._board.set_state(self._rank, RankPhase.RAISED)
+        failure = {**asdict(describe(error, {})), "frames": ()}
+        del failure["pickled"]
+        with suppress(RuntimeError):
+            self._store.set(f"failure {self._rank}", json.dumps(failure))
+            self._publish()
+            time.sleep(_GRACE)
+            self._tell_why()
+
+    def _finished(self) -> None:
+        """Note that the script has ended; the last one to end tells what was left undone.
+
+        A rank stays for a moment, if others have not ended: the end of its process would give those
+        who wait for it an error, before it is clear that they wait for good.
+        """
+        if self._board.view(self._rank).state in _ENDED:
+            return
+        self._board.set_state(self._rank, RankPhase.FINISHED)
+        until = time.monotonic() + _STAY
+        with suppress(RuntimeError):
+            self._publish()
+            while (notes := self._notes()) is not None and not self._store.check(["told"]):
+                views = self._views(notes)
+                if all(view.state in _ENDED for view in views):
+                    if (error := out_of_step(views)) is not None:
+                        self._tell(error, notes)
+                    return
+                if time.monotonic() > until:
+                    return
+                time.sleep(_POLL)
+
+    def _hear_sigterm(self, tell: int) -> None:
+        """Let the thread hear of SIGTERM, by which ``torchrun`` ends the ranks when one has failed.
+
+        It is not otherwise heard by a rank that waits in compiled code.
+        """
+
+        def ended(*_: Any) -> None:
+            os.write(tell, bytes([signal.SIGTERM]))  # if the script listens to signals elsewhere
+
+        self._ended = ended
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, ended)
+        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forget_sigterm)
+
+    def _forget_sigterm(self) -> None:
+        """In a process that the script forks: nobody there listens."""
+        signal.set_wakeup_fd(-1)
+        if signal.getsignal(signal.SIGTERM) is self._ended:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _stop(self) -> None:
+        """Tell why the job ends; then let SIGTERM end this process, if the script lets it."""
+        with suppress(RuntimeError):
+            self._store.set(f"stopped {self._rank}", "")
+            self._publish()
+            time.sleep(_GRACE)
+            self._tell_why()
+        if signal.getsignal(signal.SIGTERM) is self._ended:
+            # Python's own call is for the main thread alone, which may wait in compiled code.
+            ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(0))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _as_json(view: RankView) -> dict[str, Any]:
+    """Return a rank's part of a board as what JSON can hold; times become ages."""
+    return {
+        **{name: getattr(view, name) for name in _PLAIN},
+        "age": time.monotonic() - view.since,
+        "channel": view.channel.word() if view.channel else None,
+        "channels": [
+            [each.word(), count, {n: what.word() for n, what in view.read_messages(each).items()}]
+            for each, count in view.channels.items()
+        ],
+        "groups": [
+            [key, group.members, group.entered, group.latest] for key, group in view.groups.items()
+        ],
+    }
+
+
+def _from_json(told: dict[str, Any]) -> RankView:
+    """Return the part of a board that `_as_json` made `told` of."""
+    channel = told["channel"]
+    messages = {
+        MessageChannel.of(word): {int(n): Message.of(what) for n, what in shown.items()}
+        for word, _, shown in told["channels"]
+    }
+    groups = {}
+    for key, members, entered, latest in told["groups"]:
+        shown = {int(n): (what, where) for n, (what, where) in latest.items()}
+        groups[key] = GroupView(tuple(members), entered, partial(dict, shown))
+    return RankView(
+        **{
+            **{name: told[name] for name in _PLAIN},
+            "state": RankPhase(told["state"]),
+            "wait": Wait(told["wait"]),
+        },
+        since=time.monotonic() - told["age"],
+        channel=None if channel is None else MessageChannel.of(channel),
+        channels={MessageChannel.of(word): count for word, count, _ in told["channels"]},
+        groups=groups,
+        read_messages=messages.__getitem__,
+    )
+
+
+_watch: Watch | None = None
+
+
+def _watched(init: Callable[..., None]) -> Callable[..., None]:
+    """Return ``init_process_group`` that makes metered groups and watches them."""
+    signature = inspect.signature(init)
+
+    def init_process_group(*given: Any, **named: Any) -> None:
+        global _watch
+        bound = signature.bind(*given, **named)
+        asked = bound.arguments
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        if asked.get("backend"):
+            backend = "nccl" if "nccl" in str(asked["backend"]) else str(asked["backend"])
+        if backend not in ("nccl", "gloo", "cpu:gloo") or "RANK" not in os.environ:
+            init(*given, **named)
+            return
+        backend = backend.removeprefix("cpu:")
+        if asked.get("timeout") is None:
+            asked["timeout"] = _NCCL_LIMIT if backend == "nccl" else c10d.default_pg_timeout
+        if asked.get("store") is None:
+            url, rank = asked.pop("init_method", None) or "env://", asked.get("rank", -1)
+            size = asked.get("world_size", -1)
+            meeting = rendezvous(url, rank, size, timeout=asked["timeout"])
+            whole, asked["rank"], asked["world_size"] = next(meeting)
+            whole.set_timeout(asked["timeout"])
+            asked["store"] = dist.PrefixStore("default_pg", whole)  # type: ignore[attr-defined]
+        if asked["world_size"] > MAX_BOARD_RANKS:
+            if asked["rank"] == 0:
+                print(f"course_lib.ranks.watch: not watched, more than {MAX_BOARD_RANKS} ranks")
+            init(*bound.args, **bound.kwargs)
+            return
+        first = _watch is None
+        if _watch is None:
+            own = dist.PrefixStore("course_lib.ranks.watch", asked["store"].clone())  # type: ignore[attr-defined]
+            _watch = Watch(own, asked["rank"], asked["world_size"], asked["timeout"])
+            replace_new_group(_watch.counting)
+        install(_watch.recorder, backend=backend)
+        asked["backend"] = "metered"
+        for name in ("device_id", "pg_options"):  # of NCCL's own groups
+            asked.pop(name, None)
+        init(*bound.args, **bound.kwargs)
+        if first:
+            _watch.start()  # now, as PyTorch has just put its own hook for exceptions in place
+
+    return init_process_group
+
+
+def main(words: list[str]) -> None:
+    """Run a script, or a module after ``-m``; or explain dumps."""
+    if len(words) < 1 or (words[0] in ("-m", "--explain") and len(words) < 2):
+        raise SystemExit(
+            "usage: course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS] "
+            "| --explain FOLDER"
+        )
+    if words[0] == "--explain":
+        print(explain_dumps(Path(words[1])))
+        return
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            sys.path[0] = os.getcwd()
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path[0] = str(Path(words[0]).resolve().parent)
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code and _watch is not None:
+            _watch.failed(end)
+        raise
+
+
+if __name__ == "__main__":
+    # By its own name: a script that imports it, too, must not start a second watch.
+    from course_lib.ranks.watch import main as run
+
+    run(sys.argv[1:])
+else:
+    dist.init_process_group = c10d.init_process_group = _watched(c10d.init_process_group)

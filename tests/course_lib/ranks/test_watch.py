@@ -1,0 +1,249 @@
+"""Jobs of ``torchrun`` that hang or fail, watched: the cause is named as in a notebook."""
+
+import json
+import os
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from course_lib.ranks.processes.board import Board
+from course_lib.ranks.processes.board_diagnosis import find_deadlock, find_mismatch
+from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
+from course_lib.ranks.watch import _as_json, _from_json
+from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN
+from tests.helpers.tiers import tier
+from tests.helpers.watched_jobs import TOLD, output_of, told_by, torchrun
+
+NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]
+ALWAYS = {
+    "all send to the right before anyone receives",
+    "the tags of send and receive differ",
+    "one rank skips an all_reduce",
+    "the ranks loop unequally often",
+    "all_reduce of another shape",
+    "all_reduce of another dtype",
+    "broadcast on one rank, all_reduce on the others",
+    "two groups used in another order",
+    "groups made in another order",
+    "one rank has a batch less, under DDP",
+    "an exception on one rank",
+}
+"""The bugs that `make test` runs; all others are large."""
+JOIN = "import sys\nimport torch, torch.distributed as dist\n"
+BUG = f"""{JOIN}
+from tests.helpers.student_bugs import BUGS
+
+dist.init_process_group("gloo")
+BUGS[int(sys.argv[1])].fn()
+"""
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, id=NAMES[index], marks=tier(bug.what in ALWAYS))
+        for index, bug in enumerate(BUGS)
+        if bug.what not in NOT_UNDER_TORCHRUN
+    ],
+)
+def test_the_cause_is_named(index: int, tmp_path: Path) -> None:
+    bug = BUGS[index]
+    (tmp_path / "train.py").write_text(BUG)
+    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", str(index))
+    printed = output_of(job)
+    told = told_by(printed)
+    assert told.startswith(f"{bug.error.__name__}:"), printed
+    for word in bug.words:
+        assert word.lower() in told.lower(), told
+    assert printed.count(TOLD) == 1
+
+
+TRAIN = f"""{JOIN}
+import time
+from torch import nn
+
+dist.init_process_group(backend="gloo")
+rank, k = dist.get_rank(), dist.get_world_size()
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+half = dist.new_group([0, 1], backend="gloo")
+x = torch.full((3,), float(rank))
+if rank < 2:
+    dist.all_reduce(x, group=half)
+    assert x[0].item() == 1
+dist.all_reduce(x := torch.full((3,), float(rank)))
+assert x[0].item() == k * (k - 1) / 2
+time.sleep(3 * rank)  # a slow rank is none that hangs
+dist.barrier()
+dist.destroy_process_group()
+print("done", sys.argv[1:], __name__, dist.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("way", ["by -m", "imported"])
+def test_a_right_script_is_left_alone(way: str, tmp_path: Path) -> None:
+    words = ["-m", "course_lib.ranks.watch"] if way == "by -m" else []
+    first = "import course_lib.ranks.watch\n" if way == "imported" else ""
+    (tmp_path / "train.py").write_text(first + TRAIN)
+    job = torchrun(tmp_path, *words, "train.py", "--lr", "0.1", ranks=3)
+    printed = output_of(job)
+    assert printed.count("done ['--lr', '0.1'] __main__ False") == 3, printed
+    assert TOLD not in printed
+    assert job.returncode == 0
+
+
+KILLED = f"""{JOIN}
+import os, signal, time
+dist.init_process_group()
+if dist.get_rank() == 1:
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+def line_of(script: str, text: str) -> str:
+    """Return how a report calls the last line of a script that has this text in it."""
+    lines = [n for n, line in enumerate(script.splitlines(), 1) if text in line]
+    return f"train.py, line {lines[-1]}"
+
+
+def test_a_killed_rank_is_named_with_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KILLED)
+    printed = output_of(torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3))
+    told = told_by(printed)
+    assert "Rank 1's process ended" in told, printed
+    assert f"process ended        {line_of(KILLED, 'time.sleep')}" in told, told
+    assert printed.count(TOLD) == 1
+
+
+LIMITED = f"""import course_lib.ranks.watch
+{JOIN}
+from datetime import timedelta
+dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+rank = dist.get_rank()
+if sys.argv[1] == "collective":
+    if rank == 0:
+        dist.all_reduce(torch.ones(3))
+elif rank == 0:
+    dist.recv(torch.ones(3), 1)
+if rank == 1:
+    import time
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("what", ["collective", "message"])
+def test_after_the_groups_limit_pytorch_ends_the_job(what: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIMITED)
+    start = time.monotonic()
+    job = torchrun(tmp_path, "train.py", what, ranks=2)
+    printed = output_of(job)
+    assert time.monotonic() - start < 60
+    assert "Rank 0 raised RuntimeError" in told_by(printed), printed
+    assert line_of(LIMITED, "time.sleep") in told_by(printed), printed
+
+
+SKIPS = f"""{JOIN}
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+if dist.get_rank() != 3:
+    dist.all_reduce(torch.ones(5))
+"""
+DIFFERS = f"""{JOIN}
+dist.init_process_group("gloo")
+if dist.get_rank() == 3:
+    dist.broadcast(torch.ones(5), src=3)
+else:
+    dist.all_reduce(torch.ones(5))
+dist.barrier()
+"""
+KILLED_FAR = KILLED.replace("== 1", "== 3")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "script", "words"),
+    [
+        (2, SKIPS, ["DeadlockError", "which rank 3 never called", line_of(SKIPS, "ones(5)")]),
+        (2, DIFFERS, ["MismatchError", "all_reduce sum float32 5 elements", "broadcast root=3"]),
+        (2, KILLED_FAR, ["Rank 3's process ended", line_of(KILLED_FAR, "time.sleep")]),
+        (1, KILLED, ["Rank 1's process ended", line_of(KILLED, "time.sleep")]),
+    ],
+    ids=["skips", "differs", "killed", "all of a node killed"],
+)
+def test_over_nodes(ranks: int, script: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    jobs = []
+    for node in range(2):
+        options = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
+        options += ["--master-port", str(port), "-m", "course_lib.ranks.watch", "train.py"]
+        jobs.append(torchrun(tmp_path, *options, ranks=ranks, GLOO_SOCKET_IFNAME="lo"))
+    printed = output_of(*jobs)
+    for word in words:
+        assert word in told_by(printed), printed
+    assert printed.count(TOLD) == 1
+
+
+def test_a_view_survives_its_way_through_the_store() -> None:
+    board = Board.create(3)
+    try:
+        for rank in range(3):
+            slot = board.open_group(rank, 7, (0, 1, 2))
+            what = "all_reduce sum float32 3 elements" if rank else "broadcast root=0"
+            seq = board.enter_collective(rank, slot, what, "train.py, line 4")
+            if rank < 2:
+                board.block(rank, Wait.COLLECTIVE, group=7, seq=seq + 1, text="waits", where="x")
+        board.start_message(1, MessageChannel(True, 2, 5, 7), Message(3, "float32"))
+        board.set_state(2, RankPhase.FINISHED)
+        views = board.views()
+        again = [_from_json(json.loads(json.dumps(_as_json(view)))) for view in views]
+        for told in (find_mismatch, find_deadlock):
+            assert str(told(again)) == str(told(views))  # type: ignore[operator]
+        assert [view.channels for view in again] == [view.channels for view in views]
+        channel = next(iter(views[1].channels))
+        assert again[1].read_messages(channel) == views[1].read_messages(channel)
+        assert again[0].since == pytest.approx(views[0].since, abs=1)
+    finally:
+        board.close()
+
+
+WORKS = f"""{JOIN}
+import time
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(3))
+    print("works", flush=True)
+    time.sleep(1 + dist.get_rank())
+"""
+
+
+def test_a_job_that_is_cancelled_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKS)
+    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
+    printed = output_of(job, until=lambda text: text.count("works") > 6)
+    assert printed.count("works") > 6, printed
+    assert TOLD not in printed
+    assert "signal: 15" in printed  # torchrun has said so, so all that it printed is here
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SKIPS.replace("!= 3", "!= 1"))
+    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=2)
+    assert TOLD in output_of(job)
+    left = [
+        path
+        for path in Path("/proc").glob("[0-9]*/cwd")
+        if os.access(path, os.R_OK) and os.path.realpath(path) == str(tmp_path)
+    ]
+    assert left == []
+
+
+if sys.platform != "linux":
+    pytest.skip("jobs are looked after through /proc", allow_module_level=True)
