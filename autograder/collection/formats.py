@@ -137,7 +137,9 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
         if match["kind"] != "file":
-            into.refused.append(Refused(who.name, entry.path, "is text typed into Moodle, no file"))
+            into.refused.append(
+                Refused(who.name, entry.path, "is text typed into Moodle, not a file")
+            )
             continue
         who.files[match["file"]] = replace(entry, path=match["file"])
     into.hand_ins += found.values()
